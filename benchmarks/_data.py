@@ -1,0 +1,77 @@
+"""The real tasks that the benchmarks measure on: found through QUARK_ONNX_DATA, handed on as sample files.
+
+The data is not part of the project (most of it may not be redistributed). QUARK_ONNX_DATA names a folder
+whose `realdata.py` offers `load(name) -> Task(path, calibration, evaluate, metric, float_value)`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import numpy as np
+
+Feeds = dict[str, np.ndarray[Any, np.dtype[Any]]]
+VARIABLE = "QUARK_ONNX_DATA"
+
+
+class Task(Protocol):
+    """What `realdata.load` returns."""
+
+    path: Path
+    calibration: Callable[[int], Iterator[Feeds]]
+    evaluate: Callable[[object], float]
+    metric: str
+    float_value: float
+
+
+def load(name: str) -> Task:
+    """The task called `name`; leaves with a message when the data folder is not there."""
+    value = os.environ.get(VARIABLE)
+    if not value or not Path(value, "realdata.py").is_file():
+        found = f"it is {value!r}, where there is no such file" if value else "it is not set"
+        sys.exit(
+            "This benchmark measures real models on real data, which are not part of the project.\n"
+            f"Set {VARIABLE} to the folder that holds realdata.py; now {found}."
+        )
+    if value not in sys.path:
+        sys.path.append(value)
+    return cast(Task, importlib.import_module("realdata").load(name))
+
+
+def digest(path: Path) -> str:
+    """Twelve hex digits that tell one version of a file from another."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+
+
+class Samples:
+    """Calibration samples in a folder, one .npz file each, read anew whenever asked: one is alive at a time.
+
+    With `count` above the number of files they repeat.
+    """
+
+    def __init__(self, folder: Path, count: int | None = None) -> None:
+        self.files = sorted(folder.glob("*.npz"))
+        self.count = len(self.files) if count is None else count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[Feeds]:
+        for file in islice(cycle(self.files), self.count):
+            with np.load(file) as arrays:
+                yield {name: arrays[name] for name in arrays.files}
+
+    @staticmethod
+    def write(samples: Iterator[Feeds], folder: Path) -> Samples:
+        """Store samples as files that `Samples` reads."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for i, feeds in enumerate(samples):
+            np.savez(folder / f"{i:04}.npz", allow_pickle=False, **feeds)
+        return Samples(folder)

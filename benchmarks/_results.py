@@ -1,0 +1,74 @@
+"""Results that outlive a run: rows in one JSON file, and Markdown tables made from them."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+
+
+class Store:
+    """Rows by key in a JSON file, rewritten whole at each `put`; several runs may share one file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+    def rows(self) -> dict[str, Row]:
+        """All rows as they are in the file now."""
+        rows: dict[str, Row] = json.loads(self.path.read_text()) if self.path.exists() else {}
+        return rows
+
+    def put(self, key: str, row: Row) -> None:
+        """Add or replace one row."""
+        with _locked(self.path.parent):
+            rows = dict(sorted((self.rows() | {key: row}).items()))
+            part = self.path.with_suffix(".part")
+            part.write_text(json.dumps(_finite(rows), indent=1, allow_nan=False) + "\n")
+            part.replace(self.path)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _finite(value: Any) -> Any:
+    """The same with None for each number that JSON cannot write."""
+    if isinstance(value, dict):
+        return {name: _finite(entry) for name, entry in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A Markdown table with aligned columns; floats get two decimals, None an empty cell.
+
+    >>> print(table(["tool", "top-1"], [["ours", 82.5], ["float", None]]))
+    | tool  | top-1 |
+    | ----- | ----- |
+    | ours  | 82.50 |
+    | float |       |
+    """
+    cells = [list(header), *([_text(cell) for cell in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = [
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |"
+        for row in cells
+    ]
+    return "\n".join([lines[0], "| " + " | ".join("-" * width for width in widths) + " |", *lines[1:]])
+
+
+def _text(cell: object) -> str:
+    return "" if cell is None else f"{cell:.2f}" if isinstance(cell, float) else str(cell)

@@ -1,0 +1,247 @@
+"""The quantizers under comparison behind one call: `quantize(model, samples, setting, output)`.
+
+Each is a `Tool` that knows which settings it can express, and the name and version its results are kept by.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import logging
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Protocol
+
+from _data import Feeds, Samples
+from _settings import CALIBRATORS, Setting
+
+PEER = Path(__file__).parent / "peers" / "amd_quark.py"
+
+
+class Tool(Protocol):
+    """A quantizer. `source` changes when results may change although `version` does not."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def version(self) -> str: ...
+    @property
+    def source(self) -> str: ...
+
+    def canonical(self, setting: Setting) -> Setting | None:
+        """The explicit spelling of a setting, None where the tool does not offer it."""
+
+    def quantize(self, model: Path, samples: Samples, setting: Setting, output: Path) -> None:
+        """Write the quantized model to `output`."""
+
+
+class Ours:
+    """quark_onnx, called the way its README shows."""
+
+    name = "ours"
+
+    @cached_property
+    def version(self) -> str:
+        import quark_onnx
+
+        return str(getattr(quark_onnx, "__version__", "0"))
+
+    @cached_property
+    def source(self) -> str:
+        """A hash of the library's own files."""
+        import calibrators
+        import quark_onnx
+
+        roots = [Path(str(module.__file__)).parent for module in (calibrators, quark_onnx)]
+        files = sorted(file for root in roots for file in root.rglob("*.py"))
+        return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
+
+    @staticmethod
+    def config(setting: Setting) -> Any:
+        from quark_onnx import QConfig
+
+        changes = {"calibrator": setting.calibrator} if setting.calibrator else {}
+        granularity = {"per_channel": True} if setting.per_channel else {}
+        return QConfig.of(setting.preset).with_(**changes, **granularity)
+
+    def canonical(self, setting: Setting) -> Setting:
+        spelled = (setting.with_calibrator(name) for name in CALIBRATORS if setting.calibrator is None)
+        return next((s for s in spelled if self.config(s) == self.config(setting)), setting)
+
+    def quantize(self, model: Path, samples: Samples, setting: Setting, output: Path) -> None:
+        from quark_onnx import quantize_static
+
+        quantize_static(model, samples, self.config(setting), output)
+
+
+@dataclass(frozen=True)
+class OnnxRuntime:
+    """onnxruntime.quantization.quantize_static after quant_pre_process, as its documentation advises.
+
+    With `exclude_tail`, nodes that no Conv, Gemm or MatMul follows (detection decoding) are excluded by hand.
+    """
+
+    exclude_tail: bool = False
+    preprocess: bool = True
+    source = ""
+
+    @property
+    def name(self) -> str:
+        return "onnxruntime, tail excluded" if self.exclude_tail else "onnxruntime"
+
+    @property
+    def version(self) -> str:
+        import onnxruntime
+
+        return str(onnxruntime.__version__)
+
+    def canonical(self, setting: Setting) -> Setting | None:
+        explicit = setting if setting.calibrator else setting.with_calibrator("minmax")
+        offered = explicit.calibrator in ("minmax", "percentile", "entropy") and setting.preset != "XINT8"
+        return explicit if offered else None
+
+    def quantize(self, model: Path, samples: Samples, setting: Setting, output: Path) -> None:
+        from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
+
+        types = {"A8W8": QuantType.QUInt8, "S8S8": QuantType.QInt8, "A16W8": QuantType.QUInt16}
+        methods = {
+            "minmax": CalibrationMethod.MinMax,
+            "percentile": CalibrationMethod.Percentile,
+            "entropy": CalibrationMethod.Entropy,
+        }
+        options: dict[str, bool | int] = {
+            "WeightSymmetric": True,
+            "ActivationSymmetric": setting.preset == "S8S8",
+        }
+        if setting.calibrator != "minmax" and _shapes_vary(samples):
+            options["CalibStridedMinMax"] = 1  # its histograms cannot stack samples of several shapes
+        with TemporaryDirectory() as folder, _quiet():
+            prepared = _prepare(model, Path(folder), setting) if self.preprocess else model
+            quantize_static(
+                prepared,
+                output,
+                _reader(samples),
+                quant_format=QuantFormat.QDQ,
+                per_channel=setting.per_channel,
+                activation_type=types[setting.preset],
+                weight_type=QuantType.QInt8,
+                calibrate_method=methods[str(setting.calibrator)],
+                extra_options=options,
+                nodes_to_exclude=tail(prepared) if self.exclude_tail else None,
+            )
+
+
+@dataclass(frozen=True)
+class AmdQuark:
+    """amd-quark, run by the Python of its own virtual environment (it pins an older onnx and needs torch)."""
+
+    python: Path
+    name = "amd-quark"
+    source = ""
+
+    @cached_property
+    def version(self) -> str:
+        return str(self._run("--version")["version"])
+
+    def canonical(self, setting: Setting) -> Setting | None:
+        return setting if setting in (Setting("XINT8"), Setting("S8S8", "percentile")) else None
+
+    def quantize(self, model: Path, samples: Samples, setting: Setting, output: Path) -> None:
+        self.measure(model, samples, setting, output)
+
+    def measure(self, model: Path, samples: Samples, setting: Setting, output: Path) -> dict[str, Any]:
+        """Quantize, and return the seconds and the peak memory in MB that it took."""
+        preset = "XINT8" if setting.preset == "XINT8" else "A8W8"
+        return self._run(str(model), str(samples.files[0].parent), str(output), preset, str(len(samples)))
+
+    def _run(self, *arguments: str) -> dict[str, Any]:
+        command = [str(self.python), str(PEER), *arguments]
+        with TemporaryDirectory() as folder:  # it leaves files in the current folder
+            done = subprocess.run(command, cwd=folder, text=True, capture_output=True)
+        if done.returncode:
+            raise RuntimeError(f"amd-quark failed: {done.stderr.strip()[-400:]}")
+        answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return answer
+
+
+def tail(model: Path) -> list[str]:
+    """Names of the nodes that no Conv, Gemm or MatMul follows and that are none themselves.
+
+    Only what stands behind the last of them on every path: for a detector, the decoding of its heads.
+    """
+    import onnx
+
+    nodes = onnx.load(model, load_external_data=False).graph.node
+    needed: set[str] = set()
+    names: list[str] = []
+    for node in reversed(nodes):  # ONNX nodes are in topological order
+        if node.op_type in ("Conv", "ConvTranspose", "Gemm", "MatMul") or needed.intersection(node.output):
+            needed.update(node.input)
+        else:
+            names.append(node.name)
+    return names
+
+
+def _prepare(model: Path, folder: Path, setting: Setting) -> Path:
+    """The model after onnxruntime's pre-processing, raised to opset 13 where scales per channel need it."""
+    import onnx
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    loaded = onnx.load(model)
+    opset = next(entry.version for entry in loaded.opset_import if entry.domain in ("", "ai.onnx"))
+    if setting.per_channel and opset < 13:
+        model = folder / "raised.onnx"
+        onnx.save(onnx.version_converter.convert_version(loaded, 13), model)
+    prepared = folder / "prepared.onnx"
+    try:
+        quant_pre_process(model, prepared)
+    except Exception:  # symbolic shape inference fails on some models, or lacks sympy
+        quant_pre_process(model, prepared, skip_symbolic_shape=True)
+    named = onnx.load(prepared)
+    for i, node in enumerate(named.graph.node):
+        node.name = node.name or f"{node.op_type}_unnamed_{i}"
+    onnx.save(named, prepared)
+    return prepared
+
+
+def _shapes_vary(samples: Samples) -> bool:
+    return len({tuple((name, array.shape) for name, array in feeds.items()) for feeds in samples}) > 1
+
+
+def _reader(samples: Samples) -> Any:
+    """The samples as onnxruntime's CalibrationDataReader, with what its strided calibration asks for."""
+    from onnxruntime.quantization import CalibrationDataReader
+
+    class Reader(CalibrationDataReader):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.iterator: Iterator[Feeds] = iter(samples)
+            self.left = len(samples)
+
+        def __len__(self) -> int:
+            return len(samples)
+
+        def set_range(self, start_index: int, end_index: int) -> None:
+            self.left = end_index - start_index  # ranges come in order, so the iterator goes on
+
+        def get_next(self) -> Feeds | None:
+            self.left -= 1
+            return next(self.iterator, None) if self.left >= 0 else None
+
+    return Reader()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what onnxruntime's quantizer prints and warns while it works."""
+    logging.disable(logging.WARNING)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        logging.disable(logging.NOTSET)

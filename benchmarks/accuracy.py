@@ -1,0 +1,248 @@
+"""Accuracy of float and quantized models on real tasks, ours beside onnxruntime's and amd-quark's.
+
+    QUARK_ONNX_DATA=DIR python benchmarks/accuracy.py [--tasks mobilenetv2 ...] [--tools ours 'onnxruntime*']
+        [--settings 'A8W8-*-channel' XINT8 ...] [--amd-quark-python VENV/bin/python]
+        [--refresh ours] [--report]
+
+All tools get the same 100 calibration samples (fewer where the task has fewer), and one procedure judges all.
+Each measurement is kept in OUT/accuracy.json as soon as it is made, so an interrupted run goes on where it
+stopped; what another version of the tool or of the model left behind is measured again. `--refresh ours`
+measures ours again where our source has changed since; such rows carry a star until then. The exit code is 1
+when a mark is missed or was not measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from _data import Samples, Task, digest, load
+from _results import Row, Store, table
+from _settings import SETTINGS, Setting
+from _tools import AmdQuark, OnnxRuntime, Ours, Tool
+
+TASKS = ("mobilenetv2", "squeezenet", "minilm-stsb", "yolox_nano", "resnet20", "minilm-sst2", "resnet44")
+DETECTORS = ("yolox_nano",)  # the A16W8 and tail-excluded runs are theirs alone
+CALIBRATION_SAMPLES = 100
+TOLERANCE = 0.3  # ours may be this much below onnxruntime at equal settings
+
+
+@dataclass(frozen=True)
+class Mark:
+    """The best of ours among `settings` (a pattern) on `task` has to reach `least`."""
+
+    task: str
+    settings: str
+    least: float
+
+
+MARKS = (
+    Mark("yolox_nano", "A16W8", 33.0),
+    Mark("yolox_nano", "A8W8-*-channel", 22.0),
+    Mark("mobilenetv2", "A8W8-channel", 82.5),
+    Mark("mobilenetv2", "XINT8", 68.0),
+    Mark("squeezenet", "XINT8", 59.0),
+    Mark("minilm-stsb", "A8W8-channel", 79.0),
+)
+
+
+class Bench:
+    """One task under measurement: its rows in the store, and the means to make the missing ones."""
+
+    def __init__(self, name: str, store: Store) -> None:
+        self.name, self.store = name, store
+        self.task: Task = load(name)
+        self.model = digest(self.task.path)
+
+    def key(self, tool: str, setting: Setting | str) -> str:
+        return f"{self.name}/{tool}/{setting}"
+
+    def row(self, tool: Tool, setting: Setting) -> Row | None:
+        """The kept row of a tool at a setting, None where there is none."""
+        canonical = tool.canonical(setting)
+        return self.store.rows().get(self.key(tool.name, canonical)) if canonical else None
+
+    def value(self, tool: Tool, setting: Setting) -> float | None:
+        row = self.row(tool, setting)
+        return row["value"] if row else None
+
+    def settings(self) -> Iterator[Setting]:
+        """The settings that make sense for this task."""
+        return (s for s in SETTINGS if s.preset != "A16W8" or self.name in DETECTORS)
+
+    def measure_float(self) -> float:
+        """The metric of the float model, measured once."""
+        import onnxruntime
+
+        key, version = self.key("float", "float"), onnxruntime.__version__
+        kept = self.store.rows().get(key)
+        if not kept or (kept["model"], kept["version"]) != (self.model, version):
+            value = round(float(self.task.evaluate(_session(self.task.path))), 4)
+            kept = {"version": version, "model": self.model, "metric": self.task.metric, "value": value}
+            self.store.put(key, kept)
+        return float(kept["value"])
+
+    def measure(self, tool: Tool, setting: Setting, *, refresh: bool) -> None:
+        """Quantize and evaluate, unless a kept row still holds."""
+        canonical = tool.canonical(setting)
+        if canonical is None:
+            return
+        kept = self.store.rows().get(self.key(tool.name, canonical))
+        holds = kept and (kept["version"], kept["model"]) == (tool.version, self.model)
+        if kept and holds and not (refresh and kept["source"] != tool.source):
+            return
+        row: Row = {
+            "version": tool.version,
+            "source": tool.source,
+            "model": self.model,
+            "metric": self.task.metric,
+            "samples": len(self.samples),
+            "value": None,
+        }
+        start = time.perf_counter()
+        try:
+            with TemporaryDirectory() as folder:
+                output = Path(folder) / "quantized.onnx"
+                tool.quantize(self.task.path, self.samples, canonical, output)
+                row["quantize_seconds"] = round(time.perf_counter() - start, 1)
+                row["value"] = round(float(self.task.evaluate(_session(output))), 4)
+        except Exception as error:  # a tool that fails is a result too
+            row["error"] = f"{type(error).__name__}: {error}"[:400]
+        self.store.put(self.key(tool.name, canonical), row)
+        outcome = row.get("error") or f"{row['value']:.2f}"
+        outcome += f"  ({time.perf_counter() - start:.0f} s)"
+        print(f"{self.name:12} {tool.name:27} {canonical!s:24} {outcome}", file=sys.stderr)
+
+    @cached_property
+    def samples(self) -> Samples:
+        """The calibration samples, written to a temporary folder once."""
+        self._folder = TemporaryDirectory()
+        return Samples.write(self.task.calibration(CALIBRATION_SAMPLES), Path(self._folder.name))
+
+
+def _session(model: Path) -> object:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    return onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+
+
+def comparison(bench: Bench, tools: list[Tool], ours: Ours | None) -> str:
+    """The table of one task: settings down, tools across, and ours minus onnxruntime's."""
+
+    def cell(tool: Tool, setting: Setting) -> str | None:
+        row = bench.row(tool, setting)
+        if row is None:
+            return None
+        stale = "*" if tool is ours and row["source"] != tool.source else ""
+        return "failed" if row["value"] is None else f"{row['value']:.2f}{stale}"
+
+    def difference(setting: Setting) -> str | None:
+        mine = bench.value(ours, setting) if ours else None
+        theirs = bench.value(OnnxRuntime(), setting)
+        return None if mine is None or theirs is None else f"{mine - theirs:+.2f}"
+
+    columns = [tool for tool in tools if any(bench.row(tool, s) for s in bench.settings())]
+    rows = [[s, *(cell(tool, s) for tool in columns), difference(s)] for s in bench.settings()]
+    header = ["setting", *(tool.name for tool in columns), "ours - onnxruntime"]
+    body = table(header, [row for row in rows if any(row[1:])])
+    return f"## {bench.name}: {bench.task.metric}, float {bench.measure_float():.2f}\n\n{body}"
+
+
+def judge(bench: Bench, ours: Ours | None) -> Iterator[tuple[str, str, str, bool]]:
+    """The marks of one task: (mark, wanted, measured, met)."""
+
+    def value(setting: Setting) -> float | None:
+        return bench.value(ours, setting) if ours else None
+
+    for mark in MARKS:
+        if mark.task == bench.name:
+            settings = (s for s in bench.settings() if fnmatch(str(s), mark.settings))
+            found = [(v, str(s)) for s in settings if (v := value(s)) is not None]
+            best, where = max(found, default=(0.0, ""))
+            measured = f"{best:.2f} ({where})" if found else "not measured"
+            yield f"{mark.task} {mark.settings}", f">= {mark.least}", measured, best >= mark.least
+    for peer in (OnnxRuntime(), OnnxRuntime(exclude_tail=True)):
+        theirs = {s: v for s in bench.settings() if (v := bench.value(peer, s)) is not None}
+        if theirs:
+            gaps = [(mine - v, str(s)) for s, v in theirs.items() if (mine := value(s)) is not None]
+            missed = sum(gap < -TOLERANCE for gap, _ in gaps)
+            measured = f"{len(gaps)} of {len(theirs)} settings measured, {missed} below"
+            if gaps:
+                measured += ", worst {:+.2f} ({})".format(*min(gaps))
+            met = len(gaps) == len(theirs) and not missed
+            yield f"{bench.name} against {peer.name}", f">= -{TOLERANCE}", measured, met
+
+
+def installed() -> Ours | None:
+    """Ours, where it can be imported."""
+    try:
+        from quark_onnx import quantize_static  # noqa: F401
+    except ImportError as error:
+        print(f"quark_onnx cannot be imported ({error}): nothing of ours is measured", file=sys.stderr)
+        return None
+    return Ours()
+
+
+def wanted(arguments: argparse.Namespace, task: str, tool: Tool, setting: Setting) -> bool:
+    """Whether the command line asks for this measurement, and it can be made."""
+    if arguments.report or (tool == OnnxRuntime(exclude_tail=True) and task not in DETECTORS):
+        return False
+    if isinstance(tool, AmdQuark) and not arguments.amd_quark_python:
+        return False
+    by_setting = any(fnmatch(str(setting), pattern) for pattern in arguments.settings)
+    return by_setting and any(fnmatch(tool.name, pattern) for pattern in arguments.tools)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS, metavar="TASK")
+    parser.add_argument(
+        "--settings", nargs="+", default=["*"], metavar="PATTERN", help=", ".join(map(str, SETTINGS))
+    )
+    parser.add_argument("--tools", nargs="+", default=["*"], metavar="PATTERN", help="ours, onnxruntime, ...")
+    parser.add_argument("--amd-quark-python", type=Path, help="the Python of an environment with amd-quark")
+    parser.add_argument("--refresh", choices=["ours"], help="measure ours again where our source has changed")
+    parser.add_argument("--report", action="store_true", help="measure nothing, print what is known")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    arguments = parser.parse_args()
+    logging.getLogger("quark_onnx").setLevel(logging.ERROR)
+
+    store = Store(arguments.out / "accuracy.json")
+    ours = installed()
+    amd_quark = AmdQuark(arguments.amd_quark_python or Path())
+    peers: list[Tool] = [OnnxRuntime(), OnnxRuntime(exclude_tail=True), amd_quark]
+    tools = [*peers, ours] if ours else peers
+    report: list[str] = []
+    verdicts: list[tuple[str, str, str, bool]] = []
+    for name in arguments.tasks:
+        bench = Bench(name, store)
+        bench.measure_float()
+        for setting in bench.settings():
+            for tool in tools:
+                if wanted(arguments, name, tool, setting):
+                    bench.measure(tool, setting, refresh=arguments.refresh == tool.name)
+        report.append(comparison(bench, tools, ours))
+        verdicts += judge(bench, ours)
+    rows = [[*words, "met" if met else "MISSED"] for *words, met in verdicts]
+    report.append("## Marks\n\n" + table(["mark", "wanted", "measured", "verdict"], rows))
+    text = "\n\n".join(report)
+    print(text)
+    if set(arguments.tasks) == set(TASKS):
+        (arguments.out / "accuracy.md").write_text(f"# Accuracy\n\n{text}\n")
+    return 0 if all(met for *_, met in verdicts) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

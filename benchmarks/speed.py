@@ -1,0 +1,176 @@
+"""Time and peak memory of quantize_static against float inference over the same images, ours and peers.
+
+    QUARK_ONNX_DATA=DIR python benchmarks/speed.py [--models resnet50 squeezenet mobilenetv2] [--samples 64]
+        [--repeats 3] [--methods 'ours*' 'onnxruntime minmax'] [--amd-quark-python VENV/bin/python]
+
+Every measurement is a process of its own; the methods take turns, and medians over the repeats are reported.
+The floor is plain inference in a default onnxruntime session. `ratio` is a method's whole time over the
+floor's; `net ratio` leaves out the constant, which is what one sample takes:
+(T(n) - T(1)) / (floor(n) - floor(1)). onnxruntime is timed without its pre-processing, which it leaves to the
+caller. The exit code is 1 when a mark is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+from _data import Samples, load
+from _measure import Measurement, Method
+from _models import resnet50
+from _results import Store, table
+from _settings import CALIBRATORS, Setting
+
+MODELS = ("resnet50", "resnet50-bn", "squeezenet", "mobilenetv2")
+HEADER = ("method", "seconds", "one sample", "CPU seconds", "ratio", "net ratio", "peak MB")
+FLOOR = Method("float", Setting("float"))
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Ours has to stay at or below `most`, in `column` of the table, for methods of this kind."""
+
+    histogram: bool
+    column: str
+    most: float
+    models: tuple[str, ...] = MODELS
+
+
+MARKS = (
+    Mark(histogram=False, column="net ratio", most=1.3),
+    Mark(histogram=True, column="net ratio", most=2.5),
+    Mark(histogram=True, column="ratio", most=2.5, models=("resnet50", "resnet50-bn")),  # constant included
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """Medians of one method on one model, with n samples and with one."""
+
+    method: Method
+    whole: Measurement
+    single: Measurement
+
+    def ratios(self, floor: Result, clock: str) -> dict[str, float]:
+        """The method's time over the floor's, whole and without the constant."""
+        whole, single = self.times(clock)
+        floor_whole, floor_single = floor.times(clock)
+        return {"ratio": whole / floor_whole, "net ratio": (whole - single) / (floor_whole - floor_single)}
+
+    def times(self, clock: str) -> tuple[float, float]:
+        """Seconds with n samples and with one."""
+        if clock == "cpu":
+            return self.whole.cpu_seconds, self.single.cpu_seconds
+        return self.whole.seconds, self.single.seconds
+
+    def cells(self, ratios: dict[str, float]) -> list[object]:
+        """A row of the table under HEADER."""
+        whole = self.whole
+        if whole.error:
+            return [self.method, "failed", *[None] * (len(HEADER) - 2)]
+        times = (whole.seconds, self.single.seconds, whole.cpu_seconds)
+        return [self.method, *times, *ratios.values(), f"{whole.peak_mb:.0f}"]
+
+
+def methods(amd_quark_python: Path | None) -> Iterator[Method]:
+    """Everything that is compared with the floor."""
+    for calibrator in CALIBRATORS:
+        yield Method("ours", Setting("A8W8", calibrator))
+    for calibrator in ("minmax", "entropy", "percentile"):
+        yield Method("onnxruntime", Setting("A8W8", calibrator))
+    if amd_quark_python:
+        yield Method("amd-quark", Setting("XINT8"), amd_quark_python)
+
+
+def prepare(name: str, folder: Path, count: int) -> tuple[Path, Path]:
+    """The model and a folder with up to `count` real images, preprocessed as it wants them."""
+    if not name.startswith("resnet50"):
+        task = load(name)
+        Samples.write(task.calibration(count), folder / name)
+        return task.path, folder / name
+    Samples.write(load("mobilenetv2").calibration(count), folder / name)  # whose input is called 'input' too
+    return resnet50(folder / f"{name}.onnx", batch_norm=name.endswith("bn")), folder / name
+
+
+def middle(runs: list[Measurement]) -> Measurement:
+    """Medians over repeats; a failure once is a failure."""
+    failed = next((run for run in runs if run.error), None)
+    return failed or Measurement(
+        median(run.seconds for run in runs),
+        median(run.cpu_seconds for run in runs),
+        median(run.peak_mb for run in runs),
+    )
+
+
+def measure(name: str, chosen: list[Method], count: int, repeats: int) -> dict[Method, Result]:
+    """All methods on one model, taking turns."""
+    runs: dict[tuple[Method, int], list[Measurement]] = {}
+    with TemporaryDirectory() as folder:
+        model, samples = prepare(name, Path(folder), count)
+        for repeat in range(repeats):
+            for method in chosen:
+                for n in (1, count):
+                    run = method.measure(model, samples, n)
+                    runs.setdefault((method, n), []).append(run)
+                    outcome = run.error or f"{run.seconds:.2f} s"
+                    print(f"{name} {repeat + 1}/{repeats} {method!s:24} n={n:<4} {outcome}", file=sys.stderr)
+                    if run.error:
+                        break
+    return {m: Result(m, middle(runs.get((m, count), runs[m, 1])), middle(runs[m, 1])) for m in chosen}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
+    parser.add_argument(
+        "--methods", nargs="+", default=["*"], metavar="PATTERN", help="as 'ours*' or '*minmax'"
+    )
+    parser.add_argument("--samples", type=int, default=64)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument(
+        "--clock", choices=["wall", "cpu"], default="wall", help="cpu: less noise on a busy machine"
+    )
+    parser.add_argument("--amd-quark-python", type=Path, help="the Python of an environment with amd-quark")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    arguments = parser.parse_args()
+
+    asked = (FLOOR, *methods(arguments.amd_quark_python))
+    chosen = [m for m in asked if m == FLOOR or any(fnmatch(str(m), p) for p in arguments.methods)]
+    store = Store(arguments.out / "speed.json")
+    cores = f"{os.cpu_count()} cores, {arguments.clock} clock"
+    report = [f"{arguments.samples} images, medians of {arguments.repeats}, {cores}"]
+    verdicts: list[list[object]] = []
+    for name in arguments.models:
+        results = measure(name, chosen, arguments.samples, arguments.repeats)
+        rows: list[list[object]] = []
+        for method, result in results.items():
+            ratios = result.ratios(results[FLOOR], arguments.clock)
+            rows.append(result.cells(ratios))
+            how = {"samples": arguments.samples, "repeats": arguments.repeats, "clock": arguments.clock}
+            timed = {"whole": asdict(result.whole), "one sample": asdict(result.single)}
+            store.put(f"{name}/{method}", how | ratios | timed)
+            for mark in MARKS if method.tool == "ours" else ():
+                if mark.histogram == method.is_histogram and name in mark.models:
+                    found = ratios[mark.column]
+                    met = "met" if found <= mark.most else "MISSED"  # NaN, after a failure, is a miss
+                    verdicts.append([name, method, f"{mark.column} <= {mark.most}", found, met])
+        report.append(f"## {name}\n\n{table(HEADER, rows)}")
+    report.append("## Marks\n\n" + table(["model", "method", "wanted", "measured", "verdict"], verdicts))
+    text = "\n\n".join(report)
+    print(text)
+    if set(arguments.models) == set(MODELS) and arguments.methods == ["*"]:
+        (arguments.out / "speed.md").write_text(f"# Speed and memory\n\n{text}\n")
+    return 1 if any(row[-1] == "MISSED" for row in verdicts) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,55 @@
+"""Calibration: streams of numbers in, quantization ranges, scales and zero points out.
+
+The arithmetic needs numpy alone. ``calibrators.runner`` runs an ONNX model over data with onnxruntime, and
+``calibrators.data`` opens the data; both are imported only where they are used.
+
+>>> import numpy as np
+>>> method = create("minmax")
+>>> statistic = method.statistic()
+>>> for batch in (np.array([0.0, 1.0]), np.array([-1.0, 3.0])):
+...     statistic.observe(rows(batch))
+>>> grid = Grid(0, 255, symmetric=False)
+>>> params = params_for(method.range(statistic, grid), grid)
+>>> float(params.scale), int(params.zero_point)
+(0.01568627543747425, 64)
+"""
+
+from calibrators.affine import covered, dequantize, fake_quantize, params_for, quantize
+from calibrators.base import CALIBRATORS, Calibrator, Statistic, create, register
+from calibrators.entropy import Entropy
+from calibrators.errors import CalibrationError, DataError
+from calibrators.extremes import Extremes, MovingExtremes
+from calibrators.grid import Grid, QParams, Range
+from calibrators.histogram import Histogram
+from calibrators.layout import rows
+from calibrators.minmax import MinMax
+from calibrators.minmse import MinMSE
+from calibrators.nonoverflow import NonOverflow
+from calibrators.percentile import Percentile
+
+__all__ = [
+    "CALIBRATORS",
+    "CalibrationError",
+    "Calibrator",
+    "DataError",
+    "Entropy",
+    "Extremes",
+    "Grid",
+    "Histogram",
+    "MinMSE",
+    "MinMax",
+    "MovingExtremes",
+    "NonOverflow",
+    "Percentile",
+    "QParams",
+    "Range",
+    "Statistic",
+    "covered",
+    "create",
+    "dequantize",
+    "fake_quantize",
+    "params_for",
+    "quantize",
+    "register",
+    "rows",
+]

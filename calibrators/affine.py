@@ -1,0 +1,112 @@
+"""The project's only scale and zero-point arithmetic.
+
+Follows the ONNX operators QuantizeLinear and DequantizeLinear: ``code = clip(rint(x / scale) + zero_point)`` with ties to
+even, ``x = (code - zero_point) * scale``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibrators.grid import Floats, Grid, QParams, Range
+
+#: The greatest scale: the largest power of two in float32, so that a code times the scale overflows as late as possible.
+_GREATEST_SCALE = 2.0**127
+
+
+def params_for(range_: Range, grid: Grid, axis: int | None = None) -> QParams:
+    """The scale and zero point with which ``grid`` covers ``range_``.
+
+    A float scale covers the range to within half a step; a power-of-two scale is the smallest that clips nothing. No
+    scale is zero, denormal, infinite or NaN, and a row without extent (all zeros) gets scale 1.
+
+    Args:
+        range_: one interval per row.
+        grid: the codes to use.
+        axis: the channel axis the rows stand for; None when there is one row for the whole tensor.
+
+    >>> params_for(Range(-1.0, 3.0), Grid(0, 255, symmetric=False))
+    QParams(scale=array(0.01568628, dtype=float32), zero_point=array(64), axis=None)
+    """
+    lo, hi = range_.lo, range_.hi
+    if grid.pow2:
+        scale, zero = _pow2(lo, hi, grid)
+    elif grid.symmetric:
+        scale, zero = _legal(_symmetric_scale(lo, hi, grid), grid), np.full(lo.shape, grid.zero, np.float64)
+    else:
+        # rounded to float32 first: the zero point must belong to the scale that is stored
+        scale = _legal((hi - lo) / grid.levels, grid).astype(np.float32).astype(np.float64)
+        zero = np.rint(grid.qmin - lo / scale)
+    zero = np.clip(zero, grid.qmin, grid.qmax)
+    if axis is None:
+        scale, zero = scale[0], zero[0]
+    return QParams(np.asarray(scale, np.float32), np.asarray(zero, np.int64), axis)
+
+
+def _symmetric_scale(lo: Floats, hi: Floats, grid: Grid) -> Floats:
+    return np.maximum(hi / (grid.qmax - grid.zero), lo / (grid.qmin - grid.zero))
+
+
+def _legal(scale: Floats, grid: Grid) -> Floats:
+    return np.where(scale > 0, np.clip(scale, grid.smallest_scale, _GREATEST_SCALE), 1.0)
+
+
+def _pow2(lo: Floats, hi: Floats, grid: Grid) -> tuple[Floats, Floats]:
+    """The smallest power-of-two scale, and the zero point, whose codes reach both ends without clipping."""
+    if grid.symmetric:
+        return _pow2_at_least(_symmetric_scale(lo, hi, grid), grid), np.full(lo.shape, grid.zero, np.float64)
+    scale = _pow2_at_least((hi - lo) / grid.levels, grid)
+    # both sides are rounded up to whole codes, so that one more octave may be needed
+    short = np.ceil(-lo / scale) + np.ceil(hi / scale) > grid.levels
+    scale = np.minimum(np.where(short, 2 * scale, scale), _GREATEST_SCALE)
+    return scale, grid.qmin + np.ceil(-lo / scale)
+
+
+def _pow2_at_least(scale: Floats, grid: Grid) -> Floats:
+    mantissa, exponent = np.frexp(_legal(scale, grid))
+    return np.ldexp(1.0, np.where(mantissa == 0.5, exponent - 1, exponent))
+
+
+def covered(params: QParams, grid: Grid) -> Range:
+    """The interval of reals that the codes of ``grid`` reach under ``params``.
+
+    >>> covered(params_for(Range(-1.0, 0.5), Grid(-128, 127, pow2=True)), Grid(-128, 127))
+    Range(lo=array([-1.]), hi=array([0.9921875]))
+    """
+    scale = params.scale.astype(np.float64)
+    return Range((grid.qmin - params.zero_point) * scale, (grid.qmax - params.zero_point) * scale)
+
+
+def quantize(x: NDArray[Any], params: QParams, grid: Grid) -> NDArray[np.int64]:
+    """Codes of the reals ``x``, saturated to the grid; int64, of x's shape."""
+    scale, zero = (along(v, x.ndim, params.axis) for v in (params.scale, params.zero_point))
+    with np.errstate(over="ignore"):  # a tiny scale sends large values to infinity, which saturates
+        codes = np.rint(np.asarray(x, np.float32) / scale)
+    return np.clip(codes.astype(np.float64) + zero, grid.qmin, grid.qmax).astype(np.int64)
+
+
+def dequantize(codes: NDArray[Any], params: QParams) -> NDArray[np.float32]:
+    """The reals that integer codes stand for; float32, of the codes' shape."""
+    scale, zero = (along(v, codes.ndim, params.axis) for v in (params.scale, params.zero_point))
+    return (codes - zero).astype(np.float32) * scale
+
+
+def fake_quantize(x: NDArray[Any], params: QParams, grid: Grid) -> NDArray[np.float32]:
+    """What is left of ``x`` after quantizing and dequantizing it.
+
+    >>> fake_quantize(np.array([0.3, 9.0]), params_for(Range(-1, 1), Grid(-2, 2)), Grid(-2, 2))
+    array([0.5, 1. ], dtype=float32)
+    """
+    return dequantize(quantize(x, params, grid), params)
+
+
+def along(values: NDArray[Any], ndim: int, axis: int | None) -> NDArray[Any]:
+    """Per-channel ``values`` shaped to broadcast against a tensor of rank ``ndim`` along ``axis``."""
+    if axis is None:
+        return values
+    shape = [1] * ndim
+    shape[axis] = -1
+    return values.reshape(shape)

@@ -1,0 +1,82 @@
+"""The two contracts of the package, and the table of calibrators by name.
+
+A *statistic* is the mutable, mergeable, O(bins) summary of a tensor that grows while data streams by. A *calibrator* is a
+frozen value that says which statistic it needs and how a range is read off it: its fields are its settings.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibrators.errors import CalibrationError
+from calibrators.grid import Floats, Grid, Range
+
+
+class Statistic(Protocol):
+    """What is remembered of a tensor while its values stream by."""
+
+    lo: Floats
+    hi: Floats
+    nonfinite: int
+
+    def observe(self, rows: NDArray[np.float32]) -> None:
+        """Take in values of shape (rows, n); the number of rows never changes."""
+
+    def merge(self, other: Any) -> None:
+        """Take in what ``other``, a statistic of the same kind, has seen after this one."""
+
+
+class Calibrator(Protocol):
+    """A frozen dataclass that turns a statistic into a range."""
+
+    def statistic(self) -> Statistic:
+        """A new, empty statistic of the kind that ``range`` reads."""
+
+    def range(self, statistic: Any, grid: Grid) -> Range:
+        """The interval that ``grid`` should cover, one entry per row of the statistic."""
+
+
+CALIBRATORS: dict[str, type[Any]] = {}
+T = TypeVar("T", bound=type[Any])
+
+
+def register(name: str) -> Callable[[T], T]:
+    """Class decorator: makes a calibrator known by ``name``."""
+
+    def add(cls: T) -> T:
+        CALIBRATORS[name] = cls
+        cls.name = name
+        return cls
+
+    return add
+
+
+def create(name: str, **settings: Any) -> Any:
+    """The calibrator called ``name`` with these settings.
+
+    Raises:
+        CalibrationError: the name or a setting is unknown; the message lists the nearest.
+
+    >>> create("percentile", percentile=99.9)
+    Percentile(percentile=99.9)
+    """
+    key = name.lower()
+    if key not in CALIBRATORS:
+        raise CalibrationError(f"unknown calibrator {name!r}{_hint(key, list(CALIBRATORS))}")
+    cls = CALIBRATORS[key]
+    known = [field.name for field in dataclasses.fields(cls)]
+    for setting in settings:
+        if setting not in known:
+            raise CalibrationError(f"calibrator {key!r} has no setting {setting!r}{_hint(setting, known)}")
+    return cls(**settings)
+
+
+def _hint(word: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(word, known, n=1)
+    return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known) or 'none'}"

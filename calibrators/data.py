@@ -1,0 +1,270 @@
+"""Open calibration data, whatever it comes as, and stream it as checked samples, one batch alive at a time."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain, count, islice
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+
+from calibrators.errors import DataError, EmptyReader, ReaderEndedEarly, SampleMismatch, nearest
+from calibrators.files import ARRAY_SUFFIXES, find_files, read_arrays
+from calibrators.images import IMAGE_SUFFIXES, ImageSpec, read_images
+from calibrators.samples import (
+    Array,
+    InputSpec,
+    Layout,
+    Sample,
+    conform,
+    is_array,
+    name_arrays,
+    split,
+    splittable,
+)
+
+__all__ = ["ImageSpec", "InputSpec", "RandomData", "Reader", "Sample", "open_reader"]
+
+
+@dataclass(frozen=True)
+class RandomData:
+    """Random samples, to try a model out without data: their ranges mean nothing.
+
+    Floats are uniform in [0, 1), integers 0 or 1; each pass repeats the same values.
+
+    Attributes:
+        samples: how many.
+        seed: of the generator.
+        dims: sizes of symbolic dimensions, by name; all others are 1.
+    """
+
+    samples: int = 8
+    seed: int = 0
+    dims: Mapping[str, int] = field(default_factory=dict)
+
+    def draw(self, inputs: Sequence[InputSpec]) -> Iterator[Sample]:
+        """The samples, for these inputs."""
+        symbols = [dim for spec in inputs for dim in spec.shape or () if isinstance(dim, str)]
+        for name in self.dims:
+            if name not in symbols:
+                raise SampleMismatch(f"no input has a dimension {name!r}{nearest(name, symbols)}")
+        generator = np.random.default_rng(self.seed)
+        for _ in range(self.samples):
+            yield {spec.name: self._draw(spec, generator) for spec in inputs}
+
+    def _draw(self, spec: InputSpec, generator: np.random.Generator) -> Array:
+        dtype = np.dtype(np.float32) if spec.dtype is None else spec.dtype
+        if spec.shape is None or dtype.kind not in "fiub":
+            raise SampleMismatch(
+                f"input {spec.name!r} ({dtype}, shape {spec.shape}) cannot be drawn at random"
+            )
+        shape = [dim if isinstance(dim, int) else self.dims.get(dim or "", 1) for dim in spec.shape]
+        values = generator.random(shape) if dtype.kind == "f" else generator.integers(0, 2, shape)
+        return values.astype(dtype)
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Raw batches, before any check.
+
+    Attributes:
+        open: starts a pass over them.
+        length: how many samples they hold, None if unknown.
+        restartable: whether there can be a second pass.
+        labelled: whether labels may follow the inputs in a batch.
+        if_empty: why there may be no batch.
+    """
+
+    open: Callable[[], Iterator[object]]
+    length: int | None = None
+    restartable: bool = True
+    labelled: bool = False
+    if_empty: str = "the calibration data holds no sample"
+
+
+class Reader:
+    """Checked samples, {input name: array} in the model's element types; made by `open_reader`.
+
+    Each iteration is a pass over the data. Samples are made when they are asked for, and forgotten when they are handed
+    out.
+
+    Attributes:
+        restartable: whether there can be more than one pass; not for a generator.
+        length: how many samples a pass has, None if the data cannot tell.
+
+    Raises, on iteration:
+        EmptyReader, ReaderEndedEarly, SampleMismatch, NonFiniteSample: the data is not what it should be.
+        DataError: a file cannot be read.
+    """
+
+    def __init__(
+        self,
+        source: _Source,
+        inputs: Sequence[InputSpec],
+        limit: int | None,
+        expected: int | None,
+        layout: Layout | None,
+    ) -> None:
+        self._source, self._inputs, self._layout = source, tuple(inputs), layout
+        self._limit, self._expected = limit, expected
+        self._peeked: list[Sample] = []
+        self._rest: Iterator[Sample] = iter(())
+        self.restartable = source.restartable
+        known = source.length
+        self.length = known if known is None or limit is None else min(known, limit)
+
+    def first(self) -> Sample:
+        """The first sample, without taking it from the next pass: for checks before any work is done."""
+        if not self._peeked:
+            self._rest = self._samples()
+            self._peeked = [next(self._rest)]
+        return self._peeked[0]
+
+    def __iter__(self) -> Iterator[Sample]:
+        if not self._peeked:
+            return self._samples()
+        peeked, self._peeked = self._peeked, []
+        return chain(peeked, self._rest)
+
+    def _samples(self) -> Iterator[Sample]:
+        # No local name, and no zip or enumerate, which keep their last result: a batch has to die before the next is made.
+        indices = count()
+        yield from islice(
+            chain.from_iterable(map(partial(self._fit, indices), self._source.open())), self._limit
+        )
+        found = next(indices)
+        if not found:
+            raise EmptyReader(f"sample 0: {self._source.if_empty}")
+        if self._expected is not None and found < self._expected and found != self._limit:
+            raise ReaderEndedEarly(f"the data ended before sample {found}; {self._expected} were expected")
+
+    def _fit(self, indices: Iterator[int], batch: object) -> Iterator[Sample]:
+        """The samples in a raw batch, each with the next index."""
+        index = next(indices)
+        parts = split(name_arrays(batch, self._inputs, index, labelled=self._source.labelled), self._inputs)
+        yield conform(next(parts), self._inputs, index, self._layout)
+        for part in parts:
+            yield conform(part, self._inputs, next(indices), self._layout)
+
+
+def open_reader(
+    data: object,
+    inputs: Sequence[InputSpec],
+    *,
+    limit: int | None = None,
+    expected: int | None = None,
+    layout: Layout | None = None,
+    images: ImageSpec | None = None,
+) -> Reader:
+    """A reader over calibration data of any of these kinds:
+
+    - an iterable of batches. A batch is {input name: array}, a tuple or list of arrays in the order of the inputs, or a
+      bare array for a model with one input. Arrays may be torch tensors.
+    - a torch DataLoader, or what looks like one: the same, and what follows the inputs in a batch, the labels, is dropped
+    - an onnxruntime CalibrationDataReader: ``get_next()`` until None; ``rewind()``, if it has one, starts each pass
+    - one sample: {input name: array}, or the bare array
+    - a path to .npz or .npy files, see `calibrators.files.read_arrays`; with ``images``, to an image or a folder of them
+    - `RandomData`
+
+    A batch of N for a model whose batch is fixed to 1 becomes N samples.
+
+    Args:
+        data: the data.
+        inputs: the model's inputs.
+        limit: take at most so many samples.
+        expected: raise `ReaderEndedEarly` if there are fewer samples, unless ``limit`` ends the pass.
+        layout: ``"nhwc"`` transposes 4-D float arrays from NHWC to NCHW.
+        images: how to turn image files into arrays.
+
+    Raises:
+        DataError: the data is of no such kind, or an option does not apply to it. Samples are checked when they are read.
+
+    >>> image = InputSpec("image", np.dtype("float32"), ("batch", 2))
+    >>> reader = open_reader([np.zeros((4, 2)), np.ones((4, 2))], [image])
+    >>> reader.length, [sample["image"].mean().item() for sample in reader]
+    (2, [0.0, 1.0])
+    """
+    if limit is not None and limit < 1:
+        raise DataError(f"limit is {limit}; it must be at least 1")
+    if layout is not None and layout not in get_args(Layout):
+        raise DataError(f"unknown layout {layout!r}{nearest(layout, get_args(Layout))}")
+    if isinstance(data, str | os.PathLike):
+        return Reader(_from_path(Path(data), inputs, images), inputs, limit, expected, layout)
+    if images is not None:
+        raise DataError(f"images= says how to read image files, but the data is a {type(data).__name__}")
+    return Reader(_from_object(data, inputs), inputs, limit, expected, layout)
+
+
+def _from_path(path: Path, inputs: Sequence[InputSpec], images: ImageSpec | None) -> _Source:
+    if not path.exists():
+        raise DataError(f"{path} does not exist")
+    pictures = find_files(path, IMAGE_SUFFIXES)
+    if images is not None:
+        return _Source(partial(read_images, pictures, images), len(pictures), if_empty=f"no image in {path}")
+    if pictures and not find_files(path, ARRAY_SUFFIXES):
+        raise DataError(f"{path}: to read images, say how with images=ImageSpec(size=(height, width))")
+    return _Source(partial(read_arrays, path, inputs))
+
+
+def _from_object(data: Any, inputs: Sequence[InputSpec]) -> _Source:
+    if isinstance(data, RandomData):
+        warnings.warn("random data: the ranges are meaningless, do not ship the model", stacklevel=3)
+        return _Source(partial(data.draw, inputs), data.samples)
+    if isinstance(data, Mapping) or is_array(data):
+        data = [data]
+    if callable(getattr(data, "get_next", None)):
+        hint = "get_next() returned None at once; a reader that was read before needs rewind(), or to be made anew"
+        if hasattr(data, "rewind"):
+            return _Source(partial(_rewound, data), if_empty=hint)
+        return _Source(_once(_pull(data)), restartable=False, if_empty=hint)
+    if isinstance(data, Iterator):
+        return _Source(
+            _once(data), restartable=False, if_empty="the iterator is exhausted, or never held a sample"
+        )
+    if isinstance(data, Iterable):
+        labelled = hasattr(data, "dataset") and hasattr(data, "batch_size")
+        # Whether a batch has to be split shows only when it comes.
+        return _Source(partial(iter, data), None if splittable(inputs) else _length(data), labelled=labelled)
+    raise DataError(
+        f"a {type(data).__name__} is no calibration data; pass an iterable of {{input name: array}}"
+    )
+
+
+def _pull(reader: Any) -> Iterator[object]:
+    while (batch := reader.get_next()) is not None:
+        yield batch
+        del batch  # before the next one is made
+
+
+def _rewound(reader: Any) -> Iterator[object]:
+    reader.rewind()
+    return _pull(reader)
+
+
+def _once(batches: Iterator[object]) -> Callable[[], Iterator[object]]:
+    """Starts the only pass there can be; a second is an error instead of an empty pass."""
+    left = [batches]
+
+    def open_once() -> Iterator[object]:
+        if not left:
+            raise EmptyReader(
+                "sample 0: the data was read before and cannot start again; pass a list, or a reader with rewind()"
+            )
+        return left.pop()
+
+    return open_once
+
+
+def _length(data: Any) -> int | None:
+    try:
+        return len(data)
+    except (
+        TypeError,
+        NotImplementedError,
+    ):  # the latter is how onnxruntime's and torch's base classes say no
+        return None

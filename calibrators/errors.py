@@ -1,0 +1,53 @@
+"""Everything that can go wrong in a calibration on purpose.
+
+CalibrationError              the calibration cannot be done as asked
+└── DataError                 the calibration data cannot be used
+    ├── EmptyReader           it has no sample, or none left
+    ├── ReaderEndedEarly      it has fewer samples than were promised
+    ├── NonFiniteSample       a sample holds NaN or infinity
+    └── SampleMismatch        a sample does not fit the model's inputs
+
+A message says what was found, where (sample, input, file), and what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class CalibrationError(Exception):
+    """Base of all errors that this package raises on purpose."""
+
+
+class DataError(CalibrationError):
+    """The calibration data cannot be used: a file is missing or unreadable, a source is of an unknown kind."""
+
+
+class EmptyReader(DataError):
+    """The data has no sample, or was read before and cannot start again."""
+
+
+class ReaderEndedEarly(DataError):
+    """The data has fewer samples than were promised."""
+
+
+class NonFiniteSample(DataError):
+    """A sample holds NaN or infinity, from which no range can be learned."""
+
+
+class SampleMismatch(DataError):
+    """A sample does not fit the model's inputs: names, number, element types, ranks or fixed dimensions."""
+
+
+def nearest(word: object, known: Iterable[str]) -> str:
+    """The end of a message about an unknown word: the nearest known one, or all of them.
+
+    >>> nearest("imge", ["image", "mask"])
+    "; did you mean 'image'?"
+    >>> nearest("x", ["image", "mask"])
+    '; known: image, mask'
+    """
+    names = list(known)
+    near = get_close_matches(str(word), names, n=1)
+    return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(names) or 'none'}"

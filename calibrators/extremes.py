@@ -1,0 +1,95 @@
+"""Least and greatest value of a stream, as they are or as a moving average over batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibrators.grid import Floats
+
+
+def _nothing() -> Floats:
+    return np.zeros(0)
+
+
+def bounds(rows: NDArray[np.float32]) -> tuple[Floats, Floats, int]:
+    """Finite minimum and maximum of each row, and how many values were not finite."""
+    if rows.shape[1] == 0:
+        return np.zeros(len(rows)), np.zeros(len(rows)), 0
+    lo, hi = rows.min(axis=1).astype(np.float64), rows.max(axis=1).astype(np.float64)
+    if np.isfinite(lo).all() and np.isfinite(hi).all():
+        return lo, hi, 0
+    finite = np.isfinite(rows)
+    lo = np.where(finite, rows, np.inf).min(axis=1).astype(np.float64)
+    hi = np.where(finite, rows, -np.inf).max(axis=1).astype(np.float64)
+    empty = ~finite.any(axis=1)
+    lo[empty] = hi[empty] = 0.0
+    return lo, hi, int(finite.size - finite.sum())
+
+
+@dataclass
+class Extremes:
+    """Exact minimum and maximum of everything seen; merging is exact, whatever the order or the split."""
+
+    lo: Floats = field(default_factory=_nothing)
+    hi: Floats = field(default_factory=_nothing)
+    nonfinite: int = 0
+
+    def observe(self, rows: NDArray[np.float32]) -> None:
+        if rows.shape[1]:
+            self.observe_bounds(*bounds(rows))
+
+    def observe_bounds(self, lo: Floats, hi: Floats, nonfinite: int = 0) -> None:
+        """Take in a batch of which only the least and greatest values, shape (rows,), are known."""
+        if not (np.isfinite(lo).all() and np.isfinite(hi).all()):
+            bad = ~(np.isfinite(lo) & np.isfinite(hi))
+            nonfinite += int(bad.sum())
+            lo, hi = np.where(bad, 0.0, lo), np.where(bad, 0.0, hi)
+        self.merge(Extremes(np.asarray(lo, np.float64), np.asarray(hi, np.float64), nonfinite))
+
+    def merge(self, other: Extremes) -> None:
+        self.nonfinite += other.nonfinite
+        if not self.lo.size:
+            self.lo, self.hi = other.lo, other.hi
+        elif other.lo.size:
+            self.lo, self.hi = np.minimum(self.lo, other.lo), np.maximum(self.hi, other.hi)
+
+
+@dataclass
+class MovingExtremes:
+    """Exponential moving average of the minimum and maximum of each batch, in the order of the batches.
+
+    ``average = (1 - constant) * average + constant * batch``, started at the first batch. A later stretch of batches is
+    merged exactly: its own average is corrected for having been started at its first batch.
+    """
+
+    constant: float
+    lo: Floats = field(default_factory=_nothing)
+    hi: Floats = field(default_factory=_nothing)
+    nonfinite: int = 0
+    first: tuple[Floats, Floats] = field(default_factory=lambda: (_nothing(), _nothing()))
+    batches: int = 0
+
+    def observe(self, rows: NDArray[np.float32]) -> None:
+        if rows.shape[1]:
+            self.observe_bounds(*bounds(rows))
+
+    def observe_bounds(self, lo: Floats, hi: Floats, nonfinite: int = 0) -> None:
+        """Take in a batch of which only the least and greatest values, shape (rows,), are known."""
+        self.merge(MovingExtremes(self.constant, lo, hi, nonfinite, (lo, hi), 1))
+
+    def merge(self, other: MovingExtremes) -> None:
+        self.nonfinite += other.nonfinite
+        if not other.batches:
+            return
+        if not self.batches:
+            self.lo, self.hi, self.first, self.batches = other.lo, other.hi, other.first, other.batches
+            return
+        # alone, other starts at its first batch with weight (1 - c)^(n-1); here that batch weighs c (1 - c)^(n-1), and the
+        # difference, (1 - c)^n, is exactly the weight that is left for what came before
+        kept = (1 - self.constant) ** other.batches
+        self.lo = kept * (self.lo - other.first[0]) + other.lo
+        self.hi = kept * (self.hi - other.first[1]) + other.hi
+        self.batches += other.batches

@@ -1,0 +1,109 @@
+"""Calibration samples from NumPy files: a .npz or .npy file, a folder of them, or one sub-folder per input."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from calibrators.errors import DataError, SampleMismatch
+from calibrators.samples import Array, InputSpec, Sample
+
+ARRAY_SUFFIXES = frozenset({".npz", ".npy"})
+
+
+def find_files(path: Path, suffixes: frozenset[str]) -> list[Path]:
+    """The files with one of these suffixes, in any case, directly in a folder, by name; or the file itself."""
+    files = path.iterdir() if path.is_dir() else [path]
+    return sorted(file for file in files if file.suffix.lower() in suffixes and file.is_file())
+
+
+def read_arrays(path: Path, inputs: Sequence[InputSpec]) -> Iterator[Sample]:
+    """The samples, one by one; no file is open between two of them.
+
+    A file is one sample, unless each array in it has one dimension more than its input: then its first axis counts
+    samples. Such a .npy is read row by row; a .npz is an archive and has to be read whole.
+
+    Args:
+        path: a .npz, whose keys are the input names; a .npy, if the model has one input; a folder of either; or a folder
+            with one sub-folder per input, called like it, whose .npy files belong together by name.
+        inputs: the model's inputs.
+
+    Raises:
+        DataError: there is nothing that can be read.
+        SampleMismatch: the files or the rows of different inputs do not pair up.
+    """
+    for files in _files_by_sample(path, inputs):
+        yield from _read_npz(files, inputs) if isinstance(files, Path) else _read_npy(files, inputs)
+
+
+def _files_by_sample(path: Path, inputs: Sequence[InputSpec]) -> Sequence[Path | dict[str, Path]]:
+    """Where each sample lies: in one .npz, or in a .npy per input."""
+    files = find_files(path, ARRAY_SUFFIXES)
+    if not files:
+        return _pair(path, inputs)
+    single = [file for file in files if file.suffix.lower() == ".npy"]
+    if single and len(inputs) > 1:
+        raise SampleMismatch(
+            f"{single[0]} holds one array, the model has {len(inputs)} inputs; "
+            "use .npz files, or one sub-folder of .npy files per input"
+        )
+    return [{inputs[0].name: file} if file in single else file for file in files]
+
+
+def _pair(path: Path, inputs: Sequence[InputSpec]) -> list[dict[str, Path]]:
+    """The .npy files of one sub-folder per input, put together by name."""
+    columns = {spec.name: find_files(path / spec.name, frozenset({".npy"})) for spec in inputs}
+    for name, column in columns.items():
+        if not column:
+            raise DataError(f"{path} has no .npz or .npy file, nor a sub-folder {name!r} with .npy files")
+        unpaired = {file.name for file in column} ^ {file.name for file in columns[inputs[0].name]}
+        if unpaired:
+            counts = ", ".join(f"{len(files)} for {name!r}" for name, files in columns.items())
+            raise SampleMismatch(f"{path}: {min(unpaired)} is not there for every input ({counts})")
+    return [dict(zip(columns, files, strict=True)) for files in zip(*columns.values(), strict=True)]
+
+
+def _read_npz(path: Path, inputs: Sequence[InputSpec]) -> Iterator[Sample]:
+    with _reading(path), np.load(path, allow_pickle=False) as archive:
+        arrays: Sample = dict(archive)
+    for row in _rows({name: array.shape for name, array in arrays.items()}, inputs, path):
+        yield {name: array[row] for name, array in arrays.items()}
+
+
+def _read_npy(files: Mapping[str, Path], inputs: Sequence[InputSpec]) -> Iterator[Sample]:
+    # The maps live no longer than the expressions they stand in: Windows cannot delete a file that is mapped.
+    shapes = {name: _map(file).shape for name, file in files.items()}
+    for row in _rows(shapes, inputs, next(iter(files.values()))):
+        yield {name: np.array(_map(file)[row]) for name, file in files.items()}
+
+
+def _map(path: Path) -> Array:
+    with _reading(path):
+        mapped: Array = np.load(path, mmap_mode="r", allow_pickle=False)
+        return mapped
+
+
+def _rows(shapes: Mapping[str, tuple[int, ...]], inputs: Sequence[InputSpec], path: Path) -> Sequence[Any]:
+    """The indices that cut arrays into samples: one per row of a stack, else ``...``, which takes all."""
+    ranks = {spec.name: len(spec.shape) for spec in inputs if spec.shape is not None}
+    if ranks.keys() != shapes.keys():
+        return (...,)  # ranks that may be anything, or wrong names, which the check of the sample reports
+    counts = {shape[0] if len(shape) == ranks[name] + 1 else None for name, shape in shapes.items()}
+    if len(counts) > 1:
+        raise SampleMismatch(f"{path}: the arrays are not stacks of equally many samples: {dict(shapes)}")
+    count = counts.pop()
+    return (...,) if count is None else range(count)
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(f"{path} cannot be read as a NumPy file: {error}") from error

@@ -1,0 +1,137 @@
+"""A streaming histogram whose range grows, and which merges exactly.
+
+Bins are ``2**exponent`` wide and hang on zero: value x falls into bin ``trunc(x / 2**exponent)``. When a larger value
+arrives, the exponent is raised and neighbouring bins are added up, which is exactly what counting with the wider bins from
+the start would have given. So the result depends on neither the order nor the batching of the data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibrators.extremes import bounds
+from calibrators.grid import Floats
+
+#: Bins on each side of zero; between BINS/2 and BINS of them are in use on the side of the largest magnitude.
+BINS = 2048
+_LOG2_BINS = BINS.bit_length() - 1
+_LEAST_EXPONENT = -120  # 2**120 is still a float32: finer bins than 2**-120 are never needed
+_CHUNK = 1 << 16  # values counted at a time: the scratch arrays stay in the cache
+
+Counts = NDArray[np.int64]
+
+
+def _counts() -> Counts:
+    return np.zeros((0, BINS), np.int64)
+
+
+@dataclass
+class Histogram:
+    """Counts of values by magnitude and sign, one histogram per row.
+
+    Attributes:
+        lo, hi: exact finite minimum and maximum, shape (rows,).
+        exponent: log2 of the bin width, shape (rows,).
+        positive: counts of values in ``[i, i + 1) * width``, shape (rows, BINS). Bin 0 holds ``(-width, width)``.
+        negative: counts of values in ``(-i - 1, -i] * width``, shape (rows, BINS); bin 0 is empty.
+        nonfinite: how many NaN and infinite values were left out.
+    """
+
+    lo: Floats = field(default_factory=lambda: np.zeros(0))
+    hi: Floats = field(default_factory=lambda: np.zeros(0))
+    exponent: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    positive: Counts = field(default_factory=_counts)
+    negative: Counts = field(default_factory=_counts)
+    nonfinite: int = 0
+
+    def observe(self, rows: NDArray[np.float32]) -> None:
+        if not rows.shape[1]:
+            return
+        lo, hi, nonfinite = bounds(rows)
+        self._reserve(lo, hi)
+        self.nonfinite += nonfinite
+        if rows.shape[1] >= _CHUNK // 16:
+            for index, row in enumerate(rows):
+                if nonfinite:
+                    row = row[np.isfinite(row)]
+                for start in range(0, row.size, _CHUNK):
+                    self._count(slice(index, index + 1), row[None, start : start + _CHUNK])
+        else:
+            if nonfinite:  # nothing of a value that is no number: counted as zero, taken out again below
+                gone = np.count_nonzero(~np.isfinite(rows), axis=1)
+                rows = np.where(np.isfinite(rows), rows, np.float32(0))
+            step = max(1, _CHUNK // rows.shape[1])
+            for start in range(0, len(rows), step):
+                self._count(slice(start, start + step), rows[start : start + step])
+            if nonfinite:
+                self.positive[:, 0] -= gone
+
+    def _count(self, span: slice, rows: NDArray[np.float32]) -> None:
+        scaled = np.multiply(rows, np.ldexp(np.float32(1), -self.exponent[span, None]), dtype=np.float32)
+        index = scaled.astype(np.int64)  # truncates towards zero
+        index += (np.arange(len(rows)) * (2 * BINS) + BINS)[:, None]
+        counts = np.bincount(index.reshape(-1), minlength=len(rows) * 2 * BINS).reshape(-1, 2 * BINS)
+        self.positive[span] += counts[:, BINS:]
+        self.negative[span, 1:] += counts[:, BINS - 1 : 0 : -1]
+
+    def merge(self, other: Histogram) -> None:
+        self.nonfinite += other.nonfinite
+        if not other.lo.size:
+            return
+        self._reserve(other.lo, other.hi)
+        shift = self.exponent - other.exponent
+        self.positive += _coarser(other.positive, shift)
+        self.negative += _coarser(other.negative, shift)
+        self._tidy()
+
+    def _reserve(self, lo: Floats, hi: Floats) -> None:
+        """Widen the bins, if need be, until they hold ``lo`` and ``hi``; the counts move to the wider bins."""
+        exponent = np.frexp(np.maximum(-lo, hi))[1].astype(np.int64) - _LOG2_BINS
+        exponent = np.maximum(exponent, _LEAST_EXPONENT)
+        exponent[(lo == 0) & (hi == 0)] = _LEAST_EXPONENT
+        if not self.lo.size:
+            self.lo, self.hi, self.exponent = lo, hi, exponent
+            self.positive, self.negative = (np.zeros((len(lo), BINS), np.int64) for _ in range(2))
+            return
+        self.lo, self.hi = np.minimum(self.lo, lo), np.maximum(self.hi, hi)
+        wider = np.maximum(self.exponent, exponent)
+        if (wider > self.exponent).any():
+            shift = wider - self.exponent
+            self.positive, self.negative = _coarser(self.positive, shift), _coarser(self.negative, shift)
+            self.exponent = wider
+            self._tidy()
+
+    def _tidy(self) -> None:
+        """Small negative values belong to the bin around zero."""
+        self.positive[:, 0] += self.negative[:, 0]
+        self.negative[:, 0] = 0
+
+    @property
+    def width(self) -> Floats:
+        """Bin width of each row."""
+        return np.ldexp(1.0, self.exponent)
+
+    def magnitude(self) -> Counts:
+        """Counts by absolute value, shape (rows, BINS)."""
+        return self.positive + self.negative
+
+    def signed(self, row: int) -> tuple[Floats, NDArray[np.float64]]:
+        """Centres and counts of the occupied bins of one row, in rising order."""
+        counts = np.concatenate([self.negative[row, :0:-1], self.positive[row]]).astype(np.float64)
+        index = np.arange(1 - BINS, BINS)
+        centres = (index + 0.5 * np.sign(index)) * self.width[row]
+        occupied = counts > 0
+        return centres[occupied].clip(self.lo[row], self.hi[row]), counts[occupied]
+
+
+def _coarser(counts: Counts, shift: NDArray[np.int64]) -> Counts:
+    """Add up groups of ``2**shift`` bins, counted from zero outwards, row by row."""
+    if not shift.any():
+        return counts
+    result = np.zeros_like(counts)
+    for row, by in enumerate(np.minimum(shift, _LOG2_BINS)):
+        result[row, : BINS >> by] = counts[row].reshape(BINS >> by, 1 << by).sum(axis=1)
+    return result

@@ -1,0 +1,173 @@
+"""Read image files into model inputs, with a small ONNX model that decodes, resizes and normalizes.
+
+Decoding is DecodeImage of onnxruntime-extensions; the rest is standard ONNX. Resizing is antialiased, as in Pillow, and
+differs from it by at most one of the 256 levels. The orientation that EXIF may tell is not applied, as in Pillow's ``open``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args, get_origin, get_type_hints
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibrators.errors import CalibrationError, DataError
+
+#: What counts as an image. Only JPEG and PNG can be decoded on every system; the others are reported, not passed over.
+IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp"})
+
+
+@dataclass(frozen=True)
+class ImageSpec:
+    """How an image file becomes an array: decode, resize, then ``(pixel * scale - mean) / std``.
+
+    Attributes:
+        size: (height, width) of the result, in pixels.
+        mean: subtracted per channel, in the order of ``color``, after ``scale``.
+        std: divided by per channel.
+        scale: multiplied with the pixels, which are 0 to 255.
+        layout: ``"nchw"`` or ``"nhwc"``.
+        color: order of the channels, ``"rgb"`` or ``"bgr"``.
+        resize: ``"stretch"`` to the size; ``"crop"`` its centre from an image that covers it; or ``"letterbox"``: the
+            whole image, its proportions kept, centred on ``pad_value``.
+        resize_to: shorter side of the image that is cropped, in pixels; None for the smallest that covers the size.
+        pad_value: pixel value around a letterboxed image.
+        interpolation: ``"linear"`` or ``"cubic"``.
+
+    >>> ImageSpec(size=(224, 224), resize="crop", resize_to=256).scale * 255
+    1.0
+    """
+
+    size: tuple[int, int]
+    mean: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    std: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    scale: float = 1 / 255
+    layout: Literal["nchw", "nhwc"] = "nchw"
+    color: Literal["rgb", "bgr"] = "rgb"
+    resize: Literal["stretch", "crop", "letterbox"] = "stretch"
+    resize_to: int | None = None
+    pad_value: int = 114
+    interpolation: Literal["linear", "cubic"] = "linear"
+
+    def __post_init__(self) -> None:
+        for name, hint in get_type_hints(type(self)).items():
+            if get_origin(hint) is Literal:
+                self._require(
+                    getattr(self, name) in get_args(hint), name, f"one of {', '.join(get_args(hint))}"
+                )
+        self._require(len(self.size) == 2 and min(self.size) > 0, "size", "(height, width), both positive")
+        self._require(len(self.mean) == 3, "mean", "three numbers, one per channel")
+        self._require(len(self.std) == 3 and all(self.std), "std", "three numbers, none of them zero")
+        if self.resize_to is not None:
+            self._require(self.resize == "crop", "resize_to", "left out unless resize is 'crop'")
+            self._require(self.resize_to >= max(self.size), "resize_to", f"at least {max(self.size)}")
+
+    def _require(self, holds: bool, name: str, what: str) -> None:
+        if not holds:
+            raise CalibrationError(f"ImageSpec.{name} is {getattr(self, name)!r}; it must be {what}")
+
+
+def read_images(files: Sequence[Path], spec: ImageSpec) -> Iterator[NDArray[np.float32]]:
+    """The images as arrays of shape (1, 3, height, width), or (1, height, width, 3), one by one.
+
+    Args:
+        files: JPEG or PNG files. Grey becomes three equal channels; transparency is dropped.
+        spec: how to read them.
+
+    Raises:
+        DataError: a file cannot be read or decoded.
+        CalibrationError: onnxruntime-extensions is not installed.
+    """
+    try:
+        from onnx import parser
+
+        from calibrators.session import open_session
+
+        session = open_session(parser.parse_model(_pipeline(spec)))
+    except ImportError as error:
+        raise CalibrationError("reading images takes onnxruntime-extensions: pip install it") from error
+    for file in files:
+        encoded = _read_encoded(file)
+        try:
+            (image,) = session.run(None, {"encoded": np.frombuffer(encoded, np.uint8)})
+        except Exception as error:  # onnxruntime raises several unrelated types
+            raise DataError(f"{file} cannot be decoded as an RGB or grey image: {error}") from error
+        yield image
+        del image  # before the next one is made
+
+
+def _pipeline(spec: ImageSpec) -> str:
+    """The ONNX text of the model: encoded bytes in, shape (n); image out."""
+    policy = {"stretch": "stretch", "crop": "not_smaller", "letterbox": "not_larger"}[spec.resize]
+    box = (spec.resize_to, spec.resize_to) if spec.resize_to else spec.size
+    return f"""
+<ir_version: 8, opset_import: ["" : 18, "com.microsoft.extensions" : 1]>
+read_image (uint8[n] encoded) => (float[1, d1, d2, d3] image)
+<
+    int64[1] first = {{0}}, int64[3] three = {{1, 1, 3}},
+    int64[3] order = {_list((2, 1, 0) if spec.color == "rgb" else (0, 1, 2))},
+    int64[2] box = {_list(box)}, int64[2] size = {_list(spec.size)},
+    float[1] pad = {_list([float(spec.pad_value)])}, float[1] scale = {_list([float(spec.scale)])},
+    float[3] mean = {_list(map(float, spec.mean))}, float[3] std = {_list(map(float, spec.std))}
+>
+{{
+    decoded = com.microsoft.extensions.DecodeImage (encoded)
+    bgr = Expand (decoded, three)
+    pixels = Gather <axis = 2> (bgr, order)
+    batch = Unsqueeze (pixels, first)
+    resized = Resize <axes = [1, 2], mode = "{spec.interpolation}", antialias = 1, cubic_coeff_a = -0.5,
+                      keep_aspect_ratio_policy = "{policy}"> (batch, , , box)
+    values = Cast <to = 1> (resized)
+    lowered = Sub (values, pad)
+    framed = CenterCropPad <axes = [1, 2]> (lowered, size)
+    raised = Add (framed, pad)
+    scaled = Mul (raised, scale)
+    centred = Sub (scaled, mean)
+    normal = Div (centred, std)
+    image = Transpose <perm = {[0, 3, 1, 2] if spec.layout == "nchw" else [0, 1, 2, 3]}> (normal)
+}}"""
+
+
+def _list(numbers: Iterable[float]) -> str:
+    """A list in ONNX text: {1, 2}."""
+    return f"{{{', '.join(map(repr, numbers))}}}"
+
+
+def _read_encoded(file: Path) -> bytes:
+    """The bytes of a file that DecodeImage is safe with: its libjpeg, where it meets something else than JPEG or PNG or a
+    JPEG that is cut short, ends the process or never returns.
+    """
+    try:
+        encoded = file.read_bytes()
+    except OSError as error:
+        raise DataError(f"{file} cannot be read: {error}") from error
+    if encoded.startswith(b"\xff\xd8"):
+        if not _is_whole_jpeg(encoded):
+            raise DataError(f"{file} is a JPEG that is cut short or damaged")
+    elif not encoded.startswith(b"\x89PNG\r\n\x1a\n"):
+        raise DataError(f"{file} is neither JPEG nor PNG, whatever its name; convert it to one of them")
+    return encoded
+
+
+def _is_whole_jpeg(encoded: bytes) -> bool:
+    """Whether the segments lead to a frame, a scan, and the end of the image after it (ITU-T T.81, annex B)."""
+    at, framed = 2, False
+    while encoded[at : at + 1] == b"\xff":
+        marker, length = encoded[at + 1 : at + 2], encoded[at + 2 : at + 4]
+        if marker == b"\xff":  # fill
+            at += 1
+            continue
+        if (
+            marker == b"\xda"
+        ):  # start of scan: within its data, no other 0xFF is followed by the end marker's byte
+            return framed and encoded.find(b"\xff\xd9", at) > 0
+        framed |= marker in (
+            b"\xc0",
+            b"\xc1",
+            b"\xc2",
+        )  # baseline, extended, progressive: what libjpeg decodes
+        at += 2 + int.from_bytes(length, "big")
+    return False

@@ -1,0 +1,29 @@
+"""MinMax: the range is what was seen, from the least to the greatest value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from calibrators.base import register
+from calibrators.extremes import Extremes, MovingExtremes
+from calibrators.grid import Grid, Range
+
+
+@register("minmax")
+@dataclass(frozen=True)
+class MinMax:
+    """Least and greatest value, or their moving average over batches.
+
+    Attributes:
+        moving_average: average the extremes of the batches instead of taking the extreme of all.
+        constant: weight of the newest batch in the moving average.
+    """
+
+    moving_average: bool = False
+    constant: float = 0.01
+
+    def statistic(self) -> Extremes | MovingExtremes:
+        return MovingExtremes(self.constant) if self.moving_average else Extremes()
+
+    def range(self, statistic: Extremes | MovingExtremes, grid: Grid) -> Range:
+        return Range(statistic.lo, statistic.hi)

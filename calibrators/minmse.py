@@ -1,0 +1,105 @@
+"""MinMSE: the range whose quantization error, squared and summed over everything seen, is least.
+
+Clipping a few large values makes the steps finer for all others; this calibrator weighs the one against the other on the
+histogram of the values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibrators.affine import covered, params_for
+from calibrators.base import register
+from calibrators.grid import Floats, Grid, QParams, Range
+from calibrators.histogram import Histogram
+
+#: Octaves below the clip-free power-of-two scale that are tried.
+_OCTAVES = 8
+
+
+@register("minmse")
+@dataclass(frozen=True)
+class MinMSE:
+    """The interval of least mean squared error.
+
+    Float scales are searched over shrinking intervals, each end on its own if the grid is asymmetric. Power-of-two scales
+    are all tried, from the one that clips nothing downwards, with several zero points if the grid is asymmetric.
+
+    Attributes:
+        steps: how many shrunk intervals are tried for each end.
+        least: the smallest interval tried, as a share of the whole.
+    """
+
+    steps: int = 96
+    least: float = 0.05
+
+    def statistic(self) -> Histogram:
+        return Histogram()
+
+    def range(self, statistic: Histogram, grid: Grid) -> Range:
+        search = self._pow2 if grid.pow2 else self._symmetric if grid.symmetric else self._asymmetric
+        found = [search(_Row(statistic, row, grid)) for row in range(len(statistic.lo))]
+        lo, hi = zip(*found, strict=True) if found else ((), ())
+        return Range(np.array(lo), np.array(hi))
+
+    def _shares(self) -> Floats:
+        return np.linspace(1.0, self.least, self.steps)  # the whole interval first: it wins a tie
+
+    def _symmetric(self, row: _Row) -> tuple[float, float]:
+        bound = max(-row.lo, row.hi)
+        lo, hi = np.maximum(row.lo, -bound * self._shares()), np.minimum(row.hi, bound * self._shares())
+        best = row.best(lo, hi)
+        return lo[best], hi[best]
+
+    def _asymmetric(self, row: _Row) -> tuple[float, float]:
+        lo, hi = row.lo, row.hi
+        for _ in range(2):  # each end in turn; a second round lets the first end answer to the second
+            tried = row.hi * self._shares()
+            hi = tried[row.best(np.full(self.steps, lo), tried)]
+            tried = row.lo * self._shares()
+            lo = tried[row.best(tried, np.full(self.steps, hi))]
+        return lo, hi
+
+    def _pow2(self, row: _Row) -> tuple[float, float]:
+        grid = row.grid
+        widest = float(params_for(Range(row.lo, row.hi), grid).scale)
+        scales = np.maximum(widest * 0.5 ** np.arange(_OCTAVES), grid.smallest_scale)
+        if grid.symmetric:
+            zeros = np.full((_OCTAVES, 1), grid.zero, np.float64)
+        else:  # from "the low end is reached" to "the high end is reached"
+            low_end, high_end = grid.qmin + np.ceil(-row.lo / scales), grid.qmax - np.ceil(row.hi / scales)
+            zeros = np.rint(np.linspace(low_end, high_end, 9, axis=1)).clip(grid.qmin, grid.qmax)
+        scale = np.broadcast_to(scales[:, None], zeros.shape).reshape(-1)
+        reach = covered(QParams(scale.astype(np.float32), zeros.reshape(-1).astype(np.int64), 0), grid)
+        best = row.best_params(scale, zeros.reshape(-1))
+        return float(reach.lo[best]), float(reach.hi[best])
+
+
+class _Row:
+    """The values of one row as weighted bin centres, and the error of candidate intervals on them."""
+
+    def __init__(self, statistic: Histogram, row: int, grid: Grid) -> None:
+        self.grid = grid
+        self.lo, self.hi = float(statistic.lo[row]), float(statistic.hi[row])
+        self.lo, self.hi = min(self.lo, 0.0), max(self.hi, 0.0)
+        self.width = float(statistic.width[row])
+        self.centres, self.counts = statistic.signed(row)
+
+    def best(self, lo: Floats, hi: Floats) -> int:
+        """Index of the interval with the least error."""
+        params = params_for(Range(lo, hi), self.grid, axis=0)
+        return self.best_params(params.scale.astype(np.float64), params.zero_point.astype(np.float64))
+
+    def best_params(self, scale: Floats, zero: NDArray[np.float64]) -> int:
+        """Index of the scale and zero point, shape (candidates,), with the least error."""
+        scale, zero = scale[:, None], zero[:, None]
+        centres = self.centres[None, :]
+        lo, hi = (self.grid.qmin - zero) * scale, (self.grid.qmax - zero) * scale
+        rounded = np.rint(centres / scale) * scale
+        # steps finer than the bins: where in its bin a value lies is unknown, so its rounding error is the average one
+        within = np.where(scale > self.width, np.square(rounded - centres), np.square(scale) / 12)
+        clipped = np.square(centres - centres.clip(lo, hi))
+        return int(np.argmin(np.maximum(clipped, within * (clipped == 0)) @ self.counts))

@@ -1,0 +1,184 @@
+"""One sample of calibration data: what a model's inputs ask of it, and the checks that make it fit them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, permutations
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibrators.errors import NonFiniteSample, SampleMismatch, nearest
+
+Array = NDArray[Any]
+Sample = dict[str, Array]
+Layout = Literal["nhwc"]
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """What a model asks of one of its inputs.
+
+    Attributes:
+        name: its name in the model.
+        dtype: its element type; ``object`` for strings, None to leave the type unchecked.
+        shape: its dimensions: a number is fixed, a symbol or None takes any size. None leaves even the rank open.
+    """
+
+    name: str
+    dtype: np.dtype[Any] | None
+    shape: tuple[int | str | None, ...] | None
+
+    def fits(self, shape: Sequence[int]) -> bool:
+        """Whether an array of this shape may enter.
+
+        >>> InputSpec("image", np.dtype("float32"), ("batch", 3, 8, 8)).fits((5, 3, 8, 8))
+        True
+        """
+        return self.shape is None or (
+            len(shape) == len(self.shape)
+            and all(want == got for want, got in zip(self.shape, shape, strict=True) if isinstance(want, int))
+        )
+
+
+def is_array(value: object) -> bool:
+    """Whether ``value`` is an array or a tensor, rather than a container of them."""
+    return hasattr(value, "__array__") or hasattr(value, "detach")
+
+
+def name_arrays(batch: object, inputs: Sequence[InputSpec], index: int, *, labelled: bool = False) -> Sample:
+    """What a source yields, as one array per input in the order of the inputs.
+
+    Args:
+        batch: {input name: array}; a tuple or list of arrays in the order of the inputs; or, for a model with one input,
+            the array itself. A tensor with torch's ``detach().cpu().numpy()`` counts as an array.
+        inputs: the model's inputs.
+        index: position of the sample in the data, for messages.
+        labelled: drop what a tuple holds after the inputs, as a loader of (image, label) pairs needs.
+
+    Raises:
+        SampleMismatch: the batch is none of these, or its names or their number are not the model's.
+
+    >>> name_arrays([[1, 2]], [InputSpec("ids", np.dtype("int64"), ("batch",))], index=0)
+    {'ids': array([1, 2])}
+    """
+    names = [spec.name for spec in inputs]
+    arrays: Mapping[Any, object]
+    if isinstance(batch, Mapping):
+        arrays = batch
+    elif is_array(batch) and len(names) == 1:
+        arrays = {names[0]: batch}
+    elif isinstance(batch, tuple | list):
+        if len(batch) < len(names) or (len(batch) > len(names) and not labelled):
+            raise SampleMismatch(f"sample {index}: got {len(batch)} arrays, the model's inputs are {names}")
+        arrays = dict(zip(names, batch))  # noqa: B905  labels may follow the inputs
+    else:
+        found = type(batch).__name__
+        raise SampleMismatch(f"sample {index}: got {found}, expected {{name: array}} for the inputs {names}")
+
+    for name in arrays:
+        if name not in names:
+            raise SampleMismatch(f"sample {index}: the model has no input {name!r}{nearest(name, names)}")
+    for name in names:
+        if name not in arrays:
+            raise SampleMismatch(f"sample {index}: no array for input {name!r}, only for {list(arrays)}")
+    return {name: _to_numpy(arrays[name], _place(index, name)) for name in names}
+
+
+def splittable(inputs: Sequence[InputSpec]) -> bool:
+    """Whether the batch of every input is fixed to 1, so that a larger one has to be split."""
+    return all(spec.shape and spec.shape[0] == 1 for spec in inputs)
+
+
+def split(sample: Sample, inputs: Sequence[InputSpec]) -> Iterator[Sample]:
+    """The N samples in a batch of N, if the model takes only one at a time; any other sample as it is."""
+    sizes = {array.shape[:1] for array in sample.values()}
+    whole = all(spec.shape and len(spec.shape) == sample[spec.name].ndim for spec in inputs)
+    if splittable(inputs) and whole and len(sizes) == 1 and (size := sizes.pop()[0]) > 1:
+        for row in range(size):
+            yield {name: array[row : row + 1] for name, array in sample.items()}
+    else:
+        yield sample
+
+
+def conform(sample: Sample, inputs: Sequence[InputSpec], index: int, layout: Layout | None = None) -> Sample:
+    """The sample, checked against the inputs, in their element types; the arrays handed in are never changed.
+
+    Types widen silently within their kind (int32 to int64), and floats narrow to float32, since Python's own are float64.
+    Nothing else is converted: it would hide a mistake, such as pixels that were never normalized.
+
+    Args:
+        sample: one array per input, from `name_arrays`.
+        inputs: the model's inputs.
+        index: position of the sample in the data, for messages.
+        layout: ``"nhwc"`` transposes 4-D float arrays from NHWC to NCHW.
+
+    Raises:
+        SampleMismatch: a type, a rank or a fixed dimension differs.
+        NonFiniteSample: a float array holds NaN or infinity.
+    """
+    return {spec.name: _conform(sample[spec.name], spec, _place(index, spec.name), layout) for spec in inputs}
+
+
+def _conform(array: Array, spec: InputSpec, place: str, layout: Layout | None) -> Array:
+    array = given = _cast(array, spec.dtype, place)
+    if layout == "nhwc" and array.ndim == 4 and array.dtype.kind == "f":
+        array = np.ascontiguousarray(array.transpose(0, 3, 1, 2))
+    if spec.shape is not None and not spec.fits(array.shape):
+        hint = "; leave out layout='nhwc'" if spec.fits(given.shape) else _axes_hint(array, spec)
+        raise SampleMismatch(f"{place}: got shape {_dims(array.shape)}, expected {_dims(spec.shape)}{hint}")
+    if array.dtype.kind in "fc" and not (finite := np.isfinite(array)).all():
+        first = np.argwhere(~finite)[0].tolist()
+        bad = f"{array.size - np.count_nonzero(finite)} of {array.size} values are NaN or infinite"
+        raise NonFiniteSample(f"{place}: {bad}, the first at {first} ({array[tuple(first)]})")
+    return array
+
+
+def _place(index: int, name: str) -> str:
+    return f"sample {index}, input {name!r}"
+
+
+def _to_numpy(value: Any, place: str) -> Array:
+    try:
+        return np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
+    except (TypeError, ValueError) as error:
+        raise SampleMismatch(f"{place}: a {type(value).__name__} that is no array: {error}") from error
+
+
+def _cast(array: Array, want: np.dtype[Any] | None, place: str) -> Array:
+    got = array.dtype
+    if want is None or got == want:
+        return array
+    text = got.kind in "SU" and want.kind == "O"
+    if text or (got.kind == want.kind and (np.can_cast(got, want) or want == np.float32)):
+        with np.errstate(over="ignore"):  # an overflow becomes infinite, and is reported as that
+            return array.astype(want)
+    raise SampleMismatch(
+        f"{place}: got {got}, expected {want}; convert the data with .astype(np.{want.name})"
+    )
+
+
+def _axes_hint(array: Array, spec: InputSpec) -> str:
+    """The end of a message about a shape: what would make it fit, if anything does."""
+    shape, rank = array.shape, array.ndim
+    if spec.fits((1, *shape)):
+        return "; add the batch axis with array[np.newaxis]"
+    if not 3 <= rank <= 5:
+        return ""
+    space = {3: "L", 4: "HW", 5: "DHW"}[rank]
+    usual = {
+        (0, rank - 1, *range(1, rank - 1)): f"looks like N{space}C data for an NC{space} input",
+        (0, *range(2, rank), 1): f"looks like NC{space} data for an N{space}C input",
+    }
+    for axes in chain(usual, permutations(range(rank))):
+        if spec.fits([shape[axis] for axis in axes]):
+            option = axes == (0, 3, 1, 2) and array.dtype.kind == "f"
+            remedy = "layout='nhwc'" if option else f"np.transpose(array, {axes})"
+            return f"; {usual.get(axes, 'its axes fit in another order')}; transpose it with {remedy}"
+    return ""
+
+
+def _dims(shape: Sequence[int | str | None]) -> str:
+    return f"[{', '.join('?' if dim is None else str(dim) for dim in shape)}]"

@@ -1,0 +1,31 @@
+"""Quantize ONNX models: a float model and calibration data in, a measured and verified integer model out.
+
+    from quark_onnx import quantize_static
+    quantize_static("model.onnx", samples, "A8W8", "quantized.onnx")
+
+``samples`` is any iterable of ``{input name: array}``. See ``QConfig`` for the settings and ``compare`` for the error.
+"""
+
+from quark_onnx.analysis import Comparison, compare
+from quark_onnx.api import Result, quantize, quantize_static
+from quark_onnx.config import Override, QConfig, QuantizationSpec
+from quark_onnx.errors import QuarkError
+from quark_onnx.onnxruntime_spelling import CalibrationDataReader, CalibrationMethod, QuantFormat, QuantType
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CalibrationDataReader",
+    "CalibrationMethod",
+    "Comparison",
+    "Override",
+    "QConfig",
+    "QuantFormat",
+    "QuantType",
+    "QuantizationSpec",
+    "QuarkError",
+    "Result",
+    "compare",
+    "quantize",
+    "quantize_static",
+]

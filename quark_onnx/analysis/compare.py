@@ -1,0 +1,83 @@
+"""compare: the error of a quantized model at each output, on the user's data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from onnx import ModelProto
+
+import calibrators
+from calibrators.session import open_session
+from quark_onnx.api import load, reader_for
+from quark_onnx.errors import DataError, ModelError
+from quark_onnx.graph import Graph
+from quark_onnx.report.measure import OutputError, measure
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How far a model is from its float original.
+
+    Attributes:
+        samples: on how many samples it was measured.
+        outputs: the error of each output.
+        bytes_before, bytes_after: sizes of the two models.
+    """
+
+    samples: int
+    outputs: list[OutputError]
+    bytes_before: int
+    bytes_after: int
+
+    @property
+    def sqnr(self) -> float:
+        """The least signal-to-noise ratio of any float output, in dB; infinite if there is none."""
+        return min((o.sqnr for o in self.outputs if o.sqnr is not None), default=float("inf"))
+
+
+def compare(
+    reference: str | Path | ModelProto, other: str | Path | ModelProto, data: Any, *, limit: int | None = None
+) -> Comparison:
+    """Run two models on the same data and compare their outputs.
+
+    Args:
+        reference: the float model, a path or a ModelProto.
+        other: the quantized model, from this or any other tool; it must have the same outputs.
+        data: anything that ``quantize_static`` takes as data.
+        limit: use at most so many samples.
+
+    Raises:
+        ModelError: a model cannot be loaded or run, or the outputs do not match.
+        DataError: the data does not fit the reference.
+    """
+    before, after = load(reference), load(other)
+    sessions = []
+    for name, model in (("reference", before), ("other", after)):
+        try:
+            sessions.append(open_session(model))
+        except Exception as error:
+            raise ModelError(f"onnxruntime cannot load the {name} model: {error}") from error
+    missing = {v.name for v in sessions[0].get_outputs()} - {v.name for v in sessions[1].get_outputs()}
+    if missing:
+        raise ModelError(f"the other model lacks the output {sorted(missing)[0]!r} of the reference")
+    counter = _Counter(islice(iter(reader_for(Graph.of(before), data)), limit))
+    try:
+        outputs = measure(*sessions, counter)
+    except calibrators.CalibrationError as error:
+        raise DataError(str(error)) from error
+    return Comparison(counter.count, outputs, before.ByteSize(), after.ByteSize())
+
+
+class _Counter:
+    def __init__(self, samples: Iterator[Any]) -> None:
+        self._samples = samples
+        self.count = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for sample in self._samples:
+            self.count += 1
+            yield sample

@@ -1,0 +1,176 @@
+"""The straight line from a float model to a quantized one."""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from onnx import ModelProto
+
+import calibrators
+from calibrators.data import InputSpec, Reader, open_reader
+from quark_onnx.config import QConfig
+from quark_onnx.errors import AccuracyError, ConfigError, DataError, ModelError
+from quark_onnx.graph import Graph
+from quark_onnx.graph.io import has_external_data, read
+from quark_onnx.onnxruntime_spelling import is_onnxruntime_call, translate
+from quark_onnx.plan import Plan
+from quark_onnx.progress import Progress
+from quark_onnx.report import Report, summarize
+from quark_onnx.steps import calibrate, finish, guard, insert, make_plan, prepare, raise_opset_for, solve
+from quark_onnx.steps.calibrate import HoldOut
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Result:
+    """A quantized model, how it came about, and how good it is."""
+
+    model: ModelProto
+    plan: Plan
+    report: Report
+
+
+def quantize(
+    model: str | Path | ModelProto,
+    data: Any,
+    config: QConfig | str | Path | dict[str, Any] = "A8W8",
+    output: str | Path | None = None,
+    *,
+    executor: Executor | None = None,
+    progress: bool | None = False,
+) -> Result:
+    """Quantize a model statically and say what was done; ``quantize_static`` returns the model alone.
+
+    Raises:
+        QuarkError: see ``quark_onnx.errors``; nothing is written.
+    """
+    config = QConfig.of(config)
+    target = _target(model, output)
+    original = load(model)
+    graph = Graph.of(original)
+    reader = reader_for(graph, data)
+    first = _first(reader)
+    bar = Progress(progress, reader.length)
+
+    graph, notes = prepare(graph, config, first)
+    plan = make_plan(graph, config)
+    graph, raised = raise_opset_for(graph, plan, first)
+    if raised:
+        plan = make_plan(graph, config)
+    held = HoldOut(reader)
+    with bar:
+        ranges = calibrate(graph, plan, held, executor=executor, progress=bar.update)
+    found = guard(graph, plan, ranges) if config.keep_tails else []
+    params = solve(graph, plan, ranges)
+    result = insert(graph, plan, params)
+
+    samples = held.samples or [first]
+    external = isinstance(model, str | Path) and has_external_data(Path(model))
+    operators, kept_nodes, kept_tensors = summarize(plan)
+    report = Report(
+        config=str(config),
+        samples=held.count,
+        held_out=len(held.samples),
+        bytes_before=original.ByteSize(),
+        bytes_after=0,
+        operators=operators,
+        kept_nodes=kept_nodes,
+        kept_tensors=kept_tensors,
+        notes=[*notes, *raised, *found, *(f"scale of {n} channels of {w!r} raised to hold its bias" for w, n in params.raised.items())],
+    )
+    quantized, errors = finish(result, original, samples, target, external=external)
+    report = replace(report, bytes_after=quantized.ByteSize(), outputs=errors)
+    logger.info("%s", report)
+    if config.min_sqnr is not None and report.worst_sqnr < config.min_sqnr:
+        raise AccuracyError(
+            f"the worst output has {report.worst_sqnr:.2f} dB SQNR, below the {config.min_sqnr:g} dB asked for: not usable"
+        )
+    return Result(quantized, plan, report)
+
+
+def quantize_static(*arguments: Any, **keywords: Any) -> ModelProto:
+    """Quantize a float model to integers with scales measured on calibration data.
+
+    Called as ``quantize_static(model, data, config="A8W8", output=None, *, executor=None, progress=False)``, or with the
+    arguments of ``onnxruntime.quantization.quantize_static``, which are translated.
+
+    Args:
+        model: path of the float model, or a ModelProto, which is not changed.
+        data: calibration samples: an iterable or generator of ``{input name: array}``, an onnxruntime
+            ``CalibrationDataReader``, a torch ``DataLoader``, a .npz or .npy file or a folder of them, or a Reader made by
+            ``calibrators.data.open_reader`` (image folders, random data).
+        config: a preset's name, a YAML file, a dictionary, or a QConfig.
+        output: where to write the model; None only returns it.
+        executor: any ``concurrent.futures.Executor``; calibration is sharded over it, with the same result.
+        progress: show a progress bar on stderr; None shows it on a terminal only.
+
+    Returns:
+        The quantized model. Its inputs and outputs are those of the float model.
+
+    Raises:
+        QuarkError: the model, the data or a setting is wrong, or the result misses ``config.min_sqnr``.
+    """
+    if is_onnxruntime_call(arguments, keywords):
+        call = translate(arguments, keywords)
+        return quantize(call.model, call.data, call.config, call.output).model
+    return quantize(*arguments, **keywords).model
+
+
+def load(model: str | Path | ModelProto) -> ModelProto:
+    """A model from a path, or the model itself, which is never changed."""
+    if isinstance(model, ModelProto):
+        return model
+    if isinstance(model, str | Path):
+        return read(Path(model))
+    raise ModelError(f"model is a {type(model).__name__}; it must be a path or a ModelProto")
+
+
+def input_specs(graph: Graph) -> list[InputSpec]:
+    """What the data has to provide: name, type and shape of each input that has no default."""
+    import numpy as np
+    from onnx import helper
+
+    specs = []
+    for value in graph.inputs:
+        if value.name in graph.initializers:
+            continue
+        kind = graph.elem_type(value.name)
+        try:
+            dtype = np.dtype(helper.tensor_dtype_to_np_dtype(kind)) if kind else None
+        except (KeyError, TypeError):
+            dtype = None
+        specs.append(InputSpec(value.name, dtype, graph.shape(value.name)))
+    return specs
+
+
+def reader_for(graph: Graph, data: Any) -> Reader:
+    """The calibration data as a reader of checked samples."""
+    if data is None:
+        raise DataError("no calibration data was given; pass an iterable of {input name: array}, a folder or a reader")
+    try:
+        return open_reader(data, input_specs(graph))
+    except calibrators.CalibrationError as error:
+        raise DataError(str(error)) from error
+
+
+def _first(reader: Reader) -> Any:
+    try:
+        return reader.first()
+    except calibrators.CalibrationError as error:
+        raise DataError(str(error)) from error
+
+
+def _target(model: object, output: str | Path | None) -> Path | None:
+    if output is None:
+        return None
+    target = Path(output)
+    if target.is_dir():
+        raise ConfigError(f"output {target} is a folder; give the name of the .onnx file to write")
+    if isinstance(model, str | Path) and target.resolve() == Path(model).resolve():
+        raise ConfigError(f"output {target} is the input model itself; the float model is never overwritten")
+    return target

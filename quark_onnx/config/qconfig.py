@@ -1,0 +1,175 @@
+"""QConfig and Override: everything a user decides, as frozen values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from quark_onnx.config.spec import QuantizationSpec, check_names
+from quark_onnx.dtypes import INT8, UINT8
+from quark_onnx.errors import ConfigError
+from quark_onnx.registry import PRESETS, RULES
+
+#: Attributes of a spec that ``QConfig.with_`` takes as a short cut, and the spec that they go to.
+_SHORT_CUTS = {"calibrator": "activation", "per_channel": "weight"}
+
+
+def _strings(value: Any, where: str) -> tuple[str, ...]:
+    """A tuple of strings from one string or any collection of them."""
+    if isinstance(value, str):
+        return (value,)
+    try:
+        items = tuple(value)
+    except TypeError:
+        items = (None,)
+    if not all(isinstance(item, str) for item in items):
+        raise ConfigError(f"{where} is {value!r}; it must be a name or a list of names")
+    return items
+
+
+@dataclass(frozen=True)
+class Override:
+    """Another decision for some of the nodes.
+
+    Attributes:
+        nodes: node names, globs (``"/head/*"``) or regular expressions (``"re:^/head/.*"``).
+        op_types: operator types.
+        between: two sets of tensor or node names; the nodes on the paths from the first to the second, both included.
+        keep: leave these nodes float.
+        activation: how tensors that these nodes compute and read are quantized; None leaves it as it is.
+        weight: how their weights are quantized; None leaves it as it is.
+
+    A node matches if any of the three matches. An override that matches no node of the model is an error.
+
+    >>> Override("/head/*", keep=True)
+    Override(nodes=('/head/*',), op_types=(), between=(), keep=True, activation=None, weight=None)
+    """
+
+    nodes: tuple[str, ...] = ()
+    op_types: tuple[str, ...] = ()
+    between: tuple[tuple[str, ...], ...] = ()
+    keep: bool = False
+    activation: QuantizationSpec | None = None
+    weight: QuantizationSpec | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "nodes", _strings(self.nodes, "nodes of an override"))
+        object.__setattr__(self, "op_types", _strings(self.op_types, "op_types of an override"))
+        ends = tuple(_strings(end, "between of an override") for end in self.between)
+        object.__setattr__(self, "between", ends)
+        if len(ends) not in (0, 2):
+            raise ConfigError(f"between of an override has {len(ends)} sets of names; it takes two: starts and ends")
+        if not (self.nodes or self.op_types or self.between):
+            raise ConfigError("an override names no nodes; give nodes, op_types or between")
+        if not (self.keep or self.activation or self.weight):
+            raise ConfigError(f"the override for {self.where} changes nothing; give keep, activation or weight")
+        if self.keep and (self.activation or self.weight):
+            raise ConfigError(f"the override for {self.where} both keeps nodes float and quantizes them")
+        for name in ("activation", "weight"):
+            spec = getattr(self, name)
+            if spec is not None and not isinstance(spec, QuantizationSpec):
+                raise ConfigError(f"{name} of the override for {self.where} is {spec!r}, not a QuantizationSpec")
+
+    @property
+    def where(self) -> str:
+        """The patterns, for messages."""
+        ends = [" .. ".join(",".join(end) for end in self.between)] if self.between else []
+        return ", ".join([*self.nodes, *self.op_types, *ends])
+
+
+@dataclass(frozen=True)
+class QConfig:
+    """What a user wants; frozen, and composed with ``with_``.
+
+    Attributes:
+        activation: how activations are quantized; None keeps them float (weight-only).
+        weight: how weights are quantized; None keeps them float.
+        bias: biases become int32 with the scale activation x weight; False keeps them float.
+        overrides: other decisions for some nodes; a later one wins over an earlier one.
+        op_types: only these operators are quantized; empty means every operator that has a rule.
+        nodes: only these nodes (names, globs or regular expressions) are quantized; empty means all.
+        exclude: node names, globs or regular expressions that stay float; short for an Override with ``keep``.
+        keep_tails: leave float what is known to be ruined by one shared scale: joins of tensors whose ranges differ
+            widely and that no weighted operator reads, arithmetic on masks and positions, decoding heads.
+        prepare: fold and clean the float graph first.
+        min_sqnr: the least acceptable signal-to-noise ratio of any output, in dB; None asks for none.
+
+    >>> config = QConfig.of("A8W8").with_(calibrator="entropy", per_channel=True)
+    >>> config.weight.per_channel, config.activation.calibrator
+    (True, Entropy(candidates=128))
+    """
+
+    activation: QuantizationSpec | None = QuantizationSpec(UINT8, symmetric=False)
+    weight: QuantizationSpec | None = QuantizationSpec(INT8, narrow=True)
+    bias: bool = True
+    overrides: tuple[Override, ...] = ()
+    op_types: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    keep_tails: bool = True
+    prepare: bool = True
+    min_sqnr: float | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "overrides", tuple(self.overrides))
+        object.__setattr__(self, "op_types", _strings(self.op_types, "op_types"))
+        object.__setattr__(self, "nodes", _strings(self.nodes, "nodes"))
+        object.__setattr__(self, "exclude", _strings(self.exclude, "exclude"))
+        for name in ("activation", "weight"):
+            spec = getattr(self, name)
+            if spec is not None and not isinstance(spec, QuantizationSpec):
+                raise ConfigError(f"{name} is {spec!r}; it must be a QuantizationSpec or None")
+        for name in ("bias", "keep_tails", "prepare"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name} is {getattr(self, name)!r}; it must be true or false")
+        for override in self.overrides:
+            if not isinstance(override, Override):
+                raise ConfigError(f"overrides holds {override!r}, which is not an Override")
+        if self.activation and self.activation.per_channel:
+            raise ConfigError("activations are quantized per tensor; per_channel belongs to the weight")
+        if self.min_sqnr is not None and not isinstance(self.min_sqnr, int | float):
+            raise ConfigError(f"min_sqnr is {self.min_sqnr!r}; it must be a number of decibels")
+        for op_type in self.op_types:
+            if op_type not in RULES and len(RULES):
+                RULES[op_type]
+
+    @classmethod
+    def of(cls, config: QConfig | str | Path | dict[str, Any]) -> QConfig:
+        """A QConfig from what a user may write: a preset's name, a YAML file, a dictionary, or a QConfig."""
+        from quark_onnx.config.serialize import from_dict, load_yaml
+
+        if isinstance(config, QConfig):
+            return config
+        if isinstance(config, dict):
+            return from_dict(config)
+        if isinstance(config, Path) or (isinstance(config, str) and config.lower().endswith((".yaml", ".yml"))):
+            return load_yaml(Path(config))
+        if isinstance(config, str):
+            preset = PRESETS[config.upper()]
+            assert isinstance(preset, QConfig)
+            return preset
+        raise ConfigError(
+            f"config is a {type(config).__name__}; it must be a preset's name, a YAML file, a dict or a QConfig"
+        )
+
+    def with_(self, **changes: Any) -> QConfig:
+        """A copy with some settings changed; ``calibrator`` goes to the activations, ``per_channel`` to the weights."""
+        for name, target in _SHORT_CUTS.items():
+            if name in changes:
+                spec = changes.get(target, getattr(self, target))
+                if spec is None:
+                    raise ConfigError(f"{name} cannot be set: {target} is None, so it is not quantized")
+                changes[target] = spec.with_(**{name: changes.pop(name)})
+        check_names(changes, type(self))
+        return replace(self, **changes)
+
+    def __str__(self) -> str:
+        default = QConfig()
+        lines = [f"activation: {self.activation or 'float'}", f"weight: {self.weight or 'float'}"]
+        lines += [
+            f"{f.name}: {getattr(self, f.name)}"
+            for f in fields(self)[2:]
+            if getattr(self, f.name) != getattr(default, f.name)
+        ]
+        return "\n".join(lines)

@@ -1,0 +1,97 @@
+"""QConfig to and from dictionaries and YAML; an unknown key is an error with the nearest match."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from quark_onnx.config.qconfig import Override, QConfig
+from quark_onnx.config.spec import QuantizationSpec, check_names, format_calibrator
+from quark_onnx.errors import ConfigError
+
+
+def to_dict(config: QConfig) -> dict[str, Any]:
+    """Plain dictionaries, lists, strings and numbers that ``from_dict`` reads back to an equal config."""
+    return _plain(config)  # type: ignore[no-any-return]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, QConfig | Override | QuantizationSpec):
+        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    return format_calibrator(value) if hasattr(value, "statistic") else str(value)
+
+
+def from_dict(data: dict[str, Any]) -> QConfig:
+    """The config that a dictionary describes.
+
+    ``preset`` names the config to start from (A8W8 if absent), the rest changes it. ``calibrator`` and ``per_channel`` are
+    taken as by ``QConfig.with_``.
+
+    >>> from_dict({"preset": "S8S8", "per_channel": True}).weight.per_channel
+    True
+    """
+    changes = dict(_mapping(data, "the config"))
+    base = QConfig.of(changes.pop("preset", "A8W8"))
+    for name in ("activation", "weight"):
+        if name in changes:
+            changes[name] = _spec(changes[name], getattr(base, name), name)
+    if "overrides" in changes:
+        if not isinstance(changes["overrides"], list | tuple):
+            raise ConfigError(f"overrides is {changes['overrides']!r}; it must be a list")
+        changes["overrides"] = tuple(_override(item, base) for item in changes["overrides"])
+    return base.with_(**changes)
+
+
+def _override(data: Any, base: QConfig) -> Override:
+    if isinstance(data, Override):
+        return data
+    settings = dict(_mapping(data, "an override"))
+    check_names(settings, Override)
+    for name in ("activation", "weight"):
+        if settings.get(name) is not None:
+            settings[name] = _spec(settings[name], getattr(base, name), name)
+    return Override(**settings)
+
+
+def _spec(data: Any, base: QuantizationSpec | None, where: str) -> QuantizationSpec | None:
+    """A spec from a dictionary of changes to ``base``, or from just the name of a number format."""
+    if data is None or isinstance(data, QuantizationSpec):
+        return data
+    settings = {"dtype": data} if isinstance(data, str) else dict(_mapping(data, where))
+    return (base or QuantizationSpec()).with_(**settings)
+
+
+def _mapping(data: Any, where: str) -> dict[str, Any]:
+    if not isinstance(data, dict):
+        raise ConfigError(f"{where} is {data!r}; it must be a mapping of settings")
+    return data
+
+
+def load_yaml(path: Path) -> QConfig:
+    """The config in a YAML file.
+
+    Raises:
+        ConfigError: the file is missing, is no YAML, or describes no config; the message names it.
+    """
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"config file {path} cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"config file {path} is not valid YAML: {error}") from error
+    try:
+        return from_dict({} if data is None else data)
+    except ConfigError as error:
+        raise ConfigError(f"config file {path}: {error}") from error
+
+
+def to_yaml(config: QConfig) -> str:
+    """The YAML text that ``load_yaml`` reads back to an equal config."""
+    return yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True)

@@ -1,0 +1,122 @@
+"""QuantizationSpec: how one kind of tensor is quantized."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import calibrators
+from calibrators import CalibrationError, Calibrator, Grid, MinMax
+from quark_onnx.dtypes import INT8, DType
+from quark_onnx.errors import ConfigError, nearest
+from quark_onnx.registry import DTYPES
+
+
+@dataclass(frozen=True)
+class QuantizationSpec:
+    """How a tensor is quantized; frozen, and composed with ``with_``.
+
+    Attributes:
+        dtype: the number format, or its name.
+        symmetric: the zero point is fixed in the middle of the codes.
+        per_channel: one scale for each output channel (weights only) instead of one for the tensor.
+        pow2: scales are powers of two.
+        narrow: a signed format leaves out its least code (-127..127 in 8 bits).
+        reduce_range: leave one bit unused, for processors whose 8-bit products saturate.
+        calibrator: how the range is found; a calibrator, its name, or ``"name:setting=value,..."``.
+
+    >>> QuantizationSpec("uint8", symmetric=False).with_(calibrator="percentile:percentile=99.9").calibrator
+    Percentile(percentile=99.9)
+    """
+
+    dtype: DType = INT8
+    symmetric: bool = True
+    per_channel: bool = False
+    pow2: bool = False
+    narrow: bool = False
+    reduce_range: bool = False
+    calibrator: Calibrator = field(default_factory=MinMax)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.dtype, str):
+            object.__setattr__(self, "dtype", DTYPES[self.dtype.lower()])
+        if isinstance(self.calibrator, str):
+            object.__setattr__(self, "calibrator", parse_calibrator(self.calibrator))
+        if not isinstance(self.dtype, DType):
+            raise ConfigError(f"dtype is {self.dtype!r}; it must be a number format{nearest('', DTYPES)}")
+        for name in ("symmetric", "per_channel", "pow2", "narrow", "reduce_range"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name} is {getattr(self, name)!r}; it must be true or false")
+        if not hasattr(self.calibrator, "statistic"):
+            raise ConfigError(
+                f"calibrator is {self.calibrator!r}; it must be a calibrator or a name"
+                f"{nearest('', calibrators.CALIBRATORS)}"
+            )
+
+    def with_(self, **changes: Any) -> QuantizationSpec:
+        """A copy with some attributes changed."""
+        check_names(changes, type(self))
+        return replace(self, **changes)
+
+    @property
+    def grid(self) -> Grid:
+        """The codes and the zero-point rule, as calibration sees them."""
+        bits = self.dtype.bits - self.reduce_range
+        return self.dtype.grid(symmetric=self.symmetric, pow2=self.pow2, narrow=self.narrow, bits=bits)
+
+    def __str__(self) -> str:
+        parts = [self.dtype.name, "symmetric" if self.symmetric else "asymmetric"]
+        parts += [word for word in ("per_channel", "pow2", "narrow", "reduce_range") if getattr(self, word)]
+        return " ".join([*parts, format_calibrator(self.calibrator)])
+
+
+def check_names(given: Any, cls: type[Any]) -> None:
+    """Raise ConfigError for the first name in ``given`` that is no field of the dataclass ``cls``."""
+    known = [f.name for f in fields(cls)]
+    for name in given:
+        if name not in known:
+            raise ConfigError(f"{cls.__name__} has no setting {name!r}{nearest(str(name), known)}")
+
+
+def parse_calibrator(text: str) -> Calibrator:
+    """The calibrator written as ``"name"`` or ``"name:setting=value,..."``.
+
+    >>> parse_calibrator("minmax:moving_average=true")
+    MinMax(moving_average=True, constant=0.01)
+    """
+    name, _, rest = text.partition(":")
+    settings: dict[str, Any] = {}
+    for part in filter(None, rest.split(",")):
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise ConfigError(f"calibrator {text!r}: {part!r} is not of the form setting=value")
+        settings[key.strip()] = _value(value.strip(), text)
+    try:
+        return calibrators.create(name.strip(), **settings)  # type: ignore[no-any-return]
+    except CalibrationError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _value(text: str, where: str) -> Any:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    raise ConfigError(f"calibrator {where!r}: {text!r} is neither a number nor true or false")
+
+
+def format_calibrator(calibrator: Any) -> str:
+    """The text form that ``parse_calibrator`` reads; settings at their defaults are left out.
+
+    >>> format_calibrator(parse_calibrator("percentile:percentile=99.9"))
+    'percentile:percentile=99.9'
+    """
+    changed = [
+        f"{f.name}={getattr(calibrator, f.name)}"
+        for f in fields(calibrator)
+        if getattr(calibrator, f.name) != f.default
+    ]
+    return calibrator.name + (":" + ",".join(changed) if changed else "")

@@ -1,0 +1,66 @@
+"""Everything that can go wrong on purpose.
+
+QuarkError
+├── ConfigError           a setting is unknown, malformed, contradictory, or matches nothing
+├── ModelError            the model cannot be read, checked, run or written
+├── DataError             the calibration data does not fit the model, or is unusable
+├── PlanError             a rule decided something impossible (a defect of the rule, not of the input)
+├── ConstraintError       the constraints of a target cannot be met together
+├── AccuracyError         the quantized model is worse than the bound that was asked for
+└── MissingDependency     an optional package is needed for what was asked
+
+A message says what was found, where (node, tensor, sample, file, option), and what to do.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class QuarkError(Exception):
+    """Base of all errors that this package raises on purpose."""
+
+
+class ConfigError(QuarkError):
+    """A setting is unknown, malformed, contradictory, or matches nothing."""
+
+
+class ModelError(QuarkError):
+    """The model cannot be read, checked, run or written."""
+
+
+class DataError(QuarkError):
+    """The calibration data does not fit the model, or is unusable."""
+
+
+class PlanError(QuarkError):
+    """A rule decided something impossible."""
+
+
+class ConstraintError(QuarkError):
+    """The constraints of a target cannot be met together."""
+
+
+class AccuracyError(QuarkError):
+    """The quantized model is worse than the bound that was asked for."""
+
+
+class MissingDependency(QuarkError):
+    """An optional package is needed for what was asked."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The end of an error message about an unknown word: the nearest known one, or all of them.
+
+    >>> nearest("percentle", ["percentile", "minmax"])
+    "; did you mean 'percentile'?"
+    >>> nearest("x", ["percentile", "minmax"])
+    '; known: minmax, percentile'
+    """
+    names = sorted(str(name) for name in known)
+    near = difflib.get_close_matches(word, names, n=1)
+    if near:
+        return f"; did you mean {near[0]!r}?"
+    shown = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
+    return f"; known: {shown or 'none'}"

@@ -1,0 +1,6 @@
+"""ONNX graphs: an index over protobuf, the verbs that edit it, and files."""
+
+from quark_onnx.graph.graph import Graph, reach
+from quark_onnx.graph.node import Node
+
+__all__ = ["Graph", "Node", "reach"]

@@ -1,0 +1,365 @@
+"""Graph: an ONNX model with every look-up in constant time, and the only verbs that change it.
+
+Nodes and initializers live in Python containers; ``to_model`` writes them back into protobuf. Names that the model uses
+anywhere, subgraphs included, are never given out again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
+
+from quark_onnx.errors import ModelError
+from quark_onnx.graph.node import STANDARD_DOMAINS, Node, all_names
+from quark_onnx.graph.shapes import infer_values
+
+Shape = tuple["int | str | None", ...]
+
+
+class Graph:
+    """The main graph of a model.
+
+    Attributes:
+        nodes: operators, in topological order when loaded.
+        initializers: constant tensors by name.
+        inputs, outputs: the interface, as the model declares it.
+    """
+
+    def __init__(self, model: ModelProto) -> None:
+        """Takes over ``model``: hand in a copy (``Graph.of`` makes one)."""
+        graph = model.graph
+        self._shell = model
+        self.nodes: list[Node] = [Node(proto) for proto in graph.node]
+        self.initializers: dict[str, TensorProto] = {tensor.name: tensor for tensor in graph.initializer}
+        self.inputs: list[ValueInfoProto] = list(graph.input)
+        self.outputs: list[ValueInfoProto] = list(graph.output)
+        self._names = all_names(graph)
+        self._values: dict[str, ValueInfoProto] = {value.name: value for value in graph.value_info}
+        self._arrays: dict[str, NDArray[Any]] = {}
+        self._counter: Counter[str] = Counter()
+        self._drop_shadowed_inputs()
+        self._name_nodes()
+        self._index()
+        self._sort()
+        self.infer()
+
+    @classmethod
+    def of(cls, model: ModelProto) -> Graph:
+        """The graph of a copy of ``model``."""
+        copy = ModelProto()
+        copy.CopyFrom(model)
+        return cls(copy)
+
+    def copy(self) -> Graph:
+        return Graph(self.to_model())
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def producer(self, tensor: str) -> Node | None:
+        """The node that computes a tensor; None for inputs, initializers and unknown names."""
+        return self._producers.get(tensor)
+
+    def consumers(self, tensor: str) -> list[Node]:
+        """The nodes that read a tensor, also from inside their subgraphs; in graph order, each once."""
+        return list(self._consumers.get(tensor, ()))
+
+    def followers(self, node: Node) -> list[Node]:
+        """The nodes that read what a node computes."""
+        return list(dict.fromkeys(reader for output in node.outputs for reader in self.consumers(output)))
+
+    def leaders(self, node: Node) -> list[Node]:
+        """The nodes that compute what a node reads."""
+        before = (self.producer(name) for name in (*node.inputs, *node.captures))
+        return list(dict.fromkeys(node for node in before if node is not None))
+
+    def captured(self, tensor: str) -> bool:
+        """Whether a subgraph reads the tensor."""
+        return any(tensor in node.captures for node in self._consumers.get(tensor, ()))
+
+    def is_output(self, tensor: str) -> bool:
+        return tensor in self._output_names
+
+    def is_input(self, tensor: str) -> bool:
+        return tensor in self._input_names
+
+    def is_constant(self, tensor: str) -> bool:
+        """Whether the tensor is an initializer that no caller can override."""
+        return tensor in self.initializers and tensor not in self._input_names
+
+    def constant(self, tensor: str) -> NDArray[Any] | None:
+        """Value of a constant tensor, None if it is not constant. The array must not be written to."""
+        if not self.is_constant(tensor):
+            return None
+        if tensor not in self._arrays:
+            try:
+                self._arrays[tensor] = numpy_helper.to_array(self.initializers[tensor])
+            except (ValueError, TypeError, KeyError) as error:
+                raise ModelError(f"initializer {tensor!r} cannot be read: {error}") from error
+        return self._arrays[tensor]
+
+    def elem_type(self, tensor: str) -> int:
+        """``TensorProto.DataType`` of a tensor; 0 (UNDEFINED) if it is not known or not a tensor."""
+        if tensor in self.initializers:
+            return self.initializers[tensor].data_type
+        value = self._values.get(tensor)
+        return value.type.tensor_type.elem_type if value is not None else TensorProto.UNDEFINED
+
+    def shape(self, tensor: str) -> Shape | None:
+        """Dimensions, a name or None for the unknown ones; None if not even the rank is known."""
+        if tensor in self.initializers:
+            return tuple(self.initializers[tensor].dims)
+        value = self._values.get(tensor)
+        if value is None or not value.type.tensor_type.HasField("shape"):
+            return None
+        return tuple(
+            dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None
+            for dim in value.type.tensor_type.shape.dim
+        )
+
+    @property
+    def opset(self) -> int:
+        """Version of the standard operator set; 0 if the model does not import it."""
+        return max((o.version for o in self._shell.opset_import if o.domain in STANDARD_DOMAINS), default=0)
+
+    @property
+    def ir_version(self) -> int:
+        return self._shell.ir_version
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Every name that is taken."""
+        return frozenset(self._names)
+
+    # -- editing ---------------------------------------------------------------------------------------------------
+
+    def fresh(self, name: str) -> str:
+        """A name that nothing in the model has, ``name`` itself if it is free."""
+        candidate = name
+        while candidate in self._names:
+            self._counter[name] += 1
+            candidate = f"{name}_{self._counter[name]}"
+        self._names.add(candidate)
+        return candidate
+
+    def add(
+        self,
+        op_type: str,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        *,
+        name: str = "",
+        domain: str = "",
+        **attributes: Any,
+    ) -> Node:
+        """Append a node; the order is mended by ``to_model``."""
+        proto = helper.make_node(op_type, inputs, outputs, domain=domain, **attributes)
+        proto.name = self.fresh(name or f"{outputs[0]}_{op_type}")
+        node = Node(proto)
+        self.nodes.append(node)
+        self._link(node)
+        self._names.update(outputs)
+        return node
+
+    def add_constant(self, name: str, array: NDArray[Any], elem_type: int | None = None) -> str:
+        """Add an initializer under a fresh name, which is returned."""
+        name = self.fresh(name)
+        if elem_type is None:
+            tensor = numpy_helper.from_array(np.ascontiguousarray(array).reshape(array.shape), name)
+        else:
+            tensor = helper.make_tensor(name, elem_type, array.shape, array.tobytes(), raw=True)
+        self.initializers[name] = tensor
+        return name
+
+    def remove(self, nodes: Iterable[Node]) -> None:
+        """Take nodes out of the graph; what they read and computed stays."""
+        gone = set(nodes)
+        for node in gone:
+            self._unlink(node)
+        self.nodes = [node for node in self.nodes if node not in gone]
+
+    def set_input(self, node: Node, index: int, tensor: str) -> None:
+        self._unlink(node)
+        node.inputs = (*node.inputs[:index], tensor, *node.inputs[index + 1 :])
+        self._link(node)
+
+    def append_input(self, node: Node, tensor: str) -> None:
+        self._unlink(node)
+        node.inputs = (*node.inputs, tensor)
+        self._link(node)
+
+    def set_output(self, node: Node, index: int, tensor: str) -> None:
+        self._unlink(node)
+        node.outputs = (*node.outputs[:index], tensor, *node.outputs[index + 1 :])
+        self._link(node)
+        self._names.add(tensor)
+
+    def replace_uses(self, old: str, new: str) -> None:
+        """Let every node that reads ``old`` as an input read ``new``; subgraphs and graph outputs are left alone."""
+        for node in self.consumers(old):
+            for index, name in enumerate(node.inputs):
+                if name == old:
+                    self.set_input(node, index, new)
+
+    def bypass(self, node: Node) -> bool:
+        """Remove a node whose first output equals its first input; False if an output or subgraph pins both names."""
+        source, result = node.inputs[0], node.outputs[0]
+        if self.captured(result):
+            return False
+        if self.is_output(result):
+            producer = self.producer(source)
+            if producer is None or self.is_output(source) or self.captured(source):
+                return False
+            self.remove([node])
+            self.set_output(producer, producer.outputs.index(source), result)
+            self.replace_uses(source, result)
+            return True
+        self.remove([node])
+        self.replace_uses(result, source)
+        return True
+
+    def drop_unused(self) -> None:
+        """Remove nodes that nothing reads, then initializers that nothing reads."""
+        needed, alive = [value.name for value in self.outputs], set()
+        while needed:
+            node = self.producer(needed.pop())
+            if node is not None and node not in alive:
+                alive.add(node)
+                needed += [*node.inputs, *node.captures]
+        self.remove([node for node in self.nodes if node not in alive])
+        self.initializers = {
+            name: tensor
+            for name, tensor in self.initializers.items()
+            if self._consumers.get(name) or name in self._output_names or name in self._input_names
+        }
+
+    def require(self, opset: int) -> None:
+        """Raise the declared version of the standard operator set, and the IR version that goes with it."""
+        for entry in self._shell.opset_import:
+            if entry.domain in STANDARD_DOMAINS:
+                entry.version = max(entry.version, opset)
+        self.import_domain("", opset)
+        ir = helper.find_min_ir_version_for([helper.make_opsetid("", self.opset)], ignore_unknown=True)
+        self._shell.ir_version = max(self._shell.ir_version, ir)
+
+    def import_domain(self, domain: str, version: int = 1) -> None:
+        """Declare an operator domain, if the model does not yet."""
+        taken = {"" if entry.domain in STANDARD_DOMAINS else entry.domain for entry in self._shell.opset_import}
+        if domain not in taken:
+            self._shell.opset_import.append(helper.make_opsetid(domain, version))
+
+    def set_metadata(self, key: str, value: str) -> None:
+        kept = [entry for entry in self._shell.metadata_props if entry.key != key]
+        del self._shell.metadata_props[:]
+        self._shell.metadata_props.extend([*kept, onnx.StringStringEntryProto(key=key, value=value)])
+
+    # -- protobuf --------------------------------------------------------------------------------------------------
+
+    def to_model(self) -> ModelProto:
+        """The model, with nodes in topological order; independent of this graph."""
+        model = self._skeleton()
+        model.graph.initializer.extend(self.initializers.values())
+        return model
+
+    def _skeleton(self) -> ModelProto:
+        """The model without its initializers."""
+        self._sort()
+        model = ModelProto()
+        del self._shell.graph.node[:], self._shell.graph.initializer[:]
+        model.CopyFrom(self._shell)
+        graph = model.graph
+        graph.node.extend(node.to_proto() for node in self.nodes)
+        del graph.input[:], graph.output[:], graph.value_info[:]
+        graph.input.extend(self.inputs)
+        graph.output.extend(self.outputs)
+        interface = self._input_names | self._output_names
+        graph.value_info.extend(
+            value
+            for name, value in self._values.items()
+            if name in self._producers and name not in interface and value.type.WhichOneof("value")
+        )
+        return model
+
+    def infer(self) -> None:
+        """Learn the types and shapes of tensors; what cannot be inferred stays unknown."""
+        declared = {value.name: value for value in (*self.inputs, *self.outputs)}
+        inferred = infer_values(self._skeleton(), self.initializers.values())
+        self._values = {**self._values, **inferred, **declared}
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _drop_shadowed_inputs(self) -> None:
+        """Before IR version 4 every initializer had to be listed as an input, although nobody feeds it."""
+        if self._shell.ir_version < 4:
+            self.inputs = [value for value in self.inputs if value.name not in self.initializers]
+            self._shell.ir_version = 4
+
+    def _name_nodes(self) -> None:
+        """Nodes are told apart by name, so each gets one of its own."""
+        seen: set[str] = set()
+        for node in self.nodes:
+            if not node.name or node.name in seen:
+                node.name = self.fresh(node.name or f"{node.op_type}_{next(iter(node.outputs), '')}")
+            seen.add(node.name)
+
+    def _index(self) -> None:
+        self._producers: dict[str, Node] = {}
+        self._consumers: dict[str, dict[Node, None]] = {}
+        self._input_names = {value.name for value in self.inputs}
+        self._output_names = {value.name for value in self.outputs}
+        for node in self.nodes:
+            self._link(node)
+
+    def _link(self, node: Node) -> None:
+        for name in node.outputs:
+            if name:
+                self._producers[name] = node
+        for name in (*node.inputs, *node.captures):
+            if name:
+                self._consumers.setdefault(name, {})[node] = None
+
+    def _unlink(self, node: Node) -> None:
+        for name in node.outputs:
+            if self._producers.get(name) is node:
+                del self._producers[name]
+        for name in (*node.inputs, *node.captures):
+            self._consumers.get(name, {}).pop(node, None)
+
+    def _sort(self) -> None:
+        """Bring the nodes into topological order, as near to the present order as possible."""
+        done: set[Node] = set()
+        order: list[Node] = []
+        for root in self.nodes:
+            stack, path = [(root, False)], set[Node]()
+            while stack:
+                node, ready = stack.pop()
+                if node in done:
+                    continue
+                if ready:
+                    done.add(node)
+                    path.discard(node)
+                    order.append(node)
+                    continue
+                if node in path:
+                    raise ModelError(f"the graph has a cycle through node {node.name!r} ({node.op_type})")
+                path.add(node)
+                stack.append((node, True))
+                stack += [(other, False) for other in self.leaders(node) if other not in done]
+        self.nodes = order
+
+
+def reach(start: Iterable[Node], step: Callable[[Node], Iterable[Node]]) -> dict[Node, None]:
+    """Every node that repeated steps lead to, ``start`` included, as an ordered set."""
+    seen = dict.fromkeys(start)
+    todo = list(seen)
+    while todo:
+        for node in step(todo.pop()):
+            if node not in seen:
+                seen[node] = None
+                todo.append(node)
+    return seen

@@ -1,0 +1,38 @@
+"""Types and shapes of tensors, as far as they can be inferred. Failing to infer is never an error."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+import onnx
+from onnx import ModelProto, TensorProto, ValueInfoProto, helper
+
+logger = logging.getLogger(__name__)
+
+#: The contents of initializers above this size in bytes do not matter for shapes; leaving them out makes large models cheap.
+_LARGE = 4096
+
+
+def infer_values(skeleton: ModelProto, initializers: Iterable[TensorProto]) -> dict[str, ValueInfoProto]:
+    """Types and shapes of the tensors that a model's nodes compute, by name.
+
+    Args:
+        skeleton: the model without its initializers; it is consumed.
+        initializers: what it lacks.
+    """
+    declared = {value.name for value in skeleton.graph.input}
+    for tensor in initializers:
+        if tensor.ByteSize() <= _LARGE:
+            skeleton.graph.initializer.append(tensor)
+        elif tensor.name not in declared:
+            value = helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+            skeleton.graph.input.append(value)
+    for mode in ({"data_prop": True}, {}):
+        try:
+            inferred = onnx.shape_inference.infer_shapes(skeleton, **mode)
+        except Exception as error:  # several unrelated types, and custom operators may raise anything
+            logger.debug("shape inference %s failed: %s", mode, error)
+        else:
+            return {value.name: value for value in (*inferred.graph.value_info, *inferred.graph.output)}
+    return {}

@@ -1,0 +1,207 @@
+"""The spelling of ``onnxruntime.quantization.quantize_static``, translated into a QConfig.
+
+A script written for onnxruntime changes its import and nothing else: the names below stand in for onnxruntime's, and its
+own enumerations are understood as well.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from calibrators import Calibrator, Entropy, MinMax, Percentile
+from quark_onnx.config import QConfig, QuantizationSpec
+from quark_onnx.errors import ConfigError, nearest
+
+logger = logging.getLogger(__name__)
+
+
+class QuantType(Enum):
+    """Integer types, as onnxruntime numbers them."""
+
+    QInt8 = 0
+    QUInt8 = 1
+    QInt16 = 3
+    QUInt16 = 4
+
+
+class QuantFormat(Enum):
+    """Output formats, as onnxruntime numbers them."""
+
+    QOperator = 0
+    QDQ = 1
+
+
+class CalibrationMethod(Enum):
+    """Calibration methods, as onnxruntime numbers them."""
+
+    MinMax = 0
+    Entropy = 1
+    Percentile = 2
+
+
+class CalibrationDataReader:
+    """Base class for readers in onnxruntime's style: ``get_next`` returns one sample, and None at the end."""
+
+    def get_next(self) -> dict[str, Any] | None:
+        raise NotImplementedError
+
+    def __iter__(self) -> CalibrationDataReader:
+        return self
+
+    def __next__(self) -> dict[str, Any]:
+        sample = self.get_next()
+        if sample is None:
+            raise StopIteration
+        return sample
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call in onnxruntime's spelling, in this package's terms."""
+
+    model: Any
+    data: Any
+    config: QConfig
+    output: Any
+
+
+def is_onnxruntime_call(positional: tuple[Any, ...], keywords: Mapping[str, Any]) -> bool:
+    """Whether arguments follow onnxruntime's spelling: its keywords, or a data reader in third place."""
+    return any(name in _NAMES for name in keywords) or (len(positional) > 2 and hasattr(positional[2], "get_next"))
+
+
+def translate(positional: tuple[Any, ...], keywords: Mapping[str, Any]) -> Call:
+    """The same request as a model, data, a QConfig and an output.
+
+    Raises:
+        ConfigError: an option is unknown, or stands for something that this package does not do.
+    """
+    for name in keywords:
+        if name not in _NAMES:
+            raise ConfigError(f"quantize_static has no argument {name!r}{nearest(name, _NAMES)}")
+    try:
+        bound = _SIGNATURE.bind(*positional, **keywords)
+    except TypeError as error:
+        raise ConfigError(f"quantize_static in onnxruntime's spelling: {error}") from error
+    bound.apply_defaults()
+    a = bound.arguments
+    if _name(a["quant_format"]) != "QDQ":
+        raise ConfigError("quant_format QOperator is not written; use QuantFormat.QDQ, which onnxruntime runs alike")
+    options = dict(a["extra_options"] or {})
+    config = _config(a, options)
+    for name in options:
+        if name in _NEEDLESS:
+            logger.info("extra option %s is not needed here: %s", name, _NEEDLESS[name])
+        elif name in _REFUSED:
+            raise ConfigError(f"extra option {name!r} is not supported: {_REFUSED[name]}")
+        else:
+            raise ConfigError(f"unknown extra option {name!r}{nearest(name, [*_TAKEN, *_NEEDLESS, *_REFUSED])}")
+    return Call(a["model_input"], a["calibration_data_reader"], config, a["model_output"])
+
+
+def _config(a: Mapping[str, Any], options: dict[str, Any]) -> QConfig:
+    """The settings; what is taken from ``options`` is removed there."""
+    weight_type = _dtype(a["weight_type"])
+    weight_symmetric = options.pop("WeightSymmetric", weight_type.startswith("int"))
+    weight = QuantizationSpec(
+        weight_type,  # type: ignore[arg-type]
+        symmetric=weight_symmetric,
+        per_channel=a["per_channel"],
+        narrow=weight_symmetric,
+        reduce_range=a["reduce_range"],
+    )
+    activation = QuantizationSpec(
+        _dtype(a["activation_type"]),  # type: ignore[arg-type]
+        symmetric=options.pop("ActivationSymmetric", False),
+        calibrator=_calibrator(_name(a["calibrate_method"]), options),
+    )
+    return QConfig(
+        activation,
+        weight,
+        bias=options.pop("QuantizeBias", True),
+        op_types=tuple(a["op_types_to_quantize"] or ()),
+        nodes=tuple(a["nodes_to_quantize"] or ()),
+        exclude=tuple(a["nodes_to_exclude"] or ()),
+    )
+
+
+def _calibrator(method: str, options: dict[str, Any]) -> Calibrator:
+    average = options.pop("CalibMovingAverage", False)
+    constant = options.pop("CalibMovingAverageConstant", 0.01)
+    percentile = options.pop("CalibPercentile", 99.999)
+    if method == "MinMax":
+        return MinMax(bool(average), constant)
+    if method == "Entropy":
+        return Entropy()
+    if method == "Percentile":
+        return Percentile(percentile)
+    raise ConfigError(f"calibrate_method {method!r} is not known{nearest(method, CalibrationMethod.__members__)}")
+
+
+def _dtype(value: Any) -> str:
+    name = _name(value)
+    if name not in QuantType.__members__:
+        raise ConfigError(f"quantization type {name!r} is not supported{nearest(name, QuantType.__members__)}")
+    return name[1:].lower()
+
+
+def _name(value: Any) -> str:
+    return value.name if isinstance(value, Enum) else str(value)
+
+
+def _signature(
+    model_input: Any,
+    model_output: Any,
+    calibration_data_reader: Any = None,
+    quant_format: Any = QuantFormat.QDQ,
+    op_types_to_quantize: Any = None,
+    per_channel: bool = False,
+    reduce_range: bool = False,
+    activation_type: Any = QuantType.QInt8,
+    weight_type: Any = QuantType.QInt8,
+    nodes_to_quantize: Any = None,
+    nodes_to_exclude: Any = None,
+    use_external_data_format: bool = False,
+    calibrate_method: Any = CalibrationMethod.MinMax,
+    calibration_providers: Any = None,
+    extra_options: Any = None,
+) -> None:
+    """onnxruntime's parameters and defaults."""
+
+
+_SIGNATURE = inspect.signature(_signature)
+_NAMES = tuple(_SIGNATURE.parameters)
+_TAKEN = (
+    "ActivationSymmetric",
+    "CalibMovingAverage",
+    "CalibMovingAverageConstant",
+    "CalibPercentile",
+    "QuantizeBias",
+    "WeightSymmetric",
+)
+_NEEDLESS = {
+    "AddQDQPairToWeight": "weights are stored quantized",
+    "CalibMaxIntermediateOutputs": "one batch is alive at a time",
+    "CalibStridedMinMax": "one batch is alive at a time",
+    "CalibTensorRangeSymmetric": "a symmetric grid makes its range symmetric",
+    "DedicatedQDQPair": "onnxruntime separates shared DequantizeLinear nodes itself",
+    "DisableShapeInference": "shape inference is never fatal",
+    "EnableSubgraph": "subgraphs pass through in float",
+    "ForceQuantizeNoInputCheck": "rearranging operators inherit their input's scale",
+    "MinimumRealRange": "no scale is ever too small",
+    "QDQKeepRemovableActivations": "an activation function is dropped only where saturation does the same",
+    "UseQDQContribOps": "the domain follows from the opset",
+}
+_REFUSED = {
+    "MatMulConstBOnly": "use an Override with keep=True for the nodes in question",
+    "OpTypesToExcludeOutputQuantization": "use an Override with keep=True for the nodes in question",
+    "QDQOpTypePerChannelSupportToAxis": "the channel axis follows from the operator",
+    "QDQDisableWeightAdjustForInt32Bias": "a bias never overflows here",
+    "SmoothQuant": "it is no part of calibration",
+    "TensorQuantOverrides": "use overrides=(Override(...),) of a QConfig",
+}

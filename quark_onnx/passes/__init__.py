@@ -1,0 +1,12 @@
+"""Rewrites of the float graph that keep its function; the tuple is the order in which they run."""
+
+from quark_onnx.passes.base import Pass
+from quark_onnx.passes.fold_batch_norm import fold_batch_norm
+from quark_onnx.passes.fold_constants import fold_constants
+from quark_onnx.passes.raise_opset import raise_opset
+from quark_onnx.passes.remove_identity import remove_identity
+
+#: Constants first: a weight may hide behind a Cast or a Transpose, and a BatchNormalization behind Constant nodes.
+CLEANING: tuple[Pass, ...] = (fold_constants, remove_identity, fold_batch_norm)
+
+__all__ = ["CLEANING", "Pass", "fold_batch_norm", "fold_constants", "raise_opset", "remove_identity"]

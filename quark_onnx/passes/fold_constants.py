@@ -1,0 +1,113 @@
+"""Compute once what depends on no input: Constant nodes and whatever follows from constants become initializers."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from calibrators.session import open_session
+from quark_onnx.graph import Graph, Node
+from quark_onnx.passes.base import register
+
+logger = logging.getLogger(__name__)
+
+#: A folded tensor above this many bytes must not be larger than what it is computed from (Expand, Tile, ConstantOfShape).
+_LARGE = 1 << 20
+_RANDOM = frozenset({"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"})
+_QUANTIZED = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
+#: Types that numpy and onnxruntime exchange; others are left to onnxruntime.
+_EXCHANGED = frozenset(
+    {TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BOOL}
+    | {TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64}
+    | {TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64}
+)
+
+
+@register
+def fold_constants(graph: Graph) -> int:
+    """Fold every deterministic standard operator whose inputs are all constant."""
+    count = _constant_nodes(graph)
+    foldable = _foldable(graph)
+    inside = set(foldable)
+    wanted = [
+        name
+        for node in foldable
+        for name in node.outputs
+        if graph.is_output(name) or any(reader not in inside for reader in graph.consumers(name))
+    ]
+    values = _compute(graph, foldable, wanted)
+    for name, value in values.items():
+        graph.initializers[name] = numpy_helper.from_array(value, name)
+    done = [node for node in foldable if all(name in values or name not in wanted for name in node.outputs)]
+    if len(done) < len(foldable):  # some result was left out: what it is computed from must stay
+        done = [node for node in done if any(name in values for name in node.outputs)]
+    graph.remove(done)
+    return count + len(done)
+
+
+def _constant_nodes(graph: Graph) -> int:
+    nodes = [node for node in graph.nodes if node.kind == "Constant"]
+    done = []
+    for node in nodes:
+        tensor = _constant(node)
+        if tensor is not None:
+            tensor.name = node.outputs[0]
+            graph.initializers[node.outputs[0]] = tensor
+            done.append(node)
+    graph.remove(done)
+    return len(done)
+
+
+def _constant(node: Node) -> TensorProto | None:
+    """The tensor of a Constant node; None for strings and sparse tensors."""
+    tensor = node.attribute("value")
+    if tensor is not None:
+        copy = TensorProto()
+        copy.CopyFrom(tensor)
+        return copy
+    for name, dtype in (("value_float", np.float32), ("value_floats", np.float32), ("value_int", np.int64), ("value_ints", np.int64)):
+        value = node.attribute(name)
+        if value is not None:
+            return numpy_helper.from_array(np.array(value, dtype))
+    return None
+
+
+def _foldable(graph: Graph) -> list[Node]:
+    known: set[str] = set()
+    result = []
+    for node in graph.nodes:
+        if node.domain or node.op_type in _RANDOM | _QUANTIZED or node.captures or node.has_subgraph or not node.inputs:
+            continue
+        if not all(not name or name in known or graph.is_constant(name) for name in node.inputs):
+            continue
+        if all(not name or graph.elem_type(name) in _EXCHANGED for name in node.outputs):
+            result.append(node)
+            known.update(node.outputs)
+    return result
+
+
+def _compute(graph: Graph, nodes: list[Node], wanted: list[str]) -> dict[str, np.ndarray]:
+    """Values of the wanted tensors, without those that would make the model much larger."""
+    if not wanted:
+        return {}
+    inputs = {name for node in nodes for name in node.inputs if graph.is_constant(name)}
+    proto = helper.make_graph(
+        [node.to_proto() for node in nodes],
+        "constants",
+        [],
+        [onnx.ValueInfoProto(name=name) for name in wanted],
+        [graph.initializers[name] for name in sorted(inputs)],
+    )
+    model = helper.make_model(proto, opset_imports=[helper.make_opsetid("", graph.opset)], ir_version=graph.ir_version)
+    try:
+        values = open_session(model, optimize=False).run(wanted, {})
+    except Exception as error:  # onnxruntime raises several unrelated types; what it cannot run, it cannot fold
+        logger.debug("constants are not folded: %s", error)
+        return {}
+    budget = max(_LARGE, sum(graph.initializers[name].ByteSize() for name in inputs))
+    return {
+        name: value for name, value in zip(wanted, values, strict=True) if isinstance(value, np.ndarray) and value.nbytes <= budget
+    }

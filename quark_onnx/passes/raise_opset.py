@@ -1,0 +1,42 @@
+"""Raise the standard operator set to the least version that the chosen number formats need."""
+
+from __future__ import annotations
+
+import logging
+
+from onnx import ModelProto, helper, version_converter
+
+from quark_onnx.graph import Graph
+
+logger = logging.getLogger(__name__)
+
+#: Initializers above this size in bytes travel around the converter, which serializes the model several times.
+_LARGE = 4096
+
+
+def raise_opset(model: ModelProto, opset: int) -> ModelProto | None:
+    """``model`` at a higher opset, None if onnx's converter cannot convert it."""
+    light = ModelProto()
+    light.CopyFrom(model)
+    heavy = {tensor.name: tensor for tensor in model.graph.initializer if tensor.ByteSize() > _LARGE}
+    declared = {value.name for value in light.graph.input}
+    kept = [tensor for tensor in light.graph.initializer if tensor.name not in heavy]
+    del light.graph.initializer[:]
+    light.graph.initializer.extend(kept)
+    added = [name for name in heavy if name not in declared]
+    light.graph.input.extend(helper.make_tensor_value_info(n, heavy[n].data_type, heavy[n].dims) for n in added)
+    try:
+        converted = version_converter.convert_version(light, opset)
+    except Exception as error:  # the converter raises several unrelated types
+        logger.debug("the opset converter failed: %s", error)
+        return None
+    result = ModelProto()
+    result.CopyFrom(model)
+    result.graph.CopyFrom(converted.graph)
+    inputs = [value for value in result.graph.input if value.name not in added]
+    del result.graph.input[:]
+    result.graph.input.extend(inputs)
+    result.graph.initializer.extend(heavy.values())
+    graph = Graph(result)
+    graph.require(opset)
+    return graph.to_model()

@@ -1,0 +1,138 @@
+"""Plan: what becomes of every tensor, as data, before any node moves; and the verbs with which rules write it."""
+
+from __future__ import annotations
+
+import numpy as np
+from onnx import TensorProto
+
+from quark_onnx.errors import PlanError
+from quark_onnx.graph import Graph, Node
+from quark_onnx.plan.entries import BiasOf, Entry, Keep, Quantize, SameAs, Use
+from quark_onnx.plan.select import NodeSpec
+
+#: Constants from here on mean "never", as in attention masks; a scale that spans them leaves nothing for real values.
+HUGE = 1e4
+
+
+class Plan:
+    """Decisions by use, and the nodes that stay float.
+
+    Attributes:
+        graph: what is planned; a plan never changes it.
+        specs: what the user asked for each node.
+        entries: decision for each use. A use that has none stays float.
+        kept: nodes that stay float by name, and why.
+    """
+
+    def __init__(self, graph: Graph, specs: dict[Node, NodeSpec]) -> None:
+        self.graph = graph
+        self.specs = specs
+        self.entries: dict[Use, Entry] = {}
+        self.kept: dict[str, str] = {}
+
+    # -- verbs for rules -------------------------------------------------------------------------------------------
+
+    def activation(self, node: Node, *tensors: str, bounds: tuple[float, float] | None = None) -> None:
+        """``node`` wants these tensors quantized as its activations; constants among them too.
+
+        The producer of a tensor speaks first. A reader that wants another format gets an entry of its own.
+        """
+        spec = self.specs[node].activation
+        for tensor in tensors:
+            if spec is None or self.ineligible(tensor):
+                continue
+            if self.graph.is_constant(tensor):
+                # its values are known, so there is nothing to clip away
+                self._put(node, tensor, Quantize(spec.with_(calibrator="minmse" if spec.pow2 else "minmax")))
+            else:
+                self._put(node, tensor, Quantize(spec, bounds=bounds))
+
+    def weight(self, node: Node, tensor: str, axis: int) -> None:
+        """``node`` wants a weight quantized, per channel along ``axis`` if asked; a computed weight is an activation."""
+        spec = self.specs[node].weight
+        if not self.graph.is_constant(tensor):
+            self.activation(node, tensor)
+        elif spec is not None and not self.ineligible(tensor):
+            self._put(node, tensor, Quantize(spec, axis if spec.per_channel else None))
+
+    def bias(self, node: Node, tensor: str, x: str, w: str, *, axis: int = 0, repeat: int = 1) -> None:
+        """A constant that is added to the product of ``x`` and ``w`` gets the product of their scales."""
+        both = self.quantized(x, node) and self.quantized(w, node)
+        if both and self.graph.is_constant(tensor) and not self.ineligible(tensor):
+            self._put(node, tensor, BiasOf(self.use(x, node), self.use(w, node), axis, repeat))
+
+    def same_as(self, node: Node, result: str, source: str) -> None:
+        """``result`` holds nothing but values of ``source``: if that one is quantized, so is this one, alike."""
+        if self.specs[node].activation is not None and self.quantized(source, node) and not self.ineligible(result):
+            self.entries[Use(result)] = SameAs(self.use(source, node))
+
+    def keep(self, tensor: str, reason: str) -> None:
+        """A tensor stays float."""
+        self.entries[Use(tensor)] = Keep(reason)
+
+    def keep_node(self, node: Node, reason: str) -> None:
+        """A node stays float: it asks nothing of its tensors, though others may."""
+        self.kept[node.name] = reason
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def use(self, tensor: str, node: Node | None = None) -> Use:
+        """The use under which ``node`` reads ``tensor``."""
+        own = Use(tensor, node.name) if node is not None else Use(tensor)
+        return own if own in self.entries else Use(tensor)
+
+    def root(self, use: Use) -> Use:
+        """The use whose scale this one has, itself unless it is the same as another."""
+        for _ in range(len(self.entries) + 1):
+            entry = self.entries.get(use)
+            if not isinstance(entry, SameAs):
+                return use
+            use = entry.use
+        raise PlanError(f"tensor {use} has its own scale as its origin")
+
+    def entry(self, use: Use) -> Entry:
+        """The decision at the root of a use."""
+        return self.entries.get(self.root(use), Keep("nothing asks for it"))
+
+    def quantized(self, tensor: str, node: Node | None = None) -> bool:
+        """Whether ``node`` reads ``tensor`` quantized."""
+        return isinstance(self.entry(self.use(tensor, node)), Quantize)
+
+    def ineligible(self, tensor: str) -> str:
+        """Why a tensor can never be quantized; empty if it can."""
+        if not tensor:
+            return "omitted"
+        kind = self.graph.elem_type(tensor)
+        if kind not in (TensorProto.FLOAT, TensorProto.UNDEFINED):
+            return f"its type is {TensorProto.DataType.Name(kind).lower()}"
+        if 0 in (self.graph.shape(tensor) or ()):
+            return "it has no elements"
+        array = self.graph.constant(tensor)
+        if array is not None and not np.isfinite(array).all():
+            return "it holds values that are not finite"
+        return ""
+
+    def masks(self, tensor: str) -> bool:
+        """Whether a constant holds values that mean "never" rather than a number."""
+        array = self.graph.constant(tensor)
+        return array is not None and array.size > 0 and array.dtype.kind == "f" and bool(np.abs(array).max() >= HUGE)
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _put(self, node: Node, tensor: str, entry: Entry) -> None:
+        everybody = Use(tensor)
+        present = self.entries.get(everybody)
+        if present is None:
+            self.entries[everybody] = entry
+        elif not self._alike(self.entry(everybody), entry):
+            self.entries[Use(tensor, node.name)] = entry
+
+    @staticmethod
+    def _alike(present: Entry, wanted: Entry) -> bool:
+        """Whether a tensor that is quantized as ``present`` serves a reader that wants it as ``wanted``."""
+        if isinstance(present, Keep):
+            return True  # it was decided that this tensor stays float, whoever reads it
+        if isinstance(present, Quantize) and isinstance(wanted, Quantize):
+            same = present.spec.grid == wanted.spec.grid and present.spec.dtype == wanted.spec.dtype
+            return same and present.axis == wanted.axis
+        return present == wanted

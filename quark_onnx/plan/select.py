@@ -1,0 +1,113 @@
+"""Which decision of the configuration applies to which node."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from quark_onnx.config import Override, QConfig, QuantizationSpec
+from quark_onnx.errors import ConfigError, nearest
+from quark_onnx.graph import Graph, Node, reach
+
+
+@dataclass(frozen=True)
+class NodeSpec:
+    """What is asked for a node.
+
+    Attributes:
+        activation, weight: how its tensors are quantized, None for not at all.
+        keep: why the whole node stays float, empty if it does not.
+    """
+
+    activation: QuantizationSpec | None
+    weight: QuantizationSpec | None
+    keep: str = ""
+
+
+def select(graph: Graph, config: QConfig) -> dict[Node, NodeSpec]:
+    """The settings of each node: the configuration's own, changed by the overrides that match, in their order.
+
+    Raises:
+        ConfigError: a pattern matches nothing in the graph; the message has the nearest name.
+    """
+    chosen = {node: NodeSpec(config.activation, config.weight) for node in graph.nodes}
+    if config.op_types:
+        for node in graph.nodes:
+            if node.kind not in config.op_types:
+                chosen[node] = NodeSpec(None, None, "its operator type was not asked for")
+    if config.nodes:
+        wanted = _matching(graph, Override(config.nodes, keep=True))
+        for node in graph.nodes:
+            if node not in wanted:
+                chosen[node] = NodeSpec(None, None, "it was not asked for")
+    overrides = list(config.overrides)
+    if config.exclude:
+        overrides.append(Override(config.exclude, keep=True))
+    for override in overrides:
+        for node in _matching(graph, override):
+            if override.keep:
+                chosen[node] = NodeSpec(None, None, "excluded")
+            else:
+                current = chosen[node]
+                chosen[node] = NodeSpec(override.activation or current.activation, override.weight or current.weight)
+    return chosen
+
+
+def _matching(graph: Graph, override: Override) -> dict[Node, None]:
+    found: dict[Node, None] = {}
+    names = {node.name: node for node in graph.nodes}
+    for pattern in override.nodes:
+        hits = [names[name] for name in _by_name(pattern, names)]
+        if not hits:
+            raise ConfigError(f"no node of the model matches {pattern!r}{nearest(pattern, names)}")
+        found.update(dict.fromkeys(hits))
+    kinds = {node.kind for node in graph.nodes}
+    for op_type in override.op_types:
+        if op_type not in kinds:
+            raise ConfigError(f"the model has no operator of type {op_type!r}{nearest(op_type, kinds)}")
+        found.update(dict.fromkeys(node for node in graph.nodes if node.kind == op_type))
+    if override.between:
+        hits = _between(graph, *override.between)
+        if not hits:
+            raise ConfigError(f"no node lies between {override.where}; is a start downstream of an end?")
+        found.update(dict.fromkeys(hits))
+    return found
+
+
+def _by_name(pattern: str, names: Iterable[str]) -> list[str]:
+    names = list(names)
+    if pattern in names:
+        return [pattern]
+    if pattern.startswith("re:"):
+        try:
+            expression = re.compile(pattern[3:])
+        except re.error as error:
+            raise ConfigError(f"{pattern!r} is not a valid regular expression: {error}") from error
+        return [name for name in names if expression.search(name)]
+    return [name for name in names if fnmatch.fnmatchcase(name, pattern)]
+
+
+def _between(graph: Graph, starts: tuple[str, ...], ends: tuple[str, ...]) -> list[Node]:
+    """Nodes on the paths from ``starts`` to ``ends``."""
+    down = reach(_nodes_at(graph, starts, reading=True), graph.followers)
+    up = reach(_nodes_at(graph, ends, reading=False), graph.leaders)
+    return [node for node in graph.nodes if node in down and node in up]
+
+
+def _nodes_at(graph: Graph, names: tuple[str, ...], *, reading: bool) -> list[Node]:
+    """Nodes by node name, or the readers or the producer of a tensor by tensor name."""
+    by_name, result = {node.name: node for node in graph.nodes}, list[Node]()
+    for name in names:
+        producer = graph.producer(name)
+        if name in by_name:
+            result.append(by_name[name])
+        elif reading and graph.consumers(name):
+            result += graph.consumers(name)
+        elif not reading and producer is not None:
+            result.append(producer)
+        else:
+            tensors = {tensor for node in graph.nodes for tensor in (*node.inputs, *node.outputs)}
+            raise ConfigError(f"between: {name!r} is no node or tensor of the model{nearest(name, {*by_name, *tensors})}")
+    return result

@@ -1,0 +1,35 @@
+"""A progress bar with an ETA on stderr, where a person is looking."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+
+class Progress:
+    """Context manager around a tqdm bar.
+
+    Args:
+        show: True shows it, False does not, None shows it if stderr is a terminal.
+        total: number of steps if it is known; without it the bar has no ETA.
+    """
+
+    def __init__(self, show: bool | None, total: int | None, name: str = "calibrating") -> None:
+        self._show = show
+        self._total = total
+        self._name = name
+        self._bar: Any = None
+
+    def __enter__(self) -> Progress:
+        from tqdm import tqdm
+
+        disable = None if self._show is None else not self._show
+        self._bar = tqdm(total=self._total, desc=self._name, unit="sample", disable=disable, leave=False)
+        return self
+
+    def update(self, done: int) -> None:
+        """Set the number of steps that are done."""
+        self._bar.update(done - self._bar.n)
+
+    def __exit__(self, *error: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self._bar.close()

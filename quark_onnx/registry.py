@@ -1,0 +1,61 @@
+"""The extension points of the package in one list: every registry, and what goes into it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, TypeVar
+
+from quark_onnx.errors import ConfigError, nearest
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """Named values of one kind; a name is registered once, and an unknown name is an error with the nearest match."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._values: dict[str, T] = {}
+
+    def add(self, name: str, value: T) -> T:
+        if name in self._values:
+            raise ValueError(f"{self.kind} {name!r} is registered twice")
+        self._values[name] = value
+        return value
+
+    def register(self, *names: str) -> Callable[[T], T]:
+        """Decorator form of ``add``, for one or more names."""
+
+        def decorate(value: T) -> T:
+            for name in names:
+                self.add(name, value)
+            return value
+
+        return decorate
+
+    def __getitem__(self, name: str) -> T:
+        if name not in self._values:
+            raise ConfigError(f"unknown {self.kind} {name!r}{nearest(name, self._values)}")
+        return self._values[name]
+
+    def get(self, name: str) -> T | None:
+        return self._values.get(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
+#: Number formats: name -> DType.
+DTYPES: Registry[Any] = Registry("number format")
+#: Configurations by name: name -> QConfig.
+PRESETS: Registry[Any] = Registry("preset")
+#: What becomes of an operator's tensors: operator type -> rule(node, plan).
+RULES: Registry[Any] = Registry("operator")
+#: Rewrites of the float graph: name -> pass(graph) -> number of rewrites.
+PASSES: Registry[Any] = Registry("pass")

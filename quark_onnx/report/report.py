@@ -1,0 +1,113 @@
+"""Report: what a run did and how good its result is, as data first and as text second."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from quark_onnx.plan import Keep, Plan
+from quark_onnx.report.measure import OutputError
+
+#: Version of the dictionary form.
+SCHEMA = 1
+_SHOWN = 12
+
+
+@dataclass(frozen=True)
+class Report:
+    """What happened.
+
+    Attributes:
+        config: the effective settings as text.
+        samples: number of calibration samples, and of those held out for measuring (0: measured on calibration samples).
+        held_out: see samples.
+        bytes_before, bytes_after: size of the serialized models.
+        operators: for each operator type, how many nodes were quantized and how many there are.
+        kept_nodes: nodes that stayed float, and why.
+        kept_tensors: tensors that could have been quantized but stayed float, and why.
+        notes: rewrites, rolled-back passes, raised scales, findings of the guard.
+        outputs: the error at each output.
+    """
+
+    config: str
+    samples: int
+    held_out: int
+    bytes_before: int
+    bytes_after: int
+    operators: dict[str, tuple[int, int]]
+    kept_nodes: dict[str, str]
+    kept_tensors: dict[str, str]
+    notes: list[str] = field(default_factory=list)
+    outputs: list[OutputError] = field(default_factory=list)
+
+    @property
+    def quantized(self) -> int:
+        """Number of quantized nodes."""
+        return sum(done for done, _ in self.operators.values())
+
+    @property
+    def worst_sqnr(self) -> float:
+        """The least signal-to-noise ratio of any float output, in dB; infinite if there is none."""
+        return min((o.sqnr for o in self.outputs if o.sqnr is not None), default=math.inf)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values with a stable schema; infinities become the strings "inf" and "-inf"."""
+        return {"schema": SCHEMA, "quantized_nodes": self.quantized, **_plain(asdict(self))}
+
+    def __str__(self) -> str:
+        size = f"{self.bytes_before:,} -> {self.bytes_after:,} bytes"
+        ratio = self.bytes_before / max(1, self.bytes_after)
+        where = f"{self.held_out} held-out samples" if self.held_out else "calibration samples (too few to hold any out)"
+        lines = [f"size      {size} ({ratio:.2f}x smaller)" if ratio >= 1 else f"size      {size}"]
+        total = sum(count for _, count in self.operators.values())
+        lines.append(f"quantized {self.quantized} of {total} nodes, calibrated on {self.samples} samples")
+        if not self.quantized:
+            lines.append("          nothing in this model could be quantized; it is returned as it was")
+        lines += [f"error     on {where}:"] + [f"  {_output(o)}" for o in self.outputs]
+        if self.kept_nodes:
+            lines.append("float     " + "; ".join(f"{n} {why}" for why, n in _grouped(self.kept_nodes)))
+        lines += _section("kept", [f"{name}: {why}" for name, why in self.kept_tensors.items()])
+        lines += _section("notes", self.notes)
+        return "\n".join(lines)
+
+
+def summarize(plan: Plan) -> tuple[dict[str, tuple[int, int]], dict[str, str], dict[str, str]]:
+    """Operators, kept nodes and kept tensors of a report, read off a plan."""
+    operators: dict[str, list[int]] = {}
+    for node in plan.graph.nodes:
+        done, count = operators.setdefault(node.kind, [0, 0])
+        touched = any(plan.quantized(t, node) for t in node.inputs if t) or any(plan.quantized(t) for t in node.outputs if t)
+        operators[node.kind] = [done + (touched and node.name not in plan.kept), count + 1]
+    tensors = {
+        str(use): entry.reason
+        for use, entry in plan.entries.items()
+        if isinstance(entry, Keep) and not entry.reason.startswith("fused into")
+    }
+    return {kind: (done, count) for kind, (done, count) in sorted(operators.items())}, dict(plan.kept), tensors
+
+
+def _output(o: OutputError) -> str:
+    if o.sqnr is None:
+        return f"{o.name}: {o.agreement:.2%} of the values agree"
+    return f"{o.name}: SQNR {o.sqnr:.2f} dB, cosine {o.cosine:.6f}, largest error {o.max_error:.4g}"
+
+
+def _grouped(reasons: dict[str, str]) -> list[tuple[str, int]]:
+    return Counter(reasons.values()).most_common(_SHOWN)
+
+
+def _section(title: str, lines: list[str]) -> list[str]:
+    shown = [f"{title:<9} {line}" if not i else f"{'':<9} {line}" for i, line in enumerate(lines[:_SHOWN])]
+    return shown + ([f"{'':<9} and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else [])
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value

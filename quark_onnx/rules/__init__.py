@@ -1,0 +1,15 @@
+"""What each operator asks of its tensors: one small file per family, registered by being imported here."""
+
+from quark_onnx.rules import (  # noqa: F401  (importing is registering)
+    activation,
+    combine,
+    conv,
+    elementwise,
+    matmul,
+    norm,
+    passthrough,
+    pool,
+)
+from quark_onnx.rules.base import WEIGHTED, Rule, rule
+
+__all__ = ["WEIGHTED", "Rule", "rule"]

@@ -1,0 +1,49 @@
+"""Activation functions."""
+
+from __future__ import annotations
+
+from quark_onnx.graph import Node
+from quark_onnx.plan import Plan
+from quark_onnx.rules.base import rule
+
+#: Operators whose result need not be quantized before a Relu or Clip that alone reads it.
+_FUSING = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Sub", "Mul", "BatchNormalization"})
+
+
+@rule("Relu", "Clip")
+def clipping(node: Node, plan: Plan) -> None:
+    """The result alone if a producer can do the clipping within its own rounding; else input and result."""
+    source, result = node.inputs[0], node.outputs[0]
+    producer = plan.graph.producer(source)
+    alone = plan.graph.consumers(source) == [node] and not plan.graph.is_output(source)
+    if producer and alone and producer.kind in _FUSING and producer.name not in plan.kept:
+        plan.keep(source, f"fused into {node.name} ({node.op_type})")
+    else:
+        plan.activation(node, source)
+    plan.activation(node, result)
+
+
+@rule("LeakyRelu", "HardSwish", "Gelu", "com.microsoft::Gelu", "com.microsoft::FastGelu")
+def pointwise(node: Node, plan: Plan) -> None:
+    """Input and result; the bias that FastGelu may add stays float."""
+    plan.activation(node, node.inputs[0], node.outputs[0])
+
+
+@rule("PRelu")
+def prelu(node: Node, plan: Plan) -> None:
+    """Input, slope and result."""
+    plan.activation(node, *node.inputs, node.outputs[0])
+
+
+@rule("Sigmoid", "HardSigmoid", "Softmax")
+def unit_interval(node: Node, plan: Plan) -> None:
+    """Input, and a result that lies between 0 and 1 by definition."""
+    plan.activation(node, node.inputs[0])
+    plan.activation(node, node.outputs[0], bounds=(0.0, 1.0))
+
+
+@rule("Tanh")
+def tanh(node: Node, plan: Plan) -> None:
+    """Input, and a result that lies between -1 and 1 by definition."""
+    plan.activation(node, node.inputs[0])
+    plan.activation(node, node.outputs[0], bounds=(-1.0, 1.0))

@@ -1,0 +1,34 @@
+"""MatMul and Gemm."""
+
+from __future__ import annotations
+
+from quark_onnx.graph import Node
+from quark_onnx.plan import Plan
+from quark_onnx.rules.base import rule
+
+
+@rule("MatMul")
+def matmul(node: Node, plan: Plan) -> None:
+    """Two operands, either of which may be a weight: (..., K, N) on the right, (..., M, K) on the left."""
+    a, b = node.inputs
+    for tensor, axis_from_end in ((a, 2), (b, 1)):
+        shape = plan.graph.shape(tensor)
+        if plan.graph.is_constant(tensor) and shape is not None and len(shape) >= 2:
+            plan.weight(node, tensor, axis=len(shape) - axis_from_end)
+        else:
+            plan.activation(node, tensor)
+    plan.activation(node, node.outputs[0])
+
+
+@rule("Gemm")
+def gemm(node: Node, plan: Plan) -> None:
+    """``alpha * A * B + beta * C``: B is the weight along its output axis; C an int32 bias if it is added unscaled."""
+    a, b, c = node.input(0), node.input(1), node.input(2)
+    plan.activation(node, a)
+    plan.weight(node, b, axis=0 if node.attribute("transB", 0) else 1)
+    unscaled = node.attribute("alpha", 1.0) == 1.0 and node.attribute("beta", 1.0) == 1.0
+    weight = plan.graph.shape(b)
+    channels = weight and weight[0 if node.attribute("transB", 0) else 1]
+    if unscaled and plan.graph.shape(c) == (channels,):
+        plan.bias(node, c, a, b)
+    plan.activation(node, node.outputs[0])

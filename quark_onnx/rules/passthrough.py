@@ -1,0 +1,38 @@
+"""Operators whose results hold nothing but values of their input; they inherit its scale."""
+
+from __future__ import annotations
+
+from quark_onnx.graph import Node
+from quark_onnx.plan import Plan
+from quark_onnx.rules.base import rule
+
+#: Rearrangements: every value of the input appears in the result exactly once, so the scale may travel either way.
+REARRANGING = frozenset(
+    {"Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "DepthToSpace", "SpaceToDepth", "Identity"}
+)
+
+
+@rule(*sorted(REARRANGING), "MaxPool", "GlobalMaxPool", "Slice", "Split", "Expand", "Tile")
+def passthrough(node: Node, plan: Plan) -> None:
+    """Every float result is the same as the first input."""
+    results = node.outputs[:1] if node.kind == "MaxPool" else node.outputs  # MaxPool's second result are indices
+    for result in results:
+        plan.same_as(node, result, node.inputs[0])
+
+
+@rule("Gather")
+def gather(node: Node, plan: Plan) -> None:
+    """A selection of the rows of a tensor, or of a constant table, which is then quantized like an activation."""
+    table = node.inputs[0]
+    if plan.graph.is_constant(table):
+        plan.activation(node, table)
+    plan.same_as(node, node.outputs[0], table)
+
+
+@rule("Resize", "Upsample")
+def resize(node: Node, plan: Plan) -> None:
+    """Nearest and linear interpolation stay within the input's range; cubic interpolation overshoots."""
+    if node.attribute("mode", "nearest") == "cubic" or node.attribute("extrapolation_value", 0.0) != 0.0:
+        plan.activation(node, node.inputs[0], node.outputs[0])
+    else:
+        plan.same_as(node, node.outputs[0], node.inputs[0])

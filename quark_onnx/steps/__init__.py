@@ -1,0 +1,22 @@
+"""quantize_static in reading order, one file a step."""
+
+from quark_onnx.steps.calibrate import Ranges, calibrate
+from quark_onnx.steps.finish import finish
+from quark_onnx.steps.guard import guard
+from quark_onnx.steps.insert import insert
+from quark_onnx.steps.make_plan import make_plan
+from quark_onnx.steps.prepare import prepare, raise_opset_for
+from quark_onnx.steps.solve import Params, solve
+
+__all__ = [
+    "Params",
+    "Ranges",
+    "calibrate",
+    "finish",
+    "guard",
+    "insert",
+    "make_plan",
+    "prepare",
+    "raise_opset_for",
+    "solve",
+]

@@ -1,0 +1,91 @@
+"""calibrate: one streaming sweep over the data; the statistic of each tensor whose scale must be measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Executor
+from typing import Any
+
+import calibrators
+from calibrators import Statistic
+from calibrators.runner import Observation, Progress, collect
+from quark_onnx.errors import DataError
+from quark_onnx.graph import Graph
+from quark_onnx.plan import Plan, Quantize, Use
+from quark_onnx.steps.run import Sample
+
+#: What was measured of each use.
+Ranges = dict[Use, Statistic]
+
+#: One sample in so many is held out, from the middle of each stretch, and at most so many in all.
+_EVERY, _AT_MOST = 20, 4
+
+
+def calibrate(
+    graph: Graph,
+    plan: Plan,
+    samples: Iterable[Sample],
+    *,
+    executor: Executor | None = None,
+    progress: Progress | None = None,
+) -> Ranges:
+    """Run the float graph over the samples once. Tensors that prove unfit are kept float in ``plan``, with the reason.
+
+    Raises:
+        DataError: a sample that does not fit or cannot be run.
+    """
+    uses = [use for use, entry in plan.entries.items() if isinstance(entry, Quantize) and _measured(graph, use, entry)]
+    wanted: dict[Observation, list[Use]] = {}
+    for use in uses:
+        entry = plan.entries[use]
+        assert isinstance(entry, Quantize)
+        wanted.setdefault(Observation(use.tensor, entry.spec.calibrator), []).append(use)
+    try:
+        found = collect(graph.to_model(), list(wanted), samples, executor=executor, progress=progress)
+    except calibrators.CalibrationError as error:
+        raise DataError(str(error)) from error
+    ranges: Ranges = {}
+    for statistic, readers in zip(found, wanted.values(), strict=True):
+        for use in readers:
+            reason = _unfit(statistic)
+            if reason:
+                plan.keep(use.tensor, reason)
+            else:
+                ranges[use] = statistic
+    return ranges
+
+
+def _measured(graph: Graph, use: Use, entry: Quantize) -> bool:
+    return entry.bounds is None and not graph.is_constant(use.tensor)
+
+
+def _unfit(statistic: Statistic) -> str:
+    if not statistic.lo.size:
+        return "it never had a float value during calibration"
+    if statistic.nonfinite:
+        return "it held NaN or infinite values during calibration"
+    if not (statistic.lo.any() or statistic.hi.any()):
+        return "it was zero throughout calibration: there is no range to measure"
+    return ""
+
+
+class HoldOut:
+    """Diverts a few samples from calibration, for measuring the result; they are the only samples that are kept.
+
+    Attributes:
+        samples: what was held out.
+        count: how many samples went on to calibration.
+    """
+
+    def __init__(self, samples: Iterable[Any]) -> None:
+        self._source = samples
+        self.samples: list[Any] = []
+        self.count = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for index, sample in enumerate(self._source):
+            if index % _EVERY == _EVERY // 2 and len(self.samples) < _AT_MOST:
+                self.samples.append(sample)
+            else:
+                self.count += 1
+                yield sample

@@ -1,0 +1,64 @@
+"""guard: leave float what one shared scale is known to ruin.
+
+A detector joins box coordinates (hundreds) with scores (below one) into one output; with one scale for both, the scores
+become zero. Nothing downstream can mend that, so the decoding part that such a join belongs to stays float.
+"""
+
+from __future__ import annotations
+
+from quark_onnx.graph import Graph, Node, reach
+from quark_onnx.plan import Plan
+from quark_onnx.rules import WEIGHTED
+from quark_onnx.steps.calibrate import Ranges
+
+#: Ranges of joined tensors may differ by this factor: three of eight bits are lost on the smaller one.
+RATIO = 8.0
+
+_DECODING = frozenset({"NonMaxSuppression", "TopK", "ArgMax", "ArgMin"})
+
+
+def guard(graph: Graph, plan: Plan, ranges: Ranges) -> list[str]:
+    """Turn decisions into ``Keep`` where they would ruin the model; what was found, for the report.
+
+    A *tail* is a connected set of nodes from which no weighted operator is reached. A tail that joins tensors whose ranges
+    differ by more than ``RATIO``, or that selects detections, stays float as a whole.
+    """
+    notes = []
+    downstream_of = reach([node for node in graph.nodes if node.kind in WEIGHTED], graph.leaders)
+    tail = {node for node in graph.nodes if node not in downstream_of}
+    for node in graph.nodes:
+        reason = _reason(node, plan, ranges)
+        if not reason:
+            continue
+        if node not in tail:
+            notes.append(f"{node.name} ({node.op_type}): {reason}; quantized all the same, a weighted operator reads it")
+            continue
+        if node.name in plan.kept and node.kind not in _DECODING:
+            continue
+        notes.append(f"{node.name} ({node.op_type}): {reason}; it and the decoding around it stay float")
+        for member in reach([node], lambda n: [m for m in (*graph.leaders(n), *graph.followers(n)) if m in tail]):
+            plan.keep_node(member, f"part of the decoding around {node.name} ({node.op_type})")
+            for tensor in member.outputs:
+                plan.keep(tensor, f"part of the decoding around {node.name} ({node.op_type})")
+    return notes
+
+
+def _reason(node: Node, plan: Plan, ranges: Ranges) -> str:
+    if node.kind in _DECODING:
+        return "it selects detections"
+    if node.kind != "Concat":
+        return ""
+    reach_of = {}
+    for tensor in node.inputs:
+        use = plan.root(plan.use(tensor, node))
+        entry = plan.entries.get(use)
+        if use in ranges:
+            reach_of[tensor] = max(float(-ranges[use].lo.min()), float(ranges[use].hi.max()))
+        elif entry is not None and getattr(entry, "bounds", None):
+            reach_of[tensor] = max(abs(bound) for bound in entry.bounds)  # type: ignore[union-attr]
+    if len(reach_of) < 2:
+        return ""
+    small, large = min(reach_of, key=reach_of.__getitem__), max(reach_of, key=reach_of.__getitem__)
+    if reach_of[large] <= RATIO * reach_of[small]:
+        return ""
+    return f"it joins {large!r} (up to {reach_of[large]:.3g}) with {small!r} (up to {reach_of[small]:.3g})"

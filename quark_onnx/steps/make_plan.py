@@ -1,0 +1,46 @@
+"""make_plan: rules and overrides decide what becomes of each tensor."""
+
+from __future__ import annotations
+
+import quark_onnx.rules  # noqa: F401  (importing registers the rules)
+from quark_onnx.config import QConfig
+from quark_onnx.graph import Graph
+from quark_onnx.plan import Plan, Quantize, SameAs, Use, select
+from quark_onnx.registry import RULES
+from quark_onnx.rules.passthrough import REARRANGING
+
+
+def make_plan(graph: Graph, config: QConfig) -> Plan:
+    """The plan of a graph, before anything was measured."""
+    plan = Plan(graph, select(graph, config))
+    for node in graph.nodes:
+        rule = RULES.get(node.kind)
+        if plan.specs[node].keep:
+            plan.keep_node(node, plan.specs[node].keep)
+        elif rule is None:
+            plan.keep_node(node, "there is no rule for this operator")
+        else:
+            rule(node, plan)
+    if not config.bias:
+        _drop_biases(plan)
+    _lift(plan)
+    return plan
+
+
+def _drop_biases(plan: Plan) -> None:
+    from quark_onnx.plan import BiasOf
+
+    plan.entries = {use: entry for use, entry in plan.entries.items() if not isinstance(entry, BiasOf)}
+
+
+def _lift(plan: Plan) -> None:
+    """Quantize before a rearrangement instead of after it, where only its reader asked: it then moves codes, not floats."""
+    graph = plan.graph
+    for node in reversed(graph.nodes):
+        if node.kind not in REARRANGING or node.name in plan.kept:
+            continue
+        source, result = Use(node.inputs[0]), Use(node.outputs[0])
+        entry = plan.entries.get(result)
+        alone = graph.consumers(source.tensor) == [node] and not graph.is_output(source.tensor)
+        if isinstance(entry, Quantize) and source not in plan.entries and alone and not plan.ineligible(source.tensor):
+            plan.entries[source], plan.entries[result] = entry, SameAs(source)

@@ -1,0 +1,85 @@
+"""prepare: clean the float graph, and check by running it that it still computes the same."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from quark_onnx.config import QConfig
+from quark_onnx.errors import QuarkError
+from quark_onnx.graph import Graph
+from quark_onnx.passes import CLEANING, Pass, raise_opset
+from quark_onnx.plan import Plan, Quantize
+from quark_onnx.steps.run import Sample, agree, run
+
+logger = logging.getLogger(__name__)
+
+#: First opset whose QuantizeLinear has an axis.
+PER_CHANNEL_OPSET = 13
+
+
+def prepare(graph: Graph, config: QConfig, sample: Sample) -> tuple[Graph, list[str]]:
+    """The cleaned graph, and notes for the report: what was rewritten, and which pass was rolled back.
+
+    All passes run at once and are verified together on ``sample``. Only if the outputs have changed, they run again one by
+    one, each verified, and those that changed them are left out.
+    """
+    if not config.prepare:
+        return graph, []
+    expected = run(graph.to_model(), sample)
+    cleaned, notes = _apply(graph, CLEANING)
+    if not notes or _unchanged(cleaned, sample, expected):
+        return cleaned, notes
+    notes = []
+    for single in CLEANING:
+        candidate, done = _apply(graph, (single,))
+        if not done:
+            continue
+        if _unchanged(candidate, sample, expected):
+            graph, notes = candidate, notes + done
+        else:
+            notes.append(f"{single.__name__} changed the outputs and was rolled back")
+            logger.warning("pass %s changed the outputs of the model; it was rolled back", single.__name__)
+    return graph, notes
+
+
+def _apply(graph: Graph, passes: Iterable[Pass]) -> tuple[Graph, list[str]]:
+    graph, notes = graph.copy(), []
+    for single in passes:
+        try:
+            count = single(graph)
+        except Exception as error:  # a defect of a pass must not cost the user the model
+            logger.warning("pass %s failed (%s); it was left out", single.__name__, error)
+            return graph.copy(), [f"{single.__name__} failed: {error}"]
+        if count:
+            graph.drop_unused()
+            graph.infer()
+            notes.append(f"{single.__name__}: {count}")
+    return graph, notes
+
+
+def _unchanged(graph: Graph, sample: Sample, expected: dict[str, object]) -> bool:
+    try:
+        found = run(graph.to_model(), sample)
+    except QuarkError as error:
+        logger.warning("the rewritten model does not run: %s", error)
+        return False
+    return found.keys() == expected.keys() and all(agree(expected[name], found[name]) for name in expected)
+
+
+def raise_opset_for(graph: Graph, plan: Plan, sample: Sample) -> tuple[Graph, list[str]]:
+    """The graph at the least opset that the plan's number formats need, if onnx can convert it without changing outputs.
+
+    Otherwise the graph stays as it is, and Q/DQ nodes are written in the com.microsoft domain, which has them at any opset.
+    """
+    quantized = [entry for entry in plan.entries.values() if isinstance(entry, Quantize)]
+    needed = max((max(e.spec.dtype.min_opset, PER_CHANNEL_OPSET * (e.axis is not None)) for e in quantized), default=0)
+    if graph.opset >= needed or not quantized:
+        return graph, []
+    before, model = graph.opset, graph.to_model()
+    converted = raise_opset(model, needed)
+    if converted is not None:
+        candidate = Graph(converted)
+        if _unchanged(candidate, sample, run(model, sample)):
+            return candidate, [f"opset raised from {before} to {needed}"]
+    return graph, [f"opset {before} could not be raised to {needed}: Q/DQ nodes use the com.microsoft domain"]

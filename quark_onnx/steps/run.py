@@ -1,0 +1,58 @@
+"""Run a model once, and say whether two runs agree."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto
+
+from calibrators.session import open_session
+from quark_onnx.errors import ModelError
+
+Sample = Mapping[str, NDArray[Any]]
+
+#: Largest relative deviation (L2) of a float output that a rewrite of the float graph may cause by rounding alone.
+TOLERANCE = 1e-4
+
+
+def run(model: ModelProto, sample: Sample) -> dict[str, Any]:
+    """Outputs of ``model`` on one sample, by name.
+
+    Raises:
+        ModelError: onnxruntime cannot load or run the model.
+    """
+    try:
+        session = open_session(model)
+    except Exception as error:  # onnxruntime raises several unrelated types
+        raise ModelError(f"onnxruntime cannot load the model: {error}") from error
+    return run_session(session, sample)
+
+
+def run_session(session: Any, sample: Sample) -> dict[str, Any]:
+    """Outputs of an open session on one sample, by name."""
+    wanted = {value.name for value in session.get_inputs()}
+    names = [value.name for value in session.get_outputs()]
+    try:
+        values = session.run(names, {name: value for name, value in sample.items() if name in wanted})
+    except Exception as error:
+        raise ModelError(f"onnxruntime cannot run the model: {error}") from error
+    return dict(zip(names, values, strict=True))
+
+
+def agree(first: Any, second: Any) -> bool:
+    """Whether two values of one output differ by no more than float rounding."""
+    if isinstance(first, list) and isinstance(second, list):
+        return len(first) == len(second) and all(map(agree, first, second))
+    if isinstance(first, dict) or first is None or second is None:
+        return bool(first == second)
+    first, second = np.asarray(first), np.asarray(second)
+    if first.shape != second.shape or first.dtype != second.dtype:
+        return False
+    if first.dtype.kind != "f" or not (np.isfinite(first).all() and np.isfinite(second).all()):
+        return bool(np.array_equal(first, second, equal_nan=first.dtype.kind == "f"))
+    reference = first.astype(np.float64)
+    error = np.linalg.norm(reference - second.astype(np.float64))
+    return bool(error <= TOLERANCE * np.linalg.norm(reference) + 1e-12)
