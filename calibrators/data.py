@@ -1,4 +1,4 @@
-"""Open calibration data, whatever it comes as, and stream it as checked samples, one batch alive at a time."""
+"""Open calibration data of any kind as a stream of checked samples, with one batch alive at a time."""
 
 from __future__ import annotations
 
@@ -60,9 +60,7 @@ class RandomData:
     def _draw(self, spec: InputSpec, generator: np.random.Generator) -> Array:
         dtype = np.dtype(np.float32) if spec.dtype is None else spec.dtype
         if spec.shape is None or dtype.kind not in "fiub":
-            raise SampleMismatch(
-                f"input {spec.name!r} ({dtype}, shape {spec.shape}) cannot be drawn at random"
-            )
+            raise SampleMismatch(f"input {spec.name!r}: no random data for {dtype} of shape {spec.shape}")
         shape = [dim if isinstance(dim, int) else self.dims.get(dim or "", 1) for dim in spec.shape]
         values = generator.random(shape) if dtype.kind == "f" else generator.integers(0, 2, shape)
         return values.astype(dtype)
@@ -90,16 +88,12 @@ class _Source:
 class Reader:
     """Checked samples, {input name: array} in the model's element types; made by `open_reader`.
 
-    Each iteration is a pass over the data. Samples are made when they are asked for, and forgotten when they are handed
-    out.
+    Each iteration is a pass over the data; samples are made when asked for, and forgotten when handed out.
+    It raises a `DataError` as soon as the data turns out not to be what it should be.
 
     Attributes:
         restartable: whether there can be more than one pass; not for a generator.
         length: how many samples a pass has, None if the data cannot tell.
-
-    Raises, on iteration:
-        EmptyReader, ReaderEndedEarly, SampleMismatch, NonFiniteSample: the data is not what it should be.
-        DataError: a file cannot be read.
     """
 
     def __init__(
@@ -112,31 +106,31 @@ class Reader:
     ) -> None:
         self._source, self._inputs, self._layout = source, tuple(inputs), layout
         self._limit, self._expected = limit, expected
-        self._peeked: list[Sample] = []
-        self._rest: Iterator[Sample] = iter(())
+        self._started: tuple[list[Sample], Iterator[Sample]] | None = None
         self.restartable = source.restartable
         known = source.length
         self.length = known if known is None or limit is None else min(known, limit)
 
     def first(self) -> Sample:
         """The first sample, without taking it from the next pass: for checks before any work is done."""
-        if not self._peeked:
-            self._rest = self._samples()
-            self._peeked = [next(self._rest)]
-        return self._peeked[0]
+        if self._started is None:
+            rest = self._samples()
+            self._started = [next(rest)], rest
+        return self._started[0][0]
 
     def __iter__(self) -> Iterator[Sample]:
-        if not self._peeked:
+        if self._started is None:
             return self._samples()
-        peeked, self._peeked = self._peeked, []
-        return chain(peeked, self._rest)
+        (head, rest), self._started = self._started, None
+        return chain(
+            iter(head), rest
+        )  # iter, because chain keeps its arguments but an iterator lets go of its list
 
     def _samples(self) -> Iterator[Sample]:
-        # No local name, and no zip or enumerate, which keep their last result: a batch has to die before the next is made.
+        # A batch has to die before the next is made: no loop variable may hold it, and no zip or enumerate.
         indices = count()
-        yield from islice(
-            chain.from_iterable(map(partial(self._fit, indices), self._source.open())), self._limit
-        )
+        samples = chain.from_iterable(map(partial(self._fit, indices), self._source.open()))
+        yield from islice(samples, self._limit)
         found = next(indices)
         if not found:
             raise EmptyReader(f"sample 0: {self._source.if_empty}")
@@ -163,12 +157,14 @@ def open_reader(
 ) -> Reader:
     """A reader over calibration data of any of these kinds:
 
-    - an iterable of batches. A batch is {input name: array}, a tuple or list of arrays in the order of the inputs, or a
-      bare array for a model with one input. Arrays may be torch tensors.
-    - a torch DataLoader, or what looks like one: the same, and what follows the inputs in a batch, the labels, is dropped
-    - an onnxruntime CalibrationDataReader: ``get_next()`` until None; ``rewind()``, if it has one, starts each pass
-    - one sample: {input name: array}, or the bare array
-    - a path to .npz or .npy files, see `calibrators.files.read_arrays`; with ``images``, to an image or a folder of them
+    - an iterable of batches: each {input name: array}, or a tuple or list of arrays in the order of the
+      inputs, or the bare array for a model with one input; arrays may be torch tensors
+    - a torch DataLoader, or what has its ``dataset`` and ``batch_size``: the same, but what follows the
+      inputs in a tuple or list, the labels, is dropped
+    - an onnxruntime CalibrationDataReader: ``get_next()`` until None, after ``rewind()`` if it has one
+    - one batch: {input name: array}, or the bare array
+    - a path to .npz or .npy files, see `calibrators.files.read_arrays`
+    - with ``images``, a path to an image, or to a folder of images, taken by name
     - `RandomData`
 
     A batch of N for a model whose batch is fixed to 1 becomes N samples.
@@ -182,7 +178,8 @@ def open_reader(
         images: how to turn image files into arrays.
 
     Raises:
-        DataError: the data is of no such kind, or an option does not apply to it. Samples are checked when they are read.
+        DataError: the data is of no such kind, or an option does not apply to it. The samples themselves are
+            checked when they are read.
 
     >>> image = InputSpec("image", np.dtype("float32"), ("batch", 2))
     >>> reader = open_reader([np.zeros((4, 2)), np.ones((4, 2))], [image])
@@ -194,10 +191,12 @@ def open_reader(
     if layout is not None and layout not in get_args(Layout):
         raise DataError(f"unknown layout {layout!r}{nearest(layout, get_args(Layout))}")
     if isinstance(data, str | os.PathLike):
-        return Reader(_from_path(Path(data), inputs, images), inputs, limit, expected, layout)
-    if images is not None:
+        source = _from_path(Path(data), inputs, images)
+    elif images is None:
+        source = _from_object(data, inputs)
+    else:
         raise DataError(f"images= says how to read image files, but the data is a {type(data).__name__}")
-    return Reader(_from_object(data, inputs), inputs, limit, expected, layout)
+    return Reader(source, inputs, limit, expected, layout)
 
 
 def _from_path(path: Path, inputs: Sequence[InputSpec], images: ImageSpec | None) -> _Source:
@@ -218,21 +217,17 @@ def _from_object(data: Any, inputs: Sequence[InputSpec]) -> _Source:
     if isinstance(data, Mapping) or is_array(data):
         data = [data]
     if callable(getattr(data, "get_next", None)):
-        hint = "get_next() returned None at once; a reader that was read before needs rewind(), or to be made anew"
+        hint = "get_next() returned None at once; a reader that was read before needs a rewind()"
         if hasattr(data, "rewind"):
             return _Source(partial(_rewound, data), if_empty=hint)
         return _Source(_once(_pull(data)), restartable=False, if_empty=hint)
     if isinstance(data, Iterator):
-        return _Source(
-            _once(data), restartable=False, if_empty="the iterator is exhausted, or never held a sample"
-        )
+        return _Source(_once(data), restartable=False, if_empty="the iterator has nothing left to give")
     if isinstance(data, Iterable):
         labelled = hasattr(data, "dataset") and hasattr(data, "batch_size")
         # Whether a batch has to be split shows only when it comes.
         return _Source(partial(iter, data), None if splittable(inputs) else _length(data), labelled=labelled)
-    raise DataError(
-        f"a {type(data).__name__} is no calibration data; pass an iterable of {{input name: array}}"
-    )
+    raise DataError(f"got {type(data).__name__} as data; pass an iterable of {{input name: array}}")
 
 
 def _pull(reader: Any) -> Iterator[object]:
@@ -253,7 +248,7 @@ def _once(batches: Iterator[object]) -> Callable[[], Iterator[object]]:
     def open_once() -> Iterator[object]:
         if not left:
             raise EmptyReader(
-                "sample 0: the data was read before and cannot start again; pass a list, or a reader with rewind()"
+                "sample 0: the data was read already; for another pass, use a list or a rewind()"
             )
         return left.pop()
 
@@ -263,8 +258,5 @@ def _once(batches: Iterator[object]) -> Callable[[], Iterator[object]]:
 def _length(data: Any) -> int | None:
     try:
         return len(data)
-    except (
-        TypeError,
-        NotImplementedError,
-    ):  # the latter is how onnxruntime's and torch's base classes say no
+    except (TypeError, NotImplementedError):  # how classes say no; the latter is onnxruntime's way
         return None

@@ -21,7 +21,7 @@ class CalibrationError(Exception):
 
 
 class DataError(CalibrationError):
-    """The calibration data cannot be used: a file is missing or unreadable, a source is of an unknown kind."""
+    """The calibration data cannot be used: an unreadable file, an unknown kind of source."""
 
 
 class EmptyReader(DataError):

@@ -1,4 +1,4 @@
-"""Calibration samples from NumPy files: a .npz or .npy file, a folder of them, or one sub-folder per input."""
+"""Read calibration samples from NumPy files: a .npz or .npy, a folder of them, or a sub-folder per input."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ARRAY_SUFFIXES = frozenset({".npz", ".npy"})
 
 
 def find_files(path: Path, suffixes: frozenset[str]) -> list[Path]:
-    """The files with one of these suffixes, in any case, directly in a folder, by name; or the file itself."""
+    """The files directly in a folder, or the file itself, with one of these suffixes in any case, by name."""
     files = path.iterdir() if path.is_dir() else [path]
     return sorted(file for file in files if file.suffix.lower() in suffixes and file.is_file())
 
@@ -26,12 +26,12 @@ def find_files(path: Path, suffixes: frozenset[str]) -> list[Path]:
 def read_arrays(path: Path, inputs: Sequence[InputSpec]) -> Iterator[Sample]:
     """The samples, one by one; no file is open between two of them.
 
-    A file is one sample, unless each array in it has one dimension more than its input: then its first axis counts
-    samples. Such a .npy is read row by row; a .npz is an archive and has to be read whole.
+    A file is one sample, unless each array in it has one dimension more than its input: then the first axis
+    counts samples. Such a .npy is read row by row; a .npz is an archive and has to be read whole.
 
     Args:
-        path: a .npz, whose keys are the input names; a .npy, if the model has one input; a folder of either; or a folder
-            with one sub-folder per input, called like it, whose .npy files belong together by name.
+        path: a .npz, whose keys are the input names; a .npy, if the model has one input; a folder of either;
+            or a folder with one sub-folder per input, named after it, whose .npy files pair up by name.
         inputs: the model's inputs.
 
     Raises:
@@ -70,7 +70,8 @@ def _pair(path: Path, inputs: Sequence[InputSpec]) -> list[dict[str, Path]]:
 
 
 def _read_npz(path: Path, inputs: Sequence[InputSpec]) -> Iterator[Sample]:
-    with _reading(path), np.load(path, allow_pickle=False) as archive:
+    # Opened here, because np.load leaves a broken archive open.
+    with _reading(path), path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
         arrays: Sample = dict(archive)
     for row in _rows({name: array.shape for name, array in arrays.items()}, inputs, path):
         yield {name: array[row] for name, array in arrays.items()}

@@ -1,7 +1,7 @@
 """Read image files into model inputs, with a small ONNX model that decodes, resizes and normalizes.
 
-Decoding is DecodeImage of onnxruntime-extensions; the rest is standard ONNX. Resizing is antialiased, as in Pillow, and
-differs from it by at most one of the 256 levels. The orientation that EXIF may tell is not applied, as in Pillow's ``open``.
+Decoding is DecodeImage of onnxruntime-extensions; the rest is standard ONNX. Resizing is antialiased, and
+within one of the 256 levels of Pillow's. An orientation in the EXIF data is not applied.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from calibrators.errors import CalibrationError, DataError
 
-#: What counts as an image. Only JPEG and PNG can be decoded on every system; the others are reported, not passed over.
+#: What counts as an image. JPEG and PNG can be decoded on every system; others are reported, not passed over.
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp"})
 
 
@@ -31,9 +31,9 @@ class ImageSpec:
         scale: multiplied with the pixels, which are 0 to 255.
         layout: ``"nchw"`` or ``"nhwc"``.
         color: order of the channels, ``"rgb"`` or ``"bgr"``.
-        resize: ``"stretch"`` to the size; ``"crop"`` its centre from an image that covers it; or ``"letterbox"``: the
-            whole image, its proportions kept, centred on ``pad_value``.
-        resize_to: shorter side of the image that is cropped, in pixels; None for the smallest that covers the size.
+        resize: ``"stretch"`` to the size; ``"crop"`` the centre of an image that covers it; ``"letterbox"``:
+            the whole image in its proportions, centred on ``pad_value``.
+        resize_to: shorter side of the image to crop, in pixels; None for the least that covers the size.
         pad_value: pixel value around a letterboxed image.
         interpolation: ``"linear"`` or ``"cubic"``.
 
@@ -58,9 +58,10 @@ class ImageSpec:
                 self._require(
                     getattr(self, name) in get_args(hint), name, f"one of {', '.join(get_args(hint))}"
                 )
-        self._require(len(self.size) == 2 and min(self.size) > 0, "size", "(height, width), both positive")
-        self._require(len(self.mean) == 3, "mean", "three numbers, one per channel")
-        self._require(len(self.std) == 3 and all(self.std), "std", "three numbers, none of them zero")
+        for name, length in ("size", 2), ("mean", 3), ("std", 3):
+            self._require(len(getattr(self, name)) == length, name, f"{length} numbers")
+        self._require(min(self.size) > 0, "size", "positive")
+        self._require(all(self.std), "std", "other than zero")
         if self.resize_to is not None:
             self._require(self.resize == "crop", "resize_to", "left out unless resize is 'crop'")
             self._require(self.resize_to >= max(self.size), "resize_to", f"at least {max(self.size)}")
@@ -88,19 +89,22 @@ def read_images(files: Sequence[Path], spec: ImageSpec) -> Iterator[NDArray[np.f
 
         session = open_session(parser.parse_model(_pipeline(spec)))
     except ImportError as error:
-        raise CalibrationError("reading images takes onnxruntime-extensions: pip install it") from error
+        raise CalibrationError("to read images: pip install onnxruntime-extensions") from error
     for file in files:
         encoded = _read_encoded(file)
         try:
             (image,) = session.run(None, {"encoded": np.frombuffer(encoded, np.uint8)})
         except Exception as error:  # onnxruntime raises several unrelated types
-            raise DataError(f"{file} cannot be decoded as an RGB or grey image: {error}") from error
+            raise DataError(f"{file} cannot be decoded: {error}") from error
         yield image
         del image  # before the next one is made
 
 
 def _pipeline(spec: ImageSpec) -> str:
-    """The ONNX text of the model: encoded bytes in, shape (n); image out."""
+    """The ONNX text of the model: an encoded file, shape (n), in; the image out.
+
+    DecodeImage gives a grey JPEG one channel, whose bytes it shuffles if it is asked for BGR.
+    """
     policy = {"stretch": "stretch", "crop": "not_smaller", "letterbox": "not_larger"}[spec.resize]
     box = (spec.resize_to, spec.resize_to) if spec.resize_to else spec.size
     return f"""
@@ -108,15 +112,15 @@ def _pipeline(spec: ImageSpec) -> str:
 read_image (uint8[n] encoded) => (float[1, d1, d2, d3] image)
 <
     int64[1] first = {{0}}, int64[3] three = {{1, 1, 3}},
-    int64[3] order = {_list((2, 1, 0) if spec.color == "rgb" else (0, 1, 2))},
+    int64[3] order = {_list((0, 1, 2) if spec.color == "rgb" else (2, 1, 0))},
     int64[2] box = {_list(box)}, int64[2] size = {_list(spec.size)},
     float[1] pad = {_list([float(spec.pad_value)])}, float[1] scale = {_list([float(spec.scale)])},
     float[3] mean = {_list(map(float, spec.mean))}, float[3] std = {_list(map(float, spec.std))}
 >
 {{
-    decoded = com.microsoft.extensions.DecodeImage (encoded)
-    bgr = Expand (decoded, three)
-    pixels = Gather <axis = 2> (bgr, order)
+    decoded = com.microsoft.extensions.DecodeImage <color_space = "rgb"> (encoded)
+    rgb = Expand (decoded, three)
+    pixels = Gather <axis = 2> (rgb, order)
     batch = Unsqueeze (pixels, first)
     resized = Resize <axes = [1, 2], mode = "{spec.interpolation}", antialias = 1, cubic_coeff_a = -0.5,
                       keep_aspect_ratio_policy = "{policy}"> (batch, , , box)
@@ -133,27 +137,31 @@ read_image (uint8[n] encoded) => (float[1, d1, d2, d3] image)
 
 def _list(numbers: Iterable[float]) -> str:
     """A list in ONNX text: {1, 2}."""
-    return f"{{{', '.join(map(repr, numbers))}}}"
+    return f"{{{', '.join(map(str, numbers))}}}"
 
 
 def _read_encoded(file: Path) -> bytes:
-    """The bytes of a file that DecodeImage is safe with: its libjpeg, where it meets something else than JPEG or PNG or a
-    JPEG that is cut short, ends the process or never returns.
+    """The bytes of a file, if DecodeImage is safe with them.
+
+    Its libjpeg ends the process over anything but JPEG and PNG, and may never return from a JPEG cut short.
     """
     try:
         encoded = file.read_bytes()
     except OSError as error:
         raise DataError(f"{file} cannot be read: {error}") from error
-    if encoded.startswith(b"\xff\xd8"):
-        if not _is_whole_jpeg(encoded):
-            raise DataError(f"{file} is a JPEG that is cut short or damaged")
-    elif not encoded.startswith(b"\x89PNG\r\n\x1a\n"):
+    if encoded.startswith(b"\x89PNG\r\n\x1a\n"):
+        usable = b"IEND" in encoded
+    elif encoded.startswith(b"\xff\xd8"):
+        usable = _is_usable_jpeg(encoded)
+    else:
         raise DataError(f"{file} is neither JPEG nor PNG, whatever its name; convert it to one of them")
+    if not usable:
+        raise DataError(f"{file} is cut short, damaged, or neither RGB nor grey")
     return encoded
 
 
-def _is_whole_jpeg(encoded: bytes) -> bool:
-    """Whether the segments lead to a frame, a scan, and the end of the image after it (ITU-T T.81, annex B)."""
+def _is_usable_jpeg(encoded: bytes) -> bool:
+    """Whether its segments hold an RGB or grey frame, then a scan, then the end (ITU-T T.81, annex B)."""
     at, framed = 2, False
     while encoded[at : at + 1] == b"\xff":
         marker, length = encoded[at + 1 : at + 2], encoded[at + 2 : at + 4]
@@ -162,12 +170,9 @@ def _is_whole_jpeg(encoded: bytes) -> bool:
             continue
         if (
             marker == b"\xda"
-        ):  # start of scan: within its data, no other 0xFF is followed by the end marker's byte
+        ):  # start of scan, in whose data a byte 0xFF is always followed by 0x00 or a restart
             return framed and encoded.find(b"\xff\xd9", at) > 0
-        framed |= marker in (
-            b"\xc0",
-            b"\xc1",
-            b"\xc2",
-        )  # baseline, extended, progressive: what libjpeg decodes
+        if marker in (b"\xc0", b"\xc1", b"\xc2"):  # baseline, extended and progressive frames
+            framed = encoded[at + 9 : at + 10] in (b"\x01", b"\x03")
         at += 2 + int.from_bytes(length, "big")
     return False

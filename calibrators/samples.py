@@ -24,7 +24,8 @@ class InputSpec:
     Attributes:
         name: its name in the model.
         dtype: its element type; ``object`` for strings, None to leave the type unchecked.
-        shape: its dimensions: a number is fixed, a symbol or None takes any size. None leaves even the rank open.
+        shape: its dimensions: a number is fixed, a symbol or None takes any size; None instead of a tuple
+            leaves even the rank open.
     """
 
     name: str
@@ -52,8 +53,8 @@ def name_arrays(batch: object, inputs: Sequence[InputSpec], index: int, *, label
     """What a source yields, as one array per input in the order of the inputs.
 
     Args:
-        batch: {input name: array}; a tuple or list of arrays in the order of the inputs; or, for a model with one input,
-            the array itself. A tensor with torch's ``detach().cpu().numpy()`` counts as an array.
+        batch: {input name: array}; a tuple or list of arrays in the order of the inputs; or, for a model with
+            one input, the array itself. What has torch's ``detach().cpu().numpy()`` counts as an array.
         inputs: the model's inputs.
         index: position of the sample in the data, for messages.
         labelled: drop what a tuple holds after the inputs, as a loader of (image, label) pairs needs.
@@ -106,8 +107,8 @@ def split(sample: Sample, inputs: Sequence[InputSpec]) -> Iterator[Sample]:
 def conform(sample: Sample, inputs: Sequence[InputSpec], index: int, layout: Layout | None = None) -> Sample:
     """The sample, checked against the inputs, in their element types; the arrays handed in are never changed.
 
-    Types widen silently within their kind (int32 to int64), and floats narrow to float32, since Python's own are float64.
-    Nothing else is converted: it would hide a mistake, such as pixels that were never normalized.
+    Types widen silently within their kind (int32 to int64), and floats narrow to float32, since Python's own
+    are float64. Nothing else is converted: it would hide mistakes, such as pixels that were never normalized.
 
     Args:
         sample: one array per input, from `name_arrays`.
@@ -169,8 +170,8 @@ def _axes_hint(array: Array, spec: InputSpec) -> str:
         return ""
     space = {3: "L", 4: "HW", 5: "DHW"}[rank]
     usual = {
-        (0, rank - 1, *range(1, rank - 1)): f"looks like N{space}C data for an NC{space} input",
         (0, *range(2, rank), 1): f"looks like NC{space} data for an N{space}C input",
+        (0, rank - 1, *range(1, rank - 1)): f"looks like N{space}C data for an NC{space} input",
     }
     for axes in chain(usual, permutations(range(rank))):
         if spec.fits([shape[axis] for axis in axes]):

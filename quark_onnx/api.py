@@ -65,7 +65,7 @@ def quantize(
     held = HoldOut(reader)
     with bar:
         ranges = calibrate(graph, plan, held, executor=executor, progress=bar.update)
-    found = guard(graph, plan, ranges) if config.keep_tails else []
+    found = guard(graph, plan, ranges) if config.safe else []
     params = solve(graph, plan, ranges)
     result = insert(graph, plan, params)
 

@@ -90,8 +90,8 @@ class QConfig:
         op_types: only these operators are quantized; empty means every operator that has a rule.
         nodes: only these nodes (names, globs or regular expressions) are quantized; empty means all.
         exclude: node names, globs or regular expressions that stay float; short for an Override with ``keep``.
-        keep_tails: leave float what is known to be ruined by one shared scale: joins of tensors whose ranges differ
-            widely and that no weighted operator reads, arithmetic on masks and positions, decoding heads.
+        safe: leave float what few bits are known to ruin: the decoding of detectors, where boxes and scores would
+            share one scale, and the residual stream around layer normalizations.
         prepare: fold and clean the float graph first.
         min_sqnr: the least acceptable signal-to-noise ratio of any output, in dB; None asks for none.
 
@@ -107,7 +107,7 @@ class QConfig:
     op_types: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
-    keep_tails: bool = True
+    safe: bool = True
     prepare: bool = True
     min_sqnr: float | None = None
 
@@ -120,7 +120,7 @@ class QConfig:
             spec = getattr(self, name)
             if spec is not None and not isinstance(spec, QuantizationSpec):
                 raise ConfigError(f"{name} is {spec!r}; it must be a QuantizationSpec or None")
-        for name in ("bias", "keep_tails", "prepare"):
+        for name in ("bias", "safe", "prepare"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; it must be true or false")
         for override in self.overrides:

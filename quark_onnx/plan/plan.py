@@ -22,11 +22,13 @@ class Plan:
         specs: what the user asked for each node.
         entries: decision for each use. A use that has none stays float.
         kept: nodes that stay float by name, and why.
+        safe: rules leave float what few bits are known to ruin.
     """
 
-    def __init__(self, graph: Graph, specs: dict[Node, NodeSpec]) -> None:
+    def __init__(self, graph: Graph, specs: dict[Node, NodeSpec], *, safe: bool = True) -> None:
         self.graph = graph
         self.specs = specs
+        self.safe = safe
         self.entries: dict[Use, Entry] = {}
         self.kept: dict[str, str] = {}
 
@@ -111,6 +113,16 @@ class Plan:
         if array is not None and not np.isfinite(array).all():
             return "it holds values that are not finite"
         return ""
+
+    def coarse(self, node: Node) -> bool:
+        """Whether ``node`` is to be safe from too few bits: it is asked for less than 16."""
+        spec = self.specs[node].activation
+        return self.safe and spec is not None and spec.dtype.bits < 16
+
+    def integer_only(self, node: Node) -> bool:
+        """Whether what runs ``node`` has no float arithmetic at all, as power-of-two scales tell."""
+        spec = self.specs[node].activation
+        return spec is not None and spec.pow2
 
     def masks(self, tensor: str) -> bool:
         """Whether a constant holds values that mean "never" rather than a number."""

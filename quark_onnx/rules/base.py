@@ -14,6 +14,10 @@ Rule = Callable[[Node, Plan], None]
 #: Operators that multiply by weights; what they read is worth being quantized, whatever it cost to join it.
 WEIGHTED = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
+#: Operators that normalize a residual stream, whose few outlier channels are many times larger than the rest.
+NORMALIZING = frozenset({"LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"})
+RESIDUAL = "the residual stream around a layer normalization is too wide for 8 bits"
+
 
 def rule(*op_types: str) -> Callable[[Rule], Rule]:
     """Decorator: registers a rule for operator types."""

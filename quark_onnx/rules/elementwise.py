@@ -4,10 +4,29 @@ from __future__ import annotations
 
 from quark_onnx.graph import Node
 from quark_onnx.plan import Plan
-from quark_onnx.rules.base import control, rule
+from quark_onnx.rules.base import NORMALIZING, RESIDUAL, control, rule
 
 
-@rule("Add", "Sub", "Mul", "Div")
+@rule("Add")
+def add(node: Node, plan: Plan) -> None:
+    """Like all arithmetic, but a bias is added before any rounding, and a residual stream is too wide for few bits."""
+    if any(reader.kind in NORMALIZING for reader in plan.graph.followers(node)) and plan.coarse(node):
+        plan.keep_node(node, RESIDUAL)
+    elif not plan.integer_only(node) and any(_is_bias(node, plan, i) for i in (0, 1)):
+        plan.keep_node(node, "it adds a bias to a product that is not rounded yet")
+    else:
+        _operands(node, plan, node.inputs)
+
+
+def _is_bias(node: Node, plan: Plan, index: int) -> bool:
+    """Whether an operand is a constant vector and the other one a matrix product that nothing else reads."""
+    bias, product = node.inputs[index], node.inputs[1 - index]
+    layer = plan.graph.producer(product)
+    vector = plan.graph.is_constant(bias) and len(plan.graph.shape(bias) or ()) <= 1
+    return vector and layer is not None and layer.kind == "MatMul" and not plan.quantized(product)
+
+
+@rule("Sub", "Mul", "Div")
 def arithmetic(node: Node, plan: Plan) -> None:
     """Both operands and the result, unless one of them is a mask."""
     _operands(node, plan, node.inputs)

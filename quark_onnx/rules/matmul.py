@@ -1,4 +1,8 @@
-"""MatMul and Gemm."""
+"""MatMul and Gemm.
+
+Their integer products are converted to float anyway before they are rounded again, so the result is left to its readers: it
+is quantized if one of them asks for it. Integer-only hardware needs it quantized in any case.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,8 @@ def matmul(node: Node, plan: Plan) -> None:
             plan.weight(node, tensor, axis=len(shape) - axis_from_end)
         else:
             plan.activation(node, tensor)
-    plan.activation(node, node.outputs[0])
+    if plan.integer_only(node):
+        plan.activation(node, node.outputs[0])
 
 
 @rule("Gemm")
@@ -31,4 +36,5 @@ def gemm(node: Node, plan: Plan) -> None:
     channels = weight and weight[0 if node.attribute("transB", 0) else 1]
     if unscaled and plan.graph.shape(c) == (channels,):
         plan.bias(node, c, a, b)
-    plan.activation(node, node.outputs[0])
+    if plan.integer_only(node):
+        plan.activation(node, node.outputs[0])

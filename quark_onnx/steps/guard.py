@@ -58,6 +58,9 @@ def _reason(node: Node, plan: Plan, ranges: Ranges) -> str:
             reach_of[tensor] = max(abs(bound) for bound in entry.bounds)  # type: ignore[union-attr]
     if len(reach_of) < 2:
         return ""
+    scores = [t for t in node.inputs if getattr(plan.entry(plan.use(t, node)), "bounds", None) == (0.0, 1.0)]
+    if scores and len(scores) < len(reach_of):
+        return f"it joins {scores[0]!r}, scores between 0 and 1, with other values"
     small, large = min(reach_of, key=reach_of.__getitem__), max(reach_of, key=reach_of.__getitem__)
     if reach_of[large] <= RATIO * reach_of[small]:
         return ""

@@ -5,14 +5,14 @@ from __future__ import annotations
 import quark_onnx.rules  # noqa: F401  (importing registers the rules)
 from quark_onnx.config import QConfig
 from quark_onnx.graph import Graph
-from quark_onnx.plan import Plan, Quantize, SameAs, Use, select
+from quark_onnx.plan import BiasOf, Keep, Plan, Quantize, SameAs, Use, select
 from quark_onnx.registry import RULES
 from quark_onnx.rules.passthrough import REARRANGING
 
 
 def make_plan(graph: Graph, config: QConfig) -> Plan:
     """The plan of a graph, before anything was measured."""
-    plan = Plan(graph, select(graph, config))
+    plan = Plan(graph, select(graph, config), safe=config.safe)
     for node in graph.nodes:
         rule = RULES.get(node.kind)
         if plan.specs[node].keep:
@@ -24,12 +24,11 @@ def make_plan(graph: Graph, config: QConfig) -> Plan:
     if not config.bias:
         _drop_biases(plan)
     _lift(plan)
+    _spare_float_readers(plan)
     return plan
 
 
 def _drop_biases(plan: Plan) -> None:
-    from quark_onnx.plan import BiasOf
-
     plan.entries = {use: entry for use, entry in plan.entries.items() if not isinstance(entry, BiasOf)}
 
 
@@ -44,3 +43,14 @@ def _lift(plan: Plan) -> None:
         alone = graph.consumers(source.tensor) == [node] and not graph.is_output(source.tensor)
         if isinstance(entry, Quantize) and source not in plan.entries and alone and not plan.ineligible(source.tensor):
             plan.entries[source], plan.entries[result] = entry, SameAs(source)
+
+
+def _spare_float_readers(plan: Plan) -> None:
+    """A float node reads the float value of a tensor, where its producer computes one anyway."""
+    for use in [use for use in plan.entries if use.node is None and plan.quantized(use.tensor)]:
+        producer = plan.graph.producer(use.tensor)
+        if plan.graph.is_constant(use.tensor) or (producer is not None and producer.name not in plan.kept):
+            continue
+        for reader in plan.graph.consumers(use.tensor):
+            if reader.name in plan.kept:
+                plan.entries[Use(use.tensor, reader.name)] = Keep("its reader is a float node and so is its producer")

@@ -1,0 +1,470 @@
+"""Every kind of calibration data, and what is said of data that does not fit."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from calibrators import errors
+from calibrators.data import ImageSpec, InputSpec, RandomData, open_reader
+from calibrators.errors import DataError, EmptyReader, NonFiniteSample, ReaderEndedEarly, SampleMismatch
+
+F32, I64 = np.dtype(np.float32), np.dtype(np.int64)
+X = InputSpec("x", F32, ("batch", 2))
+IDS, MASK = InputSpec("ids", I64, ("batch", None)), InputSpec("mask", np.dtype(bool), ("batch", None))
+IMAGE = InputSpec("image", F32, ("batch", 3, 4, 6))
+ONE = InputSpec("image", F32, (1, 3, 4, 6))
+
+
+def xs(*values: float) -> list[np.ndarray[Any, Any]]:
+    """Arrays that enter X, recognizable by their value."""
+    return [np.full((1, 2), value, np.float32) for value in values]
+
+
+def seen(data: object, spec: InputSpec = X, **options: Any) -> list[float]:
+    """The first value of each sample that a reader makes of the data."""
+    return [sample[spec.name].flat[0].item() for sample in open_reader(data, [spec], **options)]
+
+
+class OrtReader:
+    """What onnxruntime calls a CalibrationDataReader, without rewind."""
+
+    def __init__(self, make: Callable[[], Iterator[Any]]) -> None:
+        self.make, self.batches = make, make()
+
+    def get_next(self) -> Any:
+        return next(self.batches, None)
+
+
+class RewindingReader(OrtReader):
+    def rewind(self) -> None:
+        self.batches = self.make()
+
+
+class Tensor:
+    """As much of a torch tensor as is used."""
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        self.array = array
+
+    def detach(self) -> Tensor:
+        return self
+
+    cpu = detach
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        return self.array
+
+
+class Loader(list[Any]):
+    """As much of a torch DataLoader as is looked at."""
+
+    dataset, batch_size = (), 1
+
+
+# Kinds of data
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        [{"x": a} for a in xs(1, 2)],
+        xs(1, 2),
+        ((a,) for a in xs(1, 2)),
+        [[a] for a in xs(1, 2)],
+        (Tensor(a) for a in xs(1, 2)),
+        [{"x": a.tolist()} for a in xs(1, 2)],
+        OrtReader(lambda: iter({"x": a} for a in xs(1, 2))),
+        RewindingReader(lambda: iter(xs(1, 2))),
+        Loader((Tensor(a), Tensor(np.array([7]))) for a in xs(1, 2)),
+    ],
+    ids=lambda data: type(data).__name__,
+)
+def test_kinds_of_data(data: object) -> None:
+    assert seen(data) == [1, 2]
+
+
+def test_one_batch_alone() -> None:
+    (batch,) = xs(5)
+    assert seen({"x": batch}) == seen(batch) == seen(Tensor(batch)) == [5]
+
+
+def test_tuples_follow_the_order_of_the_inputs() -> None:
+    (sample,) = open_reader([(np.array([[3, 4]]), np.array([[True, False]]))], [IDS, MASK])
+    assert list(sample) == ["ids", "mask"] and sample["ids"].tolist() == [[3, 4]]
+
+
+def test_a_torch_loader() -> None:
+    torch = pytest.importorskip("torch")
+    data = torch.utils.data.TensorDataset(torch.arange(6.0).reshape(3, 2), torch.arange(3))
+    reader = open_reader(torch.utils.data.DataLoader(data, batch_size=2), [X])
+    assert [sample["x"].tolist() for sample in reader] == [[[0, 1], [2, 3]], [[4, 5]]]
+    assert reader.length == 2
+
+
+def test_what_is_no_data() -> None:
+    with pytest.raises(DataError, match="got int as data; pass an iterable"):
+        open_reader(3, [X])
+
+
+# Passes
+
+
+def test_a_list_restarts_and_a_generator_does_not() -> None:
+    reader = open_reader(xs(1, 2), [X])
+    assert reader.restartable and len(list(reader)) == len(list(reader)) == 2
+    reader = open_reader(iter(xs(1, 2)), [X])
+    assert not reader.restartable and len(list(reader)) == 2
+    with pytest.raises(EmptyReader, match="read already"):
+        list(reader)
+
+
+def test_a_rewind_starts_each_pass() -> None:
+    reader = open_reader(RewindingReader(lambda: iter(xs(1, 2))), [X])
+    assert reader.restartable and len(list(reader)) == len(list(reader)) == 2
+    assert not open_reader(OrtReader(lambda: iter(xs(1, 2))), [X]).restartable
+
+
+@pytest.mark.parametrize("wrap", [iter, list, lambda data: OrtReader(lambda: iter(data))])
+def test_first_takes_nothing_from_the_pass(wrap: Callable[[Any], Any]) -> None:
+    reader = open_reader(wrap(xs(1, 2, 3)), [X])
+    assert reader.first()["x"].flat[0] == reader.first()["x"].flat[0] == 1
+    assert [sample["x"].flat[0] for sample in reader] == [1, 2, 3]
+
+
+def test_limit_draws_no_more_than_it_needs() -> None:
+    data = iter(xs(1, 2, 3))
+    assert seen(data, limit=2) == [1, 2]
+    assert next(data).flat[0] == 3
+    with pytest.raises(DataError, match="limit is 0"):
+        open_reader([], [X], limit=0)
+
+
+@pytest.mark.parametrize(
+    ("data", "spec", "limit", "length"),
+    [
+        (xs(1, 2, 3), X, None, 3),
+        (xs(1, 2, 3), X, 2, 2),
+        (iter(xs(1)), X, 2, None),
+        ([np.zeros((1, 3, 4, 6))], ONE, None, None),  # may yet be split
+    ],
+)
+def test_length(data: object, spec: InputSpec, limit: int | None, length: int | None) -> None:
+    assert open_reader(data, [spec], limit=limit).length == length
+
+
+@pytest.mark.parametrize("peek", [False, True])
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("wrap", [lambda batches: batches, lambda batches: OrtReader(lambda: batches)])
+def test_one_batch_is_alive(wrap: Callable[[Any], Any], size: int, peek: bool) -> None:
+    made: list[weakref.ref[Any]] = []
+
+    def make() -> np.ndarray[Any, Any]:
+        array = np.zeros((size, 2), np.float32)
+        made.append(weakref.ref(array))
+        return array
+
+    def batches() -> Iterator[Any]:
+        for _ in range(4):
+            assert not any(ref() is not None for ref in made), "a batch is held while the next one is made"
+            yield {"x": make()}
+
+    gc.disable()  # so that only reference counts free a batch
+    try:
+        reader = open_reader(wrap(batches()), [InputSpec("x", F32, (1, 2))])
+        if peek:
+            reader.first()
+        samples = iter(reader)
+        taken = 0
+        while next(samples, None) is not None:
+            taken += 1
+    finally:
+        gc.enable()
+    assert taken == 4 * size
+
+
+# Checks
+
+
+def test_every_error_is_its_own_and_names_the_sample() -> None:
+    good, bad = xs(1)[0], np.array([[1, np.nan]], np.float32)
+    faults: dict[type[DataError], tuple[Any, dict[str, Any]]] = {
+        EmptyReader: ([], {}),
+        ReaderEndedEarly: ([good], {"expected": 3}),
+        NonFiniteSample: ([good, bad], {}),
+        SampleMismatch: ([good, "text"], {}),
+    }
+    for error, (data, options) in faults.items():
+        with pytest.raises(DataError, match=rf"sample {0 if error is EmptyReader else 1}\b") as caught:
+            seen(data, **options)
+        assert type(caught.value) is error
+    assert set(DataError.__subclasses__()) == set(faults)
+    assert issubclass(DataError, errors.CalibrationError)
+
+
+def test_the_data_ends_early() -> None:
+    with pytest.raises(ReaderEndedEarly, match="ended before sample 2; 5 were expected"):
+        seen(xs(1, 2), expected=5)
+    assert seen(xs(1, 2), expected=2) == [1, 2]
+    assert seen(xs(1, 2, 3), limit=2, expected=3) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("data", "hint"),
+    [
+        ([], "holds no sample"),
+        (iter([]), "nothing left"),
+        (OrtReader(lambda: iter([])), r"get_next\(\) returned None at once.*rewind"),
+        (RewindingReader(lambda: iter([])), r"get_next\(\) returned None at once"),
+    ],
+)
+def test_no_sample(data: object, hint: str) -> None:
+    with pytest.raises(EmptyReader, match=f"sample 0: .*{hint}"):
+        open_reader(data, [X]).first()
+
+
+@pytest.mark.parametrize(
+    ("sample", "message"),
+    [
+        ({"idz": 0, "mask": 0}, r"sample 0: the model has no input 'idz'; did you mean 'ids'\?"),
+        ({"ids": 0, "mask": 0, "y": 0}, "no input 'y'; known: ids, mask"),
+        ({"mask": 0}, r"sample 0: no array for input 'ids', only for \['mask'\]"),
+        ((0,), r"sample 0: got 1 arrays, the model's inputs are \['ids', 'mask'\]"),
+        ((0, 0, 0), "got 3 arrays"),
+        (np.zeros(2), r"sample 0: got ndarray, expected {name: array} for the inputs \['ids', 'mask'\]"),
+        ("text", "sample 0: got str, expected {name: array}"),
+        ({"ids": [[1], [2, 3]], "mask": 0}, "sample 0, input 'ids': a list that is no array"),
+    ],
+)
+def test_names(sample: object, message: str) -> None:
+    with pytest.raises(SampleMismatch, match=message):
+        open_reader([sample], [IDS, MASK]).first()
+
+
+@pytest.mark.parametrize(
+    ("given", "want"),
+    [("f8", "f4"), ("f2", "f4"), (">f4", "f4"), ("i4", "i8"), ("u1", "u2"), ("U3", "O"), ("i2", None)],
+)
+def test_types_that_convert(given: str, want: str | None) -> None:
+    array = np.ones(2, given)
+    spec = InputSpec("x", None if want is None else np.dtype(want), (2,))
+    (sample,) = open_reader([{"x": array}], [spec])
+    assert sample["x"].dtype == (want or given) and array.dtype == given
+    np.testing.assert_array_equal(sample["x"], array.astype(want or given))
+
+
+@pytest.mark.parametrize(
+    ("given", "want"), [("u1", "f4"), ("i8", "i4"), ("f4", "f2"), ("f4", "i8"), ("?", "f4"), ("O", "f4")]
+)
+def test_types_that_do_not(given: str, want: str) -> None:
+    message = rf"'x': got {np.dtype(given)}, expected {np.dtype(want)}; .*astype\(np.{np.dtype(want).name}\)"
+    with pytest.raises(SampleMismatch, match=message):
+        open_reader([np.ones(2, given)], [InputSpec("x", np.dtype(want), None)]).first()
+
+
+def test_fitting_arrays_are_not_copied() -> None:
+    (array,) = xs(1)
+    assert open_reader([array], [X]).first()["x"] is array
+
+
+@pytest.mark.parametrize(
+    ("want", "got", "hint"),
+    [
+        (("n", 2), (5, 3), r"got shape \[5, 3\], expected \[n, 2\]$"),
+        ((None, 2), (5,), r"got shape \[5\], expected \[\?, 2\]$"),
+        (("n", 3, 4, 6), (3, 4, 6), r"add the batch axis with array\[np.newaxis\]$"),
+        (
+            ("n", 3, 4, 6),
+            (5, 4, 6, 3),
+            "looks like NHWC data for an NCHW input; transpose it with layout='nhwc'$",
+        ),
+        (
+            ("n", 4, 6, 3),
+            (5, 3, 4, 6),
+            r"NCHW data for an NHWC input; .*np.transpose\(array, \(0, 2, 3, 1\)\)$",
+        ),
+        (("n", 3, 9), (5, 9, 3), r"NLC data for an NCL input; .*np.transpose\(array, \(0, 2, 1\)\)$"),
+        (("n", 3, 7, 8, 9), (5, 7, 8, 9, 3), "NDHWC data for an NCDHW input"),
+        (
+            ("n", 3, 4, 6),
+            (5, 3, 6, 4),
+            r"another order; transpose it with np.transpose\(array, \(0, 1, 3, 2\)\)$",
+        ),
+        (("n", 3, 4, 6), (5, 3, 4, 7), r"expected \[n, 3, 4, 6\]$"),
+    ],
+)
+def test_shapes(want: tuple[Any, ...], got: tuple[int, ...], hint: str) -> None:
+    with pytest.raises(SampleMismatch, match=f"sample 0, input 'x': .*{hint}"):
+        open_reader([np.zeros(got, np.float32)], [InputSpec("x", F32, want)]).first()
+
+
+def test_later_samples_are_checked_too() -> None:
+    samples = iter(open_reader([*xs(1, 2), np.zeros((1, 3), np.float32)], [X]))
+    assert next(samples) and next(samples)
+    with pytest.raises(SampleMismatch, match="sample 2, input 'x'"):
+        next(samples)
+
+
+def test_layout_nhwc_transposes() -> None:
+    nhwc = np.arange(2 * 4 * 6 * 3, dtype=np.float32).reshape(2, 4, 6, 3)
+    sample = open_reader([nhwc], [IMAGE], layout="nhwc").first()
+    np.testing.assert_array_equal(sample["image"], nhwc.transpose(0, 3, 1, 2))
+    with pytest.raises(SampleMismatch, match="leave out layout='nhwc'"):
+        open_reader([sample["image"]], [IMAGE], layout="nhwc").first()
+    with pytest.raises(DataError, match=r"unknown layout 'NHWC'.*nhwc"):
+        open_reader([nhwc], [IMAGE], layout="NHWC")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("value", "shown"), [(np.nan, "nan"), (-np.inf, "-inf"), (1e300, "inf")])
+def test_values_that_are_not_finite(value: float, shown: str) -> None:
+    array = np.zeros((3, 2))
+    array[1, 1] = array[2, 0] = value
+    message = rf"sample 1, input 'x': 2 of 6 values are NaN or infinite, the first at \[1, 1\] \({shown}\)"
+    with pytest.raises(NonFiniteSample, match=message):
+        seen([*xs(0), array])
+
+
+def test_a_batch_for_a_model_of_batch_one_is_split() -> None:
+    batches = [
+        np.arange(n, dtype=np.float32)[:, None, None, None] + np.zeros((n, 3, 4, 6)) for n in (3, 1, 2)
+    ]
+    assert seen(batches, ONE) == [0, 1, 2, 0, 0, 1]
+    assert seen(batches, ONE, limit=2, expected=6) == [0, 1]
+    batches[2][1, 0, 0, 0] = np.nan
+    with pytest.raises(NonFiniteSample, match="sample 5"):
+        seen(batches, ONE)
+
+
+def test_inputs_are_split_together_or_not_at_all() -> None:
+    specs = [InputSpec("a", F32, (1, 2)), InputSpec("b", F32, (1,))]
+    a, b = np.arange(6, dtype=np.float32).reshape(3, 2), np.arange(3, dtype=np.float32)
+    parts = list(open_reader({"a": a, "b": b}, specs))
+    assert [(part["a"].tolist(), part["b"].tolist()) for part in parts] == [
+        ([[0, 1]], [0]),
+        ([[2, 3]], [1]),
+        ([[4, 5]], [2]),
+    ]
+    with pytest.raises(SampleMismatch, match=r"'a': got shape \[3, 2\]"):
+        open_reader({"a": a, "b": b[:2]}, specs).first()
+
+
+# Random data
+
+
+def test_random_data() -> None:
+    specs = [X, IDS, MASK, InputSpec("h", np.dtype(np.float16), (3,))]
+    with pytest.warns(UserWarning, match="random data: the ranges are meaningless, do not ship"):
+        reader = open_reader(RandomData(samples=3, dims={"batch": 4}), specs)
+    assert reader.length == 3 and reader.restartable
+    first, again = list(reader), list(reader)
+    assert [array.shape for array in first[0].values()] == [(4, 2), (4, 1), (4, 1), (3,)]
+    assert all(array.min() >= 0 and array.max() <= 1 for sample in first for array in sample.values())
+    assert not np.array_equal(first[0]["x"], first[1]["x"])
+    for one, other in zip(first, again, strict=True):
+        np.testing.assert_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (InputSpec("x", F32, ("batch",)), "no input has a dimension 'bach'; did you mean 'batch'"),
+        (InputSpec("x", F32, None), "'x': no random data for float32 of shape None"),
+        (InputSpec("x", np.dtype(object), ("bach",)), "'x': no random data for object"),
+    ],
+)
+def test_random_data_needs_types_and_shapes(spec: InputSpec, message: str) -> None:
+    data = RandomData(dims={} if spec.shape is None else {"bach": 2})
+    with pytest.warns(UserWarning), pytest.raises(SampleMismatch, match=message):
+        open_reader(data, [spec]).first()
+
+
+# Files
+
+
+def test_one_npz_is_a_batch_or_a_stack(tmp_path: Path) -> None:
+    path = tmp_path / "données.npz"
+    np.savez(path, ids=np.zeros((5, 3), np.int64), mask=np.ones((5, 3), bool))
+    assert [sample["ids"].shape for sample in open_reader(path, [IDS, MASK])] == [(5, 3)]
+    np.savez_compressed(path, ids=np.arange(30).reshape(5, 2, 3), mask=np.ones((5, 2, 3), bool))
+    ids = [sample["ids"].flat[0] for sample in open_reader(str(path), [IDS, MASK])]
+    assert ids == [0, 6, 12, 18, 24]
+    np.savez(path, ids=np.zeros((5, 2, 3), np.int64), mask=np.ones((4, 2, 3), bool))
+    with pytest.raises(SampleMismatch, match=r"données.npz: .* not stacks of equally many samples"):
+        open_reader(path, [IDS, MASK]).first()
+    np.savez(path, idz=np.zeros((5, 3), np.int64))
+    with pytest.raises(SampleMismatch, match="no input 'idz'; did you mean 'ids'"):
+        open_reader(path, [IDS, MASK]).first()
+
+
+def test_one_npy_is_a_batch_or_a_stack(tmp_path: Path) -> None:
+    path = tmp_path / "x.npy"
+    np.save(path, np.full((4, 2), 7.0))
+    assert seen(path) == [7]
+    np.save(path, np.arange(6.0).reshape(3, 1, 2))
+    assert seen(path) == [0, 2, 4]
+    with pytest.raises(SampleMismatch, match=r"x.npy holds one array, the model has 2 inputs; use .npz"):
+        open_reader(path, [IDS, MASK]).first()
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".NPZ"])
+def test_a_folder_is_read_by_name(tmp_path: Path, suffix: str) -> None:
+    for value in (2, 0, 1):
+        with (tmp_path / f"s{value}{suffix}").open("wb") as file:
+            array = np.full((1, 2), value, np.float32)
+            np.save(file, array) if suffix == ".npy" else np.savez(file, x=array)
+    (tmp_path / "readme.txt").write_text("not data")
+    reader = open_reader(tmp_path, [X])
+    assert [sample["x"].flat[0] for sample in reader] == [0, 1, 2] and reader.restartable
+
+
+def test_a_folder_per_input(tmp_path: Path) -> None:
+    for name, array in ("ids", np.zeros((1, 3), np.int64)), ("mask", np.ones((1, 3), bool)):
+        (tmp_path / name).mkdir()
+        for number in range(2):
+            np.save(tmp_path / name / f"{number}.npy", array + number if name == "ids" else array)
+    assert [sample["ids"].flat[0] for sample in open_reader(tmp_path, [IDS, MASK])] == [0, 1]
+    (tmp_path / "mask" / "1.npy").rename(tmp_path / "mask" / "9.npy")
+    with pytest.raises(
+        SampleMismatch, match=r"1.npy is not there for every input \(2 for 'ids', 2 for 'mask'\)"
+    ):
+        open_reader(tmp_path, [IDS, MASK]).first()
+    with pytest.raises(DataError, match="nor a sub-folder 'x'"):
+        open_reader(tmp_path, [X]).first()
+
+
+def test_no_file_is_open_between_samples(tmp_path: Path) -> None:
+    path = tmp_path / "x.npy"
+    np.save(path, np.zeros((3, 1, 2)))
+    samples = iter(open_reader(path, [X]))
+    next(samples)
+    path.rename(tmp_path / "y.npy")  # what Windows refuses while the file is open or mapped
+    with pytest.raises(DataError, match=r"x.npy cannot be read"):
+        next(samples)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="nowhere does not exist"):
+        open_reader(tmp_path / "nowhere", [X])
+    (tmp_path / "x.npz").write_bytes(b"PK\x03\x04 and then nothing")
+    with pytest.raises(DataError, match=r"x.npz cannot be read as a NumPy file"):
+        open_reader(tmp_path, [X]).first()
+    (tmp_path / "x.npz").write_bytes(b"anything")
+    with pytest.raises(DataError, match=r"x.npz cannot be read as a NumPy file"):
+        open_reader(tmp_path, [X]).first()
+    (tmp_path / "x.csv").write_text("1,2")
+    with pytest.raises(DataError, match=r"x.csv has no .npz or .npy file"):
+        open_reader(tmp_path / "x.csv", [X]).first()
+
+
+def test_image_folders_need_a_spec_and_only_they_do(tmp_path: Path) -> None:
+    (tmp_path / "a.JPG").touch()
+    with pytest.raises(DataError, match=r"say how with images=ImageSpec\(size="):
+        open_reader(tmp_path, [IMAGE])
+    with pytest.raises(DataError, match="images= says how to read image files, but the data is a list"):
+        open_reader(xs(1), [X], images=ImageSpec(size=(4, 6)))

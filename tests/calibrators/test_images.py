@@ -1,0 +1,191 @@
+"""Images against Pillow: decoding, resizing, framing, normalization; and files that cannot be decoded."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from calibrators.data import InputSpec, open_reader
+from calibrators.errors import CalibrationError, DataError, EmptyReader
+from calibrators.images import ImageSpec, read_images
+
+Image = pytest.importorskip("PIL.Image")
+pytest.importorskip("onnxruntime_extensions")
+
+PIXELS = {"scale": 1.0, "layout": "nhwc"}  # leaves the levels 0 to 255 to be compared
+
+
+@pytest.fixture(scope="module")
+def photo() -> Any:
+    """A smooth RGB image, 90 wide and 130 high."""
+    noise = np.random.default_rng(0).integers(0, 256, (12, 9, 3), dtype=np.uint8)
+    return Image.fromarray(noise).resize((90, 130), Image.Resampling.BICUBIC)
+
+
+def read(path: Path, size: tuple[int, int], **options: Any) -> NDArray[np.float32]:
+    """The one image at a path, without its batch axis."""
+    (image,) = read_images([path], ImageSpec(size, **options))
+    return image.reshape(image.shape[1:])
+
+
+def at_scale(photo: Any, scale: float, height: int, width: int) -> NDArray[np.uint8]:
+    """Pillow's photo, resized by one scale for both axes and cut to whole pixels."""
+    box = (0, 0, width / scale, height / scale)
+    return np.asarray(photo.resize((width, height), Image.Resampling.BILINEAR, box=box))
+
+
+def saved(image: Any, path: Path) -> Path:
+    image.save(path)
+    return path
+
+
+def test_a_png_of_the_right_size_is_exact(photo: Any, tmp_path: Path) -> None:
+    path = saved(photo, tmp_path / "фото.png")
+    pixels = np.asarray(photo)
+    np.testing.assert_array_equal(read(path, (130, 90), **PIXELS), pixels)
+    np.testing.assert_array_equal(read(path, (130, 90), color="bgr", **PIXELS), pixels[..., ::-1])
+    np.testing.assert_array_equal(read(path, (130, 90), scale=1), pixels.transpose(2, 0, 1))
+
+
+def test_normalization_is_exact(photo: Any, tmp_path: Path) -> None:
+    mean, std = (0.485, 0.456, 1e-5), (0.229, 0.224, 0.225)
+    image = read(saved(photo, tmp_path / "a.png"), (130, 90), mean=mean, std=std)
+    scaled = np.asarray(photo).astype(np.float32) * np.float32(1 / 255)
+    want = (scaled - np.array(mean, np.float32)) / np.array(std, np.float32)
+    np.testing.assert_array_equal(image, want.transpose(2, 0, 1))
+
+
+@pytest.mark.parametrize("interpolation", ["linear", "cubic"])
+@pytest.mark.parametrize("size", [(40, 40), (65, 45), (33, 120), (200, 300)])
+def test_stretch(photo: Any, tmp_path: Path, size: tuple[int, int], interpolation: str) -> None:
+    """Both filter in fixed point, one axis after the other; rounding may differ by one level."""
+    image = read(saved(photo, tmp_path / "a.png"), size, interpolation=interpolation, **PIXELS)
+    filters = {"linear": Image.Resampling.BILINEAR, "cubic": Image.Resampling.BICUBIC}
+    np.testing.assert_allclose(image, np.asarray(photo.resize(size[::-1], filters[interpolation])), atol=1)
+
+
+@pytest.mark.parametrize(
+    ("size", "resize_to", "scale", "resized"),
+    [
+        ((50, 72), None, 72 / 90, (104, 72)),
+        ((64, 61), 72, 72 / 90, (104, 72)),
+        ((100, 50), None, 100 / 130, (100, 69)),
+    ],
+)
+def test_crop(photo: Any, tmp_path: Path, size: Any, resize_to: Any, scale: float, resized: Any) -> None:
+    top, left = (resized[0] - size[0]) // 2, (resized[1] - size[1]) // 2
+    want = at_scale(photo, scale, *resized)[top : top + size[0], left : left + size[1]]
+    image = read(saved(photo, tmp_path / "a.png"), size, resize="crop", resize_to=resize_to, **PIXELS)
+    np.testing.assert_allclose(image, want, atol=1)
+
+
+@pytest.mark.parametrize(
+    ("size", "scale", "resized"),
+    [((65, 60), 1 / 2, (65, 45)), ((60, 30), 1 / 3, (43, 30)), ((260, 183), 2, (260, 180))],
+)
+def test_letterbox(photo: Any, tmp_path: Path, size: Any, scale: float, resized: Any) -> None:
+    top, left = (size[0] - resized[0]) // 2, (size[1] - resized[1]) // 2
+    want = np.full((*size, 3), 114)
+    want[top : top + resized[0], left : left + resized[1]] = at_scale(photo, scale, *resized)
+    image = read(saved(photo, tmp_path / "a.png"), size, resize="letterbox", **PIXELS)
+    np.testing.assert_allclose(image, want, atol=1)
+
+
+@pytest.mark.parametrize(("suffix", "tolerance"), [(".png", 0), (".jpg", 1)])
+def test_grey_becomes_three_equal_channels(photo: Any, tmp_path: Path, suffix: str, tolerance: int) -> None:
+    path = saved(photo.convert("L"), tmp_path / f"grey{suffix}")
+    image = read(path, (130, 90), **PIXELS)
+    want = np.asarray(Image.open(path))[..., None].repeat(3, axis=2)
+    np.testing.assert_allclose(image, want, atol=tolerance)
+
+
+def test_transparency_is_dropped(photo: Any, tmp_path: Path) -> None:
+    clear = photo.convert("RGBA")
+    clear.putalpha(7)
+    np.testing.assert_array_equal(
+        read(saved(clear, tmp_path / "a.png"), (130, 90), **PIXELS), np.asarray(photo)
+    )
+
+
+@pytest.mark.parametrize("progressive", [False, True])
+def test_jpeg(photo: Any, tmp_path: Path, progressive: bool) -> None:
+    """Without colour subsampling, decoders differ by the rounding of the inverse transform alone."""
+    path = tmp_path / "a.jpeg"
+    photo.save(path, subsampling=0, progressive=progressive)
+    np.testing.assert_allclose(read(path, (130, 90), **PIXELS), np.asarray(Image.open(path)), atol=4)
+
+
+def test_a_folder_of_images(photo: Any, tmp_path: Path) -> None:
+    for level in (2, 0, 1):
+        saved(Image.new("RGB", (8, 6), (level,) * 3), tmp_path / f"{level}.PNG")
+    (tmp_path / "labels.txt").touch()
+    spec = InputSpec("image", np.dtype(np.float32), (1, 3, 4, 6))
+    reader = open_reader(tmp_path, [spec], images=ImageSpec(size=(4, 6), scale=1))
+    assert reader.length == 3 and reader.restartable
+    assert [sample["image"].max() for sample in reader] == [0, 1, 2]
+    assert len(list(open_reader(tmp_path / "1.PNG", [spec], images=ImageSpec(size=(4, 6))))) == 1
+
+
+def test_an_empty_folder(tmp_path: Path) -> None:
+    spec = InputSpec("image", None, None)
+    with pytest.raises(EmptyReader, match="sample 0: no image in"):
+        open_reader(tmp_path, [spec], images=ImageSpec(size=(4, 6))).first()
+
+
+def encoded(photo: Any, kind: str, mode: str = "RGB") -> bytes:
+    file = io.BytesIO()
+    photo.convert(mode).save(file, kind)
+    return file.getvalue()
+
+
+def test_files_that_cannot_be_decoded(photo: Any, tmp_path: Path) -> None:
+    jpeg, png = encoded(photo, "JPEG"), encoded(photo, "PNG")
+    scan = jpeg.index(b"\xff\xda")
+    faults = {
+        b"": "neither JPEG nor PNG",
+        encoded(photo, "BMP"): "neither JPEG nor PNG, whatever its name; convert it",
+        jpeg[:3]: "cut short",
+        jpeg[:scan]: "cut short",
+        jpeg[: scan + 100]: "cut short",
+        jpeg[:2] + jpeg[scan:]: "damaged",
+        jpeg[:20] + b"junk" + jpeg[20:]: "damaged",
+        encoded(photo, "JPEG", "CMYK"): "neither RGB nor grey",
+        png[:99]: "cut short",
+        png[:50] + b"junk" + png[54:]: "cannot be decoded",
+    }
+    path = tmp_path / "bad.jpg"
+    for content, message in faults.items():
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=rf"bad\.jpg .*{message}"):
+            read(path, (4, 6))
+    with pytest.raises(DataError, match=r"none\.png cannot be read"):
+        read(tmp_path / "none.png", (4, 6))
+
+
+def test_without_the_extensions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime_extensions", None)
+    with pytest.raises(CalibrationError, match="pip install onnxruntime-extensions"):
+        read(Path("a.png"), (4, 6))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"size": (0, 4)}, r"ImageSpec.size is \(0, 4\); it must be positive"),
+        ({"size": (4,)}, "ImageSpec.size .* 2 numbers"),
+        ({"std": (1.0, 0.0, 1.0)}, "ImageSpec.std .* other than zero"),
+        ({"mean": (0.5,)}, "ImageSpec.mean .* 3 numbers"),
+        ({"layout": "NCHW"}, "ImageSpec.layout is 'NCHW'; it must be one of nchw, nhwc"),
+        ({"resize_to": 9}, "ImageSpec.resize_to is 9; it must be left out unless resize is 'crop'"),
+        ({"resize": "crop", "resize_to": 5}, "ImageSpec.resize_to is 5; it must be at least 6"),
+    ],
+)
+def test_a_spec_checks_itself(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(CalibrationError, match=message):
+        ImageSpec(**{"size": (4, 6), **options})
