@@ -45,9 +45,7 @@ class _Builder:
         y = self.node("Relu", self.conv(x, (into, width), 1))
         y = self.node("Relu", self.conv(y, (width, width), 3, stride))
         y = self.conv(y, (width, 4 * width), 1, gain=0.5)  # keeps the sum over 16 blocks in range
-        shortcut = (
-            x if into == 4 * width and stride == 1 else self.conv(x, (into, 4 * width), 1, stride, gain=1.0)
-        )
+        shortcut = x if into == 4 * width and stride == 1 else self.conv(x, (into, 4 * width), 1, stride, gain=1.0)
         return self.node("Relu", self.node("Add", y, shortcut))
 
 

@@ -204,13 +204,9 @@ def wanted(arguments: argparse.Namespace, task: str, tool: Tool, setting: Settin
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS, metavar="TASK")
-    parser.add_argument(
-        "--settings", nargs="+", default=["*"], metavar="PATTERN", help=", ".join(map(str, SETTINGS))
-    )
+    parser.add_argument("--settings", nargs="+", default=["*"], metavar="PATTERN", help=", ".join(map(str, SETTINGS)))
     parser.add_argument("--tools", nargs="+", default=["*"], metavar="PATTERN", help="ours, onnxruntime, ...")
     parser.add_argument("--amd-quark-python", type=Path, help="the Python of an environment with amd-quark")
     parser.add_argument("--refresh", choices=["ours"], help="measure ours again where our source has changed")

@@ -26,17 +26,12 @@ MOST = 1.1  # times the memory that few samples take
 def methods(peers: bool) -> list[Method]:
     """Every calibrator of ours, XINT8, and on request those of onnxruntime."""
     ours = [Method("ours", Setting("A8W8", calibrator)) for calibrator in CALIBRATORS]
-    theirs = [
-        Method("onnxruntime", Setting("A8W8", calibrator))
-        for calibrator in ("minmax", "entropy", "percentile")
-    ]
+    theirs = [Method("onnxruntime", Setting("A8W8", calibrator)) for calibrator in ("minmax", "entropy", "percentile")]
     return [*ours, Method("ours", Setting("XINT8")), *(theirs if peers else [])]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--many", type=int, default=256)
     parser.add_argument("--few", type=int, default=8)
     parser.add_argument("--methods", nargs="+", default=["*"], metavar="PATTERN")

@@ -1,7 +1,7 @@
 """The project's only scale and zero-point arithmetic.
 
-Follows the ONNX operators QuantizeLinear and DequantizeLinear: ``code = clip(rint(x / scale) + zero_point)`` with ties to
-even, ``x = (code - zero_point) * scale``.
+Follows the ONNX operators QuantizeLinear and DequantizeLinear: ``code = clip(rint(x / scale) + zero_point)`` with ties
+to even, ``x = (code - zero_point) * scale``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from calibrators.grid import Floats, Grid, QParams, Range
 
-#: The greatest scale: the largest power of two in float32, so that a code times the scale overflows as late as possible.
+#: The greatest scale: the largest power of two in float32, so that a code times the scale overflows as late as
+#: possible.
 _GREATEST_SCALE = 2.0**127
 
 
@@ -84,14 +85,16 @@ def quantize(x: NDArray[Any], params: QParams, grid: Grid) -> NDArray[np.int64]:
     """Codes of the reals ``x``, saturated to the grid; int64, of x's shape."""
     scale, zero = (along(v, x.ndim, params.axis) for v in (params.scale, params.zero_point))
     with np.errstate(over="ignore"):  # a tiny scale sends large values to infinity, which saturates
-        codes = np.rint(np.asarray(x, np.float32) / scale)
-    return np.clip(codes.astype(np.float64) + zero, grid.qmin, grid.qmax).astype(np.int64)
+        steps = np.rint(np.asarray(x, np.float32) / scale).astype(np.float64)
+    codes: NDArray[np.int64] = np.clip(steps + zero, grid.qmin, grid.qmax).astype(np.int64)
+    return codes
 
 
 def dequantize(codes: NDArray[Any], params: QParams) -> NDArray[np.float32]:
     """The reals that integer codes stand for; float32, of the codes' shape."""
     scale, zero = (along(v, codes.ndim, params.axis) for v in (params.scale, params.zero_point))
-    return (codes - zero).astype(np.float32) * scale
+    reals: NDArray[np.float32] = (codes - zero).astype(np.float32) * scale
+    return reals
 
 
 def fake_quantize(x: NDArray[Any], params: QParams, grid: Grid) -> NDArray[np.float32]:

@@ -1,20 +1,19 @@
 """The two contracts of the package, and the table of calibrators by name.
 
-A *statistic* is the mutable, mergeable, O(bins) summary of a tensor that grows while data streams by. A *calibrator* is a
-frozen value that says which statistic it needs and how a range is read off it: its fields are its settings.
+A *statistic* is the mutable, mergeable, O(bins) summary of a tensor that grows while data streams by. A *calibrator* is
+a frozen value that says which statistic it needs and how a range is read off it: its fields are its settings.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrators.errors import CalibrationError
+from calibrators.errors import CalibrationError, nearest
 from calibrators.grid import Floats, Grid, Range
 
 
@@ -68,15 +67,10 @@ def create(name: str, **settings: Any) -> Any:
     """
     key = name.lower()
     if key not in CALIBRATORS:
-        raise CalibrationError(f"unknown calibrator {name!r}{_hint(key, list(CALIBRATORS))}")
+        raise CalibrationError(f"unknown calibrator {name!r}{nearest(key, CALIBRATORS)}")
     cls = CALIBRATORS[key]
     known = [field.name for field in dataclasses.fields(cls)]
     for setting in settings:
         if setting not in known:
-            raise CalibrationError(f"calibrator {key!r} has no setting {setting!r}{_hint(setting, known)}")
+            raise CalibrationError(f"calibrator {key!r} has no setting {setting!r}{nearest(setting, known)}")
     return cls(**settings)
-
-
-def _hint(word: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(word, known, n=1)
-    return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known) or 'none'}"

@@ -122,9 +122,8 @@ class Reader:
         if self._started is None:
             return self._samples()
         (head, rest), self._started = self._started, None
-        return chain(
-            iter(head), rest
-        )  # iter, because chain keeps its arguments but an iterator lets go of its list
+        # chain keeps what it is given; the iterator it is given here lets go of the first sample in time
+        return chain(iter(head), rest)
 
     def _samples(self) -> Iterator[Sample]:
         # A batch has to die before the next is made: no loop variable may hold it, and no zip or enumerate.
@@ -247,9 +246,7 @@ def _once(batches: Iterator[object]) -> Callable[[], Iterator[object]]:
 
     def open_once() -> Iterator[object]:
         if not left:
-            raise EmptyReader(
-                "sample 0: the data was read already; for another pass, use a list or a rewind()"
-            )
+            raise EmptyReader("sample 0: the data was read already; for another pass, use a list or a rewind()")
         return left.pop()
 
     return open_once

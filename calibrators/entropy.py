@@ -1,8 +1,8 @@
 """Entropy: the range whose quantized distribution diverges least from the float one (Kullback-Leibler).
 
-Follows the calibration published with TensorRT (S. Migacz, "8-bit inference with TensorRT", 2017): for each threshold the
-clipped histogram is the reference P, its merger into as many groups as the grid has levels is Q, and the threshold with the
-least KL(P || Q) wins.
+Follows the calibration published with TensorRT (S. Migacz, "8-bit inference with TensorRT", 2017): for each threshold
+the clipped histogram is the reference P, its merger into as many groups as the grid has levels is Q, and the threshold
+with the least KL(P || Q) wins.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from calibrators.histogram import BINS, Histogram
 class Entropy:
     """The threshold on the magnitude that keeps the most information.
 
-    Both ends are clipped at the same magnitude, where they reach it. The number of groups follows from the grid: as many
-    levels as it has between zero and the threshold.
+    Both ends are clipped at the same magnitude, where they reach it. The number of groups follows from the grid: as
+    many levels as it has between zero and the threshold.
 
     Attributes:
         candidates: how many thresholds are tried at most.
@@ -59,7 +59,7 @@ class Entropy:
 
 
 def _divergence(counts: Floats, end: int, levels: int) -> float:
-    """KL divergence between the histogram clipped at bin ``end`` and its merger into ``levels`` groups of equal width."""
+    """KL divergence between the histogram clipped at bin ``end`` and its merger into ``levels`` equal groups."""
     kept = counts[:end]
     reference = kept.copy()
     reference[-1] += counts[end:].sum()  # what is clipped piles up at the threshold

@@ -15,6 +15,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+#: How many known names a message lists at most.
+_LISTED = 12
+
 
 class CalibrationError(Exception):
     """Base of all errors that this package raises on purpose."""
@@ -48,6 +51,8 @@ def nearest(word: object, known: Iterable[str]) -> str:
     >>> nearest("x", ["image", "mask"])
     '; known: image, mask'
     """
-    names = list(known)
+    names = sorted(map(str, known))
     near = get_close_matches(str(word), names, n=1)
-    return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(names) or 'none'}"
+    if near:
+        return f"; did you mean {near[0]!r}?"
+    return f"; known: {', '.join(names[:_LISTED]) or 'none'}" + (", ..." if len(names) > _LISTED else "")

@@ -87,8 +87,8 @@ class MovingExtremes:
         if not self.batches:
             self.lo, self.hi, self.first, self.batches = other.lo, other.hi, other.first, other.batches
             return
-        # alone, other starts at its first batch with weight (1 - c)^(n-1); here that batch weighs c (1 - c)^(n-1), and the
-        # difference, (1 - c)^n, is exactly the weight that is left for what came before
+        # alone, other starts at its first batch with weight (1 - c)^(n-1); here that batch weighs c (1 - c)^(n-1), and
+        # the difference, (1 - c)^n, is exactly the weight that is left for what came before
         kept = (1 - self.constant) ** other.batches
         self.lo = kept * (self.lo - other.first[0]) + other.lo
         self.hi = kept * (self.hi - other.first[1]) + other.hi

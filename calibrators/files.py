@@ -85,6 +85,7 @@ def _read_npy(files: Mapping[str, Path], inputs: Sequence[InputSpec]) -> Iterato
 
 
 def _map(path: Path) -> Array:
+    """The array in a .npy, read from the file only where it is looked at."""
     with _reading(path):
         mapped: Array = np.load(path, mmap_mode="r", allow_pickle=False)
         return mapped

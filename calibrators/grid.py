@@ -1,4 +1,4 @@
-"""The values that calibration speaks in: the codes a format offers, a range of reals, and a scale with its zero point."""
+"""The values that calibration speaks in: the codes of a format, a range of reals, a scale with its zero point."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A streaming histogram whose range grows, and which merges exactly.
 
 Bins are ``2**exponent`` wide and hang on zero: value x falls into bin ``trunc(x / 2**exponent)``. When a larger value
-arrives, the exponent is raised and neighbouring bins are added up, which is exactly what counting with the wider bins from
-the start would have given. So the result depends on neither the order nor the batching of the data.
+arrives, the exponent is raised and neighbouring bins are added up, which is exactly what counting with the wider bins
+from the start would have given. So the result depends on neither the order nor the batching of the data.
 """
 
 from __future__ import annotations

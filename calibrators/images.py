@@ -55,9 +55,8 @@ class ImageSpec:
     def __post_init__(self) -> None:
         for name, hint in get_type_hints(type(self)).items():
             if get_origin(hint) is Literal:
-                self._require(
-                    getattr(self, name) in get_args(hint), name, f"one of {', '.join(get_args(hint))}"
-                )
+                choices = get_args(hint)
+                self._require(getattr(self, name) in choices, name, f"one of {', '.join(choices)}")
         for name, length in ("size", 2), ("mean", 3), ("std", 3):
             self._require(len(getattr(self, name)) == length, name, f"{length} numbers")
         self._require(min(self.size) > 0, "size", "positive")
@@ -168,9 +167,7 @@ def _is_usable_jpeg(encoded: bytes) -> bool:
         if marker == b"\xff":  # fill
             at += 1
             continue
-        if (
-            marker == b"\xda"
-        ):  # start of scan, in whose data a byte 0xFF is always followed by 0x00 or a restart
+        if marker == b"\xda":  # start of scan: its data escapes 0xFF
             return framed and encoded.find(b"\xff\xd9", at) > 0
         if marker in (b"\xc0", b"\xc1", b"\xc2"):  # baseline, extended and progressive frames
             framed = encoded[at + 9 : at + 10] in (b"\x01", b"\x03")

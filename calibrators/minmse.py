@@ -1,7 +1,7 @@
 """MinMSE: the range whose quantization error, squared and summed over everything seen, is least.
 
-Clipping a few large values makes the steps finer for all others; this calibrator weighs the one against the other on the
-histogram of the values.
+Clipping a few large values makes the steps finer for all others; this calibrator weighs the one against the other on
+the histogram of the values.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _OCTAVES = 8
 class MinMSE:
     """The interval of least mean squared error.
 
-    Float scales are searched over shrinking intervals, each end on its own if the grid is asymmetric. Power-of-two scales
-    are all tried, from the one that clips nothing downwards, with several zero points if the grid is asymmetric.
+    Float scales are searched over shrinking intervals, each end on its own if the grid is asymmetric. Power-of-two
+    scales are all tried, from the one that clips nothing downwards, with several zero points if the grid is asymmetric.
 
     Attributes:
         steps: how many shrunk intervals are tried for each end.
@@ -41,9 +41,8 @@ class MinMSE:
 
     def range(self, statistic: Histogram, grid: Grid) -> Range:
         search = self._pow2 if grid.pow2 else self._symmetric if grid.symmetric else self._asymmetric
-        found = [search(_Row(statistic, row, grid)) for row in range(len(statistic.lo))]
-        lo, hi = zip(*found, strict=True) if found else ((), ())
-        return Range(np.array(lo), np.array(hi))
+        found = np.array([search(_Row(statistic, row, grid)) for row in range(len(statistic.lo))]).reshape(-1, 2)
+        return Range(found[:, 0], found[:, 1])
 
     def _shares(self) -> Floats:
         return np.linspace(1.0, self.least, self.steps)  # the whole interval first: it wins a tie
@@ -65,7 +64,7 @@ class MinMSE:
 
     def _pow2(self, row: _Row) -> tuple[float, float]:
         grid = row.grid
-        widest = float(params_for(Range(row.lo, row.hi), grid).scale)
+        widest = float(params_for(Range(np.array([row.lo]), np.array([row.hi])), grid).scale)
         scales = np.maximum(widest * 0.5 ** np.arange(_OCTAVES), grid.smallest_scale)
         if grid.symmetric:
             zeros = np.full((_OCTAVES, 1), grid.zero, np.float64)

@@ -17,8 +17,8 @@ from calibrators.histogram import Counts, Histogram
 class Percentile:
     """The interval that holds ``percentile`` percent of the values.
 
-    On a symmetric grid the percentile is of the magnitudes; otherwise half of the rest is cut off at each end. Thresholds
-    lie on bin edges, within the values seen.
+    On a symmetric grid the percentile is of the magnitudes; otherwise half of the rest is cut off at each end.
+    Thresholds lie on bin edges, within the values seen.
 
     Attributes:
         percentile: share of the values that is kept, in percent, in (0, 100].
@@ -46,4 +46,5 @@ class Percentile:
 def _threshold(counts: Counts, allowed: Floats) -> Floats:
     """Edge, in bins from zero, beyond which at most ``allowed`` values lie; one per row."""
     beyond = counts[:, ::-1].cumsum(axis=1)[:, ::-1]
-    return (beyond > allowed[:, None]).sum(axis=1).astype(np.float64)
+    edge: Floats = (beyond > allowed[:, None]).sum(axis=1, dtype=np.float64)
+    return edge

@@ -114,9 +114,7 @@ class _Watch:
                 progress(done)
         return session.statistics
 
-    def sharded(
-        self, samples: Iterable[Sample], executor: Executor, progress: Progress | None
-    ) -> list[Statistic]:
+    def sharded(self, samples: Iterable[Sample], executor: Executor, progress: Progress | None) -> list[Statistic]:
         total, iterator, sent, done = self.empty(), iter(samples), 0, 0
         under_way: deque[tuple[int, Future[list[Statistic]]]] = deque()
         try:

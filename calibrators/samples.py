@@ -156,9 +156,7 @@ def _cast(array: Array, want: np.dtype[Any] | None, place: str) -> Array:
     if text or (got.kind == want.kind and (np.can_cast(got, want) or want == np.float32)):
         with np.errstate(over="ignore"):  # an overflow becomes infinite, and is reported as that
             return array.astype(want)
-    raise SampleMismatch(
-        f"{place}: got {got}, expected {want}; convert the data with .astype(np.{want.name})"
-    )
+    raise SampleMismatch(f"{place}: got {got}, expected {want}; convert it with .astype(np.{want.name})")
 
 
 def _axes_hint(array: Array, spec: InputSpec) -> str:

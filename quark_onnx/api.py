@@ -6,9 +6,10 @@ import logging
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
-from onnx import ModelProto
+import numpy as np
+from onnx import ModelProto, helper
 
 import calibrators
 from calibrators.data import InputSpec, Reader, open_reader
@@ -20,7 +21,7 @@ from quark_onnx.onnxruntime_spelling import is_onnxruntime_call, translate
 from quark_onnx.plan import Plan
 from quark_onnx.progress import Progress
 from quark_onnx.report import Report, summarize
-from quark_onnx.steps import calibrate, finish, guard, insert, make_plan, prepare, raise_opset_for, solve
+from quark_onnx.steps import calibrate, finish, guard, insert, make_plan, prepare, raise_opset_for, save, solve
 from quark_onnx.steps.calibrate import HoldOut
 
 logger = logging.getLogger(__name__)
@@ -70,7 +71,6 @@ def quantize(
     result = insert(graph, plan, params)
 
     samples = held.samples or [first]
-    external = isinstance(model, str | Path) and has_external_data(Path(model))
     operators, kept_nodes, kept_tensors = summarize(plan)
     report = Report(
         config=str(config),
@@ -81,29 +81,59 @@ def quantize(
         operators=operators,
         kept_nodes=kept_nodes,
         kept_tensors=kept_tensors,
-        notes=[*notes, *raised, *found, *(f"scale of {n} channels of {w!r} raised to hold its bias" for w, n in params.raised.items())],
+        notes=[
+            *notes,
+            *raised,
+            *found,
+            *(f"scale of {n} channels of {w!r} raised to hold its bias" for w, n in params.raised.items()),
+        ],
     )
-    quantized, errors = finish(result, original, samples, target, external=external)
+    quantized, errors = finish(result, original, samples)
     report = replace(report, bytes_after=quantized.ByteSize(), outputs=errors)
     logger.info("%s", report)
     if config.min_sqnr is not None and report.worst_sqnr < config.min_sqnr:
         raise AccuracyError(
-            f"the worst output has {report.worst_sqnr:.2f} dB SQNR, below the {config.min_sqnr:g} dB asked for: not usable"
+            f"the worst output has {report.worst_sqnr:.2f} dB SQNR, below the {config.min_sqnr:g} dB asked for: "
+            "the model is not usable, and nothing was written"
         )
+    if target is not None:
+        save(quantized, target, samples[0], external=isinstance(model, str | Path) and has_external_data(Path(model)))
     return Result(quantized, plan, report)
+
+
+@overload
+def quantize_static(
+    model: str | Path | ModelProto,
+    data: Any,
+    config: QConfig | str | Path | dict[str, Any] = "A8W8",
+    output: str | Path | None = None,
+    *,
+    executor: Executor | None = None,
+    progress: bool | None = False,
+) -> ModelProto: ...
+
+
+@overload
+def quantize_static(
+    model_input: str | Path | ModelProto,
+    model_output: str | Path,
+    calibration_data_reader: Any,
+    *onnxruntime_positional: Any,
+    **onnxruntime_keywords: Any,
+) -> ModelProto: ...
 
 
 def quantize_static(*arguments: Any, **keywords: Any) -> ModelProto:
     """Quantize a float model to integers with scales measured on calibration data.
 
-    Called as ``quantize_static(model, data, config="A8W8", output=None, *, executor=None, progress=False)``, or with the
-    arguments of ``onnxruntime.quantization.quantize_static``, which are translated.
+    Called as ``quantize_static(model, data, config="A8W8", output=None, *, executor=None, progress=False)``, or with
+    the arguments of ``onnxruntime.quantization.quantize_static``, which are translated.
 
     Args:
         model: path of the float model, or a ModelProto, which is not changed.
         data: calibration samples: an iterable or generator of ``{input name: array}``, an onnxruntime
-            ``CalibrationDataReader``, a torch ``DataLoader``, a .npz or .npy file or a folder of them, or a Reader made by
-            ``calibrators.data.open_reader`` (image folders, random data).
+            ``CalibrationDataReader``, a torch ``DataLoader``, a .npz or .npy file or a folder of them, or a Reader made
+            by ``calibrators.data.open_reader`` (image folders, random data).
         config: a preset's name, a YAML file, a dictionary, or a QConfig.
         output: where to write the model; None only returns it.
         executor: any ``concurrent.futures.Executor``; calibration is sharded over it, with the same result.
@@ -132,9 +162,6 @@ def load(model: str | Path | ModelProto) -> ModelProto:
 
 def input_specs(graph: Graph) -> list[InputSpec]:
     """What the data has to provide: name, type and shape of each input that has no default."""
-    import numpy as np
-    from onnx import helper
-
     specs = []
     for value in graph.inputs:
         if value.name in graph.initializers:

@@ -14,8 +14,19 @@ A message says what was found, where (node, tensor, sample, file, option), and w
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
+from calibrators.errors import nearest
+
+__all__ = [
+    "AccuracyError",
+    "ConfigError",
+    "ConstraintError",
+    "DataError",
+    "MissingDependency",
+    "ModelError",
+    "PlanError",
+    "QuarkError",
+    "nearest",
+]
 
 
 class QuarkError(Exception):
@@ -48,19 +59,3 @@ class AccuracyError(QuarkError):
 
 class MissingDependency(QuarkError):
     """An optional package is needed for what was asked."""
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """The end of an error message about an unknown word: the nearest known one, or all of them.
-
-    >>> nearest("percentle", ["percentile", "minmax"])
-    "; did you mean 'percentile'?"
-    >>> nearest("x", ["percentile", "minmax"])
-    '; known: minmax, percentile'
-    """
-    names = sorted(str(name) for name in known)
-    near = difflib.get_close_matches(word, names, n=1)
-    if near:
-        return f"; did you mean {near[0]!r}?"
-    shown = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
-    return f"; known: {shown or 'none'}"

@@ -1,7 +1,7 @@
 """The spelling of ``onnxruntime.quantization.quantize_static``, translated into a QConfig.
 
-A script written for onnxruntime changes its import and nothing else: the names below stand in for onnxruntime's, and its
-own enumerations are understood as well.
+A script written for onnxruntime changes its import and nothing else: the names below stand in for onnxruntime's, and
+its own enumerations are understood as well.
 """
 
 from __future__ import annotations

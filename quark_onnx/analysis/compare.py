@@ -66,7 +66,7 @@ def compare(
         raise ModelError(f"the other model lacks the output {sorted(missing)[0]!r} of the reference")
     counter = _Counter(islice(iter(reader_for(Graph.of(before), data)), limit))
     try:
-        outputs = measure(*sessions, counter)
+        outputs = measure(sessions[0], sessions[1], counter)
     except calibrators.CalibrationError as error:
         raise DataError(str(error)) from error
     return Comparison(counter.count, outputs, before.ByteSize(), after.ByteSize())

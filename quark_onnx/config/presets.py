@@ -1,7 +1,7 @@
 """The presets: values that compose, not classes.
 
-Weights of the float-scale presets use the codes -127..127: with eight-bit activations onnxruntime's kernels for older x86
-processors add two products in 16 bits, which the code -128 could overflow.
+Weights of the float-scale presets use the codes -127..127: with eight-bit activations onnxruntime's kernels for older
+x86 processors add two products in 16 bits, which the code -128 could overflow.
 """
 
 from quark_onnx.config.qconfig import QConfig

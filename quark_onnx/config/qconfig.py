@@ -126,16 +126,16 @@ class QConfig:
         for override in self.overrides:
             if not isinstance(override, Override):
                 raise ConfigError(f"overrides holds {override!r}, which is not an Override")
-        if self.activation and self.activation.per_channel:
+        if self.activation is not None and self.activation.per_channel:
             raise ConfigError("activations are quantized per tensor; per_channel belongs to the weight")
         if self.min_sqnr is not None and not isinstance(self.min_sqnr, int | float):
             raise ConfigError(f"min_sqnr is {self.min_sqnr!r}; it must be a number of decibels")
         for op_type in self.op_types:
-            if op_type not in RULES and len(RULES):
+            if len(RULES):  # the rules may not be loaded yet; then the plan will look
                 RULES[op_type]
 
     @classmethod
-    def of(cls, config: QConfig | str | Path | dict[str, Any]) -> QConfig:
+    def of(cls, config: object) -> QConfig:
         """A QConfig from what a user may write: a preset's name, a YAML file, a dictionary, or a QConfig."""
         from quark_onnx.config.serialize import from_dict, load_yaml
 
@@ -143,7 +143,7 @@ class QConfig:
             return config
         if isinstance(config, dict):
             return from_dict(config)
-        if isinstance(config, Path) or (isinstance(config, str) and config.lower().endswith((".yaml", ".yml"))):
+        if isinstance(config, str | Path) and str(config).lower().endswith((".yaml", ".yml")):
             return load_yaml(Path(config))
         if isinstance(config, str):
             preset = PRESETS[config.upper()]

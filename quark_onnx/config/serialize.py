@@ -31,8 +31,8 @@ def _plain(value: Any) -> Any:
 def from_dict(data: dict[str, Any]) -> QConfig:
     """The config that a dictionary describes.
 
-    ``preset`` names the config to start from (A8W8 if absent), the rest changes it. ``calibrator`` and ``per_channel`` are
-    taken as by ``QConfig.with_``.
+    ``preset`` names the config to start from (A8W8 if absent), the rest changes it. ``calibrator`` and ``per_channel``
+    are taken as by ``QConfig.with_``.
 
     >>> from_dict({"preset": "S8S8", "per_channel": True}).weight.per_channel
     True
@@ -94,4 +94,4 @@ def load_yaml(path: Path) -> QConfig:
 
 def to_yaml(config: QConfig) -> str:
     """The YAML text that ``load_yaml`` reads back to an equal config."""
-    return yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True)
+    return str(yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True))

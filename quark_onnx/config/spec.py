@@ -119,4 +119,4 @@ def format_calibrator(calibrator: Any) -> str:
         for f in fields(calibrator)
         if getattr(calibrator, f.name) != f.default
     ]
-    return calibrator.name + (":" + ",".join(changed) if changed else "")
+    return str(calibrator.name) + (":" + ",".join(changed) if changed else "")

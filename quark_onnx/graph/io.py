@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -40,7 +39,7 @@ def read(path: Path) -> ModelProto:
     except DecodeError as error:
         kind = "a zip archive, unpack it first" if data[:4] == b"PK\x03\x04" else "truncated or not an ONNX model"
         raise ModelError(f"model file {path} is {kind}") from error
-    if not model.HasField("graph") or not model.opset_import and not model.graph.node:
+    if not model.HasField("graph") or (not model.opset_import and not model.graph.node):
         raise ModelError(f"model file {path} holds no graph; is it an ONNX model?")
     for tensor in _tensors(model):
         if uses_external_data(tensor):
@@ -87,7 +86,9 @@ def _load_external(tensor: TensorProto, folder: Path) -> None:
             file.seek(offset)
             data = file.read(int(info["length"])) if "length" in info else file.read()
     except OSError as error:
-        raise ModelError(f"tensor {tensor.name!r}: external data file {path} cannot be read: {error.strerror}") from error
+        raise ModelError(
+            f"tensor {tensor.name!r}: external data file {path} cannot be read: {error.strerror}"
+        ) from error
     if "length" in info and len(data) < int(info["length"]):
         raise ModelError(
             f"tensor {tensor.name!r}: external data file {path} ends after {len(data)} of {info['length']} bytes "
@@ -107,8 +108,8 @@ def has_external_data(path: Path) -> bool:
 def write(model: ModelProto, path: Path, *, external: bool, verify: Callable[[Path], None]) -> None:
     """Write ``model`` to ``path`` atomically.
 
-    The files are written into a temporary folder beside ``path``, verified there, and renamed; whatever goes wrong, neither
-    a half-written file nor the temporary folder is left behind.
+    The files are written into a temporary folder beside ``path``, verified there, and renamed; whatever goes wrong,
+    neither a half-written file nor the temporary folder is left behind.
 
     Args:
         model: what to write; with external data its tensors are moved out of it.
@@ -129,11 +130,11 @@ def write(model: ModelProto, path: Path, *, external: bool, verify: Callable[[Pa
             onnx.save_model(model, str(temporary))
             verify(temporary)
             if (Path(folder) / data).exists():
-                os.replace(Path(folder) / data, path.parent / data)
+                (Path(folder) / data).replace(path.parent / data)
             else:
                 with contextlib.suppress(FileNotFoundError):
                     _remove_stale(path, path.parent / data)
-            os.replace(temporary, path)
+            temporary.replace(path)
     except OSError as error:
         raise ModelError(f"{path} cannot be written: {error.strerror or error}") from error
 

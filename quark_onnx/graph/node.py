@@ -84,9 +84,7 @@ def subgraphs(proto: NodeProto) -> list[GraphProto]:
     return [
         graph
         for attribute in proto.attribute
-        for graph in (
-            [attribute.g] if attribute.type == AttributeProto.GRAPH else attribute.graphs
-        )
+        for graph in ([attribute.g] if attribute.type == AttributeProto.GRAPH else attribute.graphs)
     ]
 
 

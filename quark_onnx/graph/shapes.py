@@ -10,7 +10,8 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
 logger = logging.getLogger(__name__)
 
-#: The contents of initializers above this size in bytes do not matter for shapes; leaving them out makes large models cheap.
+#: The contents of initializers above this size in bytes do not matter for shapes; leaving them out makes large models
+#: cheap.
 _LARGE = 4096
 
 

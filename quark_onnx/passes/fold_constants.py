@@ -14,9 +14,12 @@ from quark_onnx.passes.base import register
 
 logger = logging.getLogger(__name__)
 
-#: A folded tensor above this many bytes must not be larger than what it is computed from (Expand, Tile, ConstantOfShape).
+#: A folded tensor above this many bytes must not be larger than what it is computed from (Expand, Tile,
+#: ConstantOfShape).
 _LARGE = 1 << 20
-_RANDOM = frozenset({"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"})
+_RANDOM = frozenset(
+    {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"}
+)
 _QUANTIZED = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
 #: Types that numpy and onnxruntime exchange; others are left to onnxruntime.
 _EXCHANGED = frozenset(
@@ -68,7 +71,12 @@ def _constant(node: Node) -> TensorProto | None:
         copy = TensorProto()
         copy.CopyFrom(tensor)
         return copy
-    for name, dtype in (("value_float", np.float32), ("value_floats", np.float32), ("value_int", np.int64), ("value_ints", np.int64)):
+    for name, dtype in (
+        ("value_float", np.float32),
+        ("value_floats", np.float32),
+        ("value_int", np.int64),
+        ("value_ints", np.int64),
+    ):
         value = node.attribute(name)
         if value is not None:
             return numpy_helper.from_array(np.array(value, dtype))
@@ -109,5 +117,7 @@ def _compute(graph: Graph, nodes: list[Node], wanted: list[str]) -> dict[str, np
         return {}
     budget = max(_LARGE, sum(graph.initializers[name].ByteSize() for name in inputs))
     return {
-        name: value for name, value in zip(wanted, values, strict=True) if isinstance(value, np.ndarray) and value.nbytes <= budget
+        name: value
+        for name, value in zip(wanted, values, strict=True)
+        if isinstance(value, np.ndarray) and value.nbytes <= budget
     }

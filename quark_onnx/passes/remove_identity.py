@@ -20,5 +20,5 @@ def _hands_on(graph: Graph, node: Node) -> bool:
         mask_read = any(name and (graph.consumers(name) or graph.is_output(name)) for name in node.outputs[1:])
         return training is not None and not training and not mask_read
     if node.kind == "Cast":
-        return node.attribute("to") == graph.elem_type(node.inputs[0])
+        return bool(node.attribute("to") == graph.elem_type(node.inputs[0]))
     return False

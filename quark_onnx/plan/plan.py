@@ -50,7 +50,7 @@ class Plan:
                 self._put(node, tensor, Quantize(spec, bounds=bounds))
 
     def weight(self, node: Node, tensor: str, axis: int) -> None:
-        """``node`` wants a weight quantized, per channel along ``axis`` if asked; a computed weight is an activation."""
+        """``node`` wants a weight quantized, along ``axis`` if per channel; a computed weight is an activation."""
         spec = self.specs[node].weight
         if not self.graph.is_constant(tensor):
             self.activation(node, tensor)

@@ -109,5 +109,7 @@ def _nodes_at(graph: Graph, names: tuple[str, ...], *, reading: bool) -> list[No
             result.append(producer)
         else:
             tensors = {tensor for node in graph.nodes for tensor in (*node.inputs, *node.outputs)}
-            raise ConfigError(f"between: {name!r} is no node or tensor of the model{nearest(name, {*by_name, *tensors})}")
+            raise ConfigError(
+                f"between: {name!r} is no node or tensor of the model{nearest(name, {*by_name, *tensors})}"
+            )
     return result

@@ -16,7 +16,8 @@ class OutputError:
 
     Attributes:
         name: of the output.
-        sqnr: signal-to-noise ratio in dB, ``10 log10(sum reference^2 / sum error^2)``; infinite if equal. For outputs that
+        sqnr: signal-to-noise ratio in dB, ``10 log10(sum reference^2 / sum error^2)``; infinite if equal. For outputs
+        that
             are not float it is None.
         cosine: cosine similarity of all values; None for outputs that are not float.
         max_error: greatest absolute difference; None for outputs that are not float.
@@ -54,7 +55,9 @@ class _Total:
         if not isinstance(reference, np.ndarray) or reference.dtype.kind != "f":
             self.floating = False
             self.count += 1 if not isinstance(reference, np.ndarray) else reference.size
-            self.equal += int(np.sum(reference == other)) if isinstance(reference, np.ndarray) else int(reference == other)
+            self.equal += (
+                int(np.sum(reference == other)) if isinstance(reference, np.ndarray) else int(reference == other)
+            )
             return
         both = np.isfinite(reference) & np.isfinite(other)
         a, b = reference.astype(np.float64), other.astype(np.float64)

@@ -21,14 +21,11 @@ class Report:
 
     Attributes:
         config: the effective settings as text.
-        samples: number of calibration samples, and of those held out for measuring (0: measured on calibration samples).
-        held_out: see samples.
-        bytes_before, bytes_after: size of the serialized models.
-        operators: for each operator type, how many nodes were quantized and how many there are.
-        kept_nodes: nodes that stayed float, and why.
-        kept_tensors: tensors that could have been quantized but stayed float, and why.
-        notes: rewrites, rolled-back passes, raised scales, findings of the guard.
-        outputs: the error at each output.
+        samples: number of calibration samples, and of those held out for measuring (0: measured on calibration
+        samples). held_out: see samples. bytes_before, bytes_after: size of the serialized models. operators: for each
+        operator type, how many nodes were quantized and how many there are. kept_nodes: nodes that stayed float, and
+        why. kept_tensors: tensors that could have been quantized but stayed float, and why. notes: rewrites, rolled-
+        back passes, raised scales, findings of the guard. outputs: the error at each output.
     """
 
     config: str
@@ -59,7 +56,9 @@ class Report:
     def __str__(self) -> str:
         size = f"{self.bytes_before:,} -> {self.bytes_after:,} bytes"
         ratio = self.bytes_before / max(1, self.bytes_after)
-        where = f"{self.held_out} held-out samples" if self.held_out else "calibration samples (too few to hold any out)"
+        where = (
+            f"{self.held_out} held-out samples" if self.held_out else "calibration samples (too few to hold any out)"
+        )
         lines = [f"size      {size} ({ratio:.2f}x smaller)" if ratio >= 1 else f"size      {size}"]
         total = sum(count for _, count in self.operators.values())
         lines.append(f"quantized {self.quantized} of {total} nodes, calibrated on {self.samples} samples")
@@ -78,14 +77,20 @@ def summarize(plan: Plan) -> tuple[dict[str, tuple[int, int]], dict[str, str], d
     operators: dict[str, list[int]] = {}
     for node in plan.graph.nodes:
         done, count = operators.setdefault(node.kind, [0, 0])
-        touched = any(plan.quantized(t, node) for t in node.inputs if t) or any(plan.quantized(t) for t in node.outputs if t)
+        touched = any(plan.quantized(t, node) for t in node.inputs if t) or any(
+            plan.quantized(t) for t in node.outputs if t
+        )
         operators[node.kind] = [done + (touched and node.name not in plan.kept), count + 1]
     tensors = {
         str(use): entry.reason
         for use, entry in plan.entries.items()
         if isinstance(entry, Keep) and not entry.reason.startswith("fused into")
     }
-    return {kind: (done, count) for kind, (done, count) in sorted(operators.items())}, dict(plan.kept), tensors
+    return (
+        {kind: (done, count) for kind, (done, count) in sorted(operators.items())},
+        dict(plan.kept),
+        tensors,
+    )
 
 
 def _output(o: OutputError) -> str:

@@ -27,8 +27,8 @@ def rule(*op_types: str) -> Callable[[Rule], Rule]:
 def control(graph: Graph, tensor: str) -> bool:
     """Whether a float tensor is computed from integers and booleans alone: a mask, a position, a size.
 
-    Such tensors steer; they do not carry the signal. Calibration data often shows only one of their values (a mask of all
-    ones), so that their range cannot be measured.
+    Such tensors steer; they do not carry the signal. Calibration data often shows only one of their values (a mask of
+    all ones), so that their range cannot be measured.
     """
     producer = graph.producer(tensor)
     if producer is None or producer.kind not in _STEERING:
@@ -55,6 +55,19 @@ def control(graph: Graph, tensor: str) -> bool:
 
 _FLOATS = frozenset({0, 1, 10, 11, 16})  # undefined (taken for float), float, float16, double, bfloat16
 _STEERING = frozenset(
-    {"Cast", "Add", "Sub", "Mul", "Div", "Neg", "Where", "Expand", "Reshape", "Transpose", "Squeeze", "Unsqueeze"}
+    {
+        "Cast",
+        "Add",
+        "Sub",
+        "Mul",
+        "Div",
+        "Neg",
+        "Where",
+        "Expand",
+        "Reshape",
+        "Transpose",
+        "Squeeze",
+        "Unsqueeze",
+    }
     | {"Slice", "Concat", "Identity", "Tile", "Range", "ConstantOfShape", "Min", "Max", "Clip", "Flatten"}
 )

@@ -1,7 +1,7 @@
 """MatMul and Gemm.
 
-Their integer products are converted to float anyway before they are rounded again, so the result is left to its readers: it
-is quantized if one of them asks for it. Integer-only hardware needs it quantized in any case.
+Their integer products are converted to float anyway before they are rounded again, so the result is left to its
+readers: it is quantized if one of them asks for it. Integer-only hardware needs it quantized in any case.
 """
 
 from __future__ import annotations

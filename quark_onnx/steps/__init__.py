@@ -1,7 +1,7 @@
 """quantize_static in reading order, one file a step."""
 
 from quark_onnx.steps.calibrate import Ranges, calibrate
-from quark_onnx.steps.finish import finish
+from quark_onnx.steps.finish import finish, save
 from quark_onnx.steps.guard import guard
 from quark_onnx.steps.insert import insert
 from quark_onnx.steps.make_plan import make_plan
@@ -18,5 +18,6 @@ __all__ = [
     "make_plan",
     "prepare",
     "raise_opset_for",
+    "save",
     "solve",
 ]

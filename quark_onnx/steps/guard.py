@@ -20,8 +20,8 @@ _DECODING = frozenset({"NonMaxSuppression", "TopK", "ArgMax", "ArgMin"})
 def guard(graph: Graph, plan: Plan, ranges: Ranges) -> list[str]:
     """Turn decisions into ``Keep`` where they would ruin the model; what was found, for the report.
 
-    A *tail* is a connected set of nodes from which no weighted operator is reached. A tail that joins tensors whose ranges
-    differ by more than ``RATIO``, or that selects detections, stays float as a whole.
+    A *tail* is a connected set of nodes from which no weighted operator is reached. A tail that joins tensors whose
+    ranges differ by more than ``RATIO``, or that selects detections, stays float as a whole.
     """
     notes = []
     downstream_of = reach([node for node in graph.nodes if node.kind in WEIGHTED], graph.leaders)
@@ -31,7 +31,9 @@ def guard(graph: Graph, plan: Plan, ranges: Ranges) -> list[str]:
         if not reason:
             continue
         if node not in tail:
-            notes.append(f"{node.name} ({node.op_type}): {reason}; quantized all the same, a weighted operator reads it")
+            notes.append(
+                f"{node.name} ({node.op_type}): {reason}; quantized all the same, a weighted operator reads it"
+            )
             continue
         if node.name in plan.kept and node.kind not in _DECODING:
             continue

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from onnx import TensorProto
 
 from calibrators import QParams, quantize
 from quark_onnx.dtypes import INT32, DType
 from quark_onnx.graph import Graph, Node
-from quark_onnx.plan import BiasOf, Keep, Plan, Quantize, SameAs, Use
+from quark_onnx.plan import Keep, Plan, Quantize, SameAs, Use
 from quark_onnx.steps.solve import Params
 
 _CONTRIB = "com.microsoft"
@@ -29,8 +28,8 @@ class _Scale:
 def insert(graph: Graph, plan: Plan, params: Params) -> Graph:
     """A copy of ``graph`` in which every planned tensor passes through a Q/DQ pair or is stored quantized.
 
-    An activation gets one pair, which everybody reads; a reader with an entry of its own gets a second pair behind it. A
-    graph output keeps its name. A Relu or Clip that saturation makes superfluous is dropped.
+    An activation gets one pair, which everybody reads; a reader with an entry of its own gets a second pair behind it.
+    A graph output keeps its name. A Relu or Clip that saturation makes superfluous is dropped.
     """
     writer = _Writer(graph.copy(), plan, params)
     writer.drop_clipping()
@@ -95,7 +94,11 @@ class _Writer:
     def _readers(self, tensor: str, use: Use, others: set[str]) -> list[Node]:
         if use.node is not None:
             return [self._nodes[use.node]] if use.node in self._nodes else []
-        return [node for node in self.graph.consumers(tensor) if node.name not in others and node.op_type != "QuantizeLinear"]
+        return [
+            node
+            for node in self.graph.consumers(tensor)
+            if node.name not in others and node.op_type != "QuantizeLinear"
+        ]
 
     def _pair(self, tensor: str, use: Use, scale: _Scale) -> str:
         """Append Q and DQ to a tensor; the name of what DQ computes."""
@@ -138,7 +141,10 @@ class _Writer:
             scale = self.graph.add_constant(f"{use_name(root)}_scale", params.scale)
             zero = params.zero_point.astype(dtype.numpy)
             self._scales[root] = _Scale(
-                dtype, params, scale, self.graph.add_constant(f"{use_name(root)}_zero_point", zero, dtype.onnx)
+                dtype,
+                params,
+                scale,
+                self.graph.add_constant(f"{use_name(root)}_zero_point", zero, dtype.onnx),
             )
         return self._scales[root]
 

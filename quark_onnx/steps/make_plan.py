@@ -33,7 +33,7 @@ def _drop_biases(plan: Plan) -> None:
 
 
 def _lift(plan: Plan) -> None:
-    """Quantize before a rearrangement instead of after it, where only its reader asked: it then moves codes, not floats."""
+    """Quantize before a rearrangement that only its reader asked for: it then moves codes, not floats."""
     graph = plan.graph
     for node in reversed(graph.nodes):
         if node.kind not in REARRANGING or node.name in plan.kept:

@@ -21,8 +21,8 @@ PER_CHANNEL_OPSET = 13
 def prepare(graph: Graph, config: QConfig, sample: Sample) -> tuple[Graph, list[str]]:
     """The cleaned graph, and notes for the report: what was rewritten, and which pass was rolled back.
 
-    All passes run at once and are verified together on ``sample``. Only if the outputs have changed, they run again one by
-    one, each verified, and those that changed them are left out.
+    All passes run at once and are verified together on ``sample``. Only if the outputs have changed, they run again one
+    by one, each verified, and those that changed them are left out.
     """
     if not config.prepare:
         return graph, []
@@ -68,9 +68,11 @@ def _unchanged(graph: Graph, sample: Sample, expected: dict[str, object]) -> boo
 
 
 def raise_opset_for(graph: Graph, plan: Plan, sample: Sample) -> tuple[Graph, list[str]]:
-    """The graph at the least opset that the plan's number formats need, if onnx can convert it without changing outputs.
+    """The graph at the least opset that the plan's number formats need, if onnx can convert it without changing
+    outputs.
 
-    Otherwise the graph stays as it is, and Q/DQ nodes are written in the com.microsoft domain, which has them at any opset.
+    Otherwise the graph stays as it is, and Q/DQ nodes are written in the com.microsoft domain, which has them at any
+    opset.
     """
     quantized = [entry for entry in plan.entries.values() if isinstance(entry, Quantize)]
     needed = max((max(e.spec.dtype.min_opset, PER_CHANNEL_OPSET * (e.axis is not None)) for e in quantized), default=0)

@@ -74,8 +74,8 @@ def bias_params(plan: Plan, params: Params, entry: BiasOf) -> QParams:
 def _make_room(graph: Graph, plan: Plan, params: Params, use: Use, entry: BiasOf) -> None:
     """Raise weight scales until the bias fits into int32 and its scale is a normal number.
 
-    Where a bias exceeds int32 its channel's weights are so small beside it that a coarser scale costs nothing. A scale that
-    serves a whole tensor also serves other channels; then the bias stays float instead.
+    Where a bias exceeds int32 its channel's weights are so small beside it that a coarser scale costs nothing. A scale
+    that serves a whole tensor also serves other channels; then the bias stays float instead.
     """
     bias = graph.constant(use.tensor)
     root = plan.root(entry.w)

@@ -331,9 +331,7 @@ def test_values_that_are_not_finite(value: float, shown: str) -> None:
 
 
 def test_a_batch_for_a_model_of_batch_one_is_split() -> None:
-    batches = [
-        np.arange(n, dtype=np.float32)[:, None, None, None] + np.zeros((n, 3, 4, 6)) for n in (3, 1, 2)
-    ]
+    batches = [np.arange(n, dtype=np.float32)[:, None, None, None] + np.zeros((n, 3, 4, 6)) for n in (3, 1, 2)]
     assert seen(batches, ONE) == [0, 1, 2, 0, 0, 1]
     assert seen(batches, ONE, limit=2, expected=6) == [0, 1]
     batches[2][1, 0, 0, 0] = np.nan
@@ -430,9 +428,7 @@ def test_a_folder_per_input(tmp_path: Path) -> None:
             np.save(tmp_path / name / f"{number}.npy", array + number if name == "ids" else array)
     assert [sample["ids"].flat[0] for sample in open_reader(tmp_path, [IDS, MASK])] == [0, 1]
     (tmp_path / "mask" / "1.npy").rename(tmp_path / "mask" / "9.npy")
-    with pytest.raises(
-        SampleMismatch, match=r"1.npy is not there for every input \(2 for 'ids', 2 for 'mask'\)"
-    ):
+    with pytest.raises(SampleMismatch, match=r"1.npy is not there for every input \(2 for 'ids', 2 for 'mask'\)"):
         open_reader(tmp_path, [IDS, MASK]).first()
     with pytest.raises(DataError, match="nor a sub-folder 'x'"):
         open_reader(tmp_path, [X]).first()

@@ -108,9 +108,7 @@ def test_grey_becomes_three_equal_channels(photo: Any, tmp_path: Path, suffix: s
 def test_transparency_is_dropped(photo: Any, tmp_path: Path) -> None:
     clear = photo.convert("RGBA")
     clear.putalpha(7)
-    np.testing.assert_array_equal(
-        read(saved(clear, tmp_path / "a.png"), (130, 90), **PIXELS), np.asarray(photo)
-    )
+    np.testing.assert_array_equal(read(saved(clear, tmp_path / "a.png"), (130, 90), **PIXELS), np.asarray(photo))
 
 
 @pytest.mark.parametrize("progressive", [False, True])
