@@ -17,6 +17,7 @@ from calibrators.errors import DataError, EmptyReader, ReaderEndedEarly, SampleM
 from calibrators.files import ARRAY_SUFFIXES, find_files, read_arrays
 from calibrators.images import IMAGE_SUFFIXES, ImageSpec, read_images
 from calibrators.samples import (
+    Allowed,
     Array,
     InputSpec,
     Layout,
@@ -28,7 +29,7 @@ from calibrators.samples import (
     splittable,
 )
 
-__all__ = ["ImageSpec", "InputSpec", "RandomData", "Reader", "Sample", "open_reader"]
+__all__ = ["Allowed", "ImageSpec", "InputSpec", "RandomData", "Reader", "Sample", "open_reader"]
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class RandomData:
 
     def _draw(self, spec: InputSpec, generator: np.random.Generator) -> Array:
         dtype = np.dtype(np.float32) if spec.dtype is None else spec.dtype
-        if spec.shape is None or dtype.kind not in "fiub":
+        if spec.shape is None or not spec.tensor or dtype.kind not in "fiub":
             raise SampleMismatch(f"input {spec.name!r}: no random data for {dtype} of shape {spec.shape}")
         shape = [dim if isinstance(dim, int) else self.dims.get(dim or "", 1) for dim in spec.shape]
         values = generator.random(shape) if dtype.kind == "f" else generator.integers(0, 2, shape)

@@ -52,6 +52,8 @@ class Entropy:
         levels = grid.levels if not grid.symmetric and (lo >= 0 or hi <= 0) else grid.levels // 2
         if used <= levels:
             return largest
+        counts = counts.copy()
+        counts[0] = min(counts[0], counts[1])  # zero is a code of its own: merging its bin with others loses nothing
         tried = np.unique(np.linspace(levels, used, self.candidates).astype(np.int64))
         # from the whole range downwards, so that the widest of equally good thresholds wins
         divergence = [_divergence(counts[:used], int(end), levels) for end in tried[::-1]]

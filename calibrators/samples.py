@@ -15,6 +15,8 @@ from calibrators.errors import NonFiniteSample, SampleMismatch, nearest
 Array = NDArray[Any]
 Sample = dict[str, Array]
 Layout = Literal["nhwc"]
+#: Which values a float input takes besides finite ones: none, minus infinity as masks hold it, or NaN and infinity.
+Allowed = Literal["finite", "-inf", "anything"]
 
 
 @dataclass(frozen=True)
@@ -26,11 +28,15 @@ class InputSpec:
         dtype: its element type; ``object`` for strings, None to leave the type unchecked.
         shape: its dimensions: a number is fixed, a symbol or None takes any size; None instead of a tuple
             leaves even the rank open.
+        values: which values a float input takes.
+        tensor: False for a sequence, an optional or a map, which is handed on as it comes.
     """
 
     name: str
     dtype: np.dtype[Any] | None
     shape: tuple[int | str | None, ...] | None
+    values: Allowed = "finite"
+    tensor: bool = True
 
     def fits(self, shape: Sequence[int]) -> bool:
         """Whether an array of this shape may enter.
@@ -66,7 +72,7 @@ def name_arrays(batch: object, inputs: Sequence[InputSpec], index: int, *, label
     {'ids': array([1, 2])}
     """
     names = [spec.name for spec in inputs]
-    arrays: Mapping[Any, object]
+    arrays: Mapping[Any, Any]
     if isinstance(batch, Mapping):
         arrays = batch
     elif is_array(batch) and len(names) == 1:
@@ -85,7 +91,8 @@ def name_arrays(batch: object, inputs: Sequence[InputSpec], index: int, *, label
     for name in names:
         if name not in arrays:
             raise SampleMismatch(f"sample {index}: no array for input {name!r}, only for {list(arrays)}")
-    return {name: _to_numpy(arrays[name], _place(index, name)) for name in names}
+    places = {spec.name: _place(index, spec.name) for spec in inputs if spec.tensor}
+    return {name: _to_numpy(arrays[name], places[name]) if name in places else arrays[name] for name in names}
 
 
 def splittable(inputs: Sequence[InputSpec]) -> bool:
@@ -95,7 +102,7 @@ def splittable(inputs: Sequence[InputSpec]) -> bool:
 
 def split(sample: Sample, inputs: Sequence[InputSpec]) -> Iterator[Sample]:
     """The N samples in a batch of N, if the model takes only one at a time; any other sample as it is."""
-    sizes = {array.shape[:1] for array in sample.values()}
+    sizes = {np.shape(sample[spec.name])[:1] for spec in inputs if spec.tensor}
     whole = all(spec.shape and len(spec.shape) == sample[spec.name].ndim for spec in inputs)
     if splittable(inputs) and whole and len(sizes) == 1 and (size := sizes.pop()[0]) > 1:
         for row in range(size):
@@ -118,9 +125,14 @@ def conform(sample: Sample, inputs: Sequence[InputSpec], index: int, layout: Lay
 
     Raises:
         SampleMismatch: a type, a rank or a fixed dimension differs.
-        NonFiniteSample: a float array holds NaN or infinity.
+        NonFiniteSample: a float array holds NaN or infinity that its input does not take.
     """
-    return {spec.name: _conform(sample[spec.name], spec, _place(index, spec.name), layout) for spec in inputs}
+    return {
+        spec.name: _conform(sample[spec.name], spec, _place(index, spec.name), layout)
+        if spec.tensor
+        else sample[spec.name]
+        for spec in inputs
+    }
 
 
 def _conform(array: Array, spec: InputSpec, place: str, layout: Layout | None) -> Array:
@@ -130,10 +142,12 @@ def _conform(array: Array, spec: InputSpec, place: str, layout: Layout | None) -
     if spec.shape is not None and not spec.fits(array.shape):
         hint = "; leave out layout='nhwc'" if spec.fits(given.shape) else _axes_hint(array, spec)
         raise SampleMismatch(f"{place}: got shape {_dims(array.shape)}, expected {_dims(spec.shape)}{hint}")
-    if array.dtype.kind in "fc" and not (finite := np.isfinite(array)).all():
-        first = np.argwhere(~finite)[0].tolist()
-        bad = f"{array.size - np.count_nonzero(finite)} of {array.size} values are NaN or infinite"
-        raise NonFiniteSample(f"{place}: {bad}, the first at {first} ({array[tuple(first)]})")
+    if array.dtype.kind in "fc" and spec.values != "anything" and not (fine := np.isfinite(array)).all():
+        fine |= (array == -np.inf) & (spec.values == "-inf")
+        if not fine.all():
+            first = np.argwhere(~fine)[0].tolist()
+            bad = f"{array.size - np.count_nonzero(fine)} of {array.size} values are NaN or infinite"
+            raise NonFiniteSample(f"{place}: {bad}, the first at {first} ({array[tuple(first)]})")
     return array
 
 

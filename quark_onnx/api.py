@@ -21,7 +21,20 @@ from quark_onnx.onnxruntime_spelling import is_onnxruntime_call, translate
 from quark_onnx.plan import Plan
 from quark_onnx.progress import Progress
 from quark_onnx.report import Report, summarize
-from quark_onnx.steps import calibrate, finish, guard, insert, make_plan, prepare, raise_opset_for, save, solve
+from quark_onnx.steps import (
+    calibrate,
+    finish,
+    guard,
+    insert,
+    make_plan,
+    prepare,
+    raise_opset_for,
+    save,
+    search,
+    solve,
+    solve_biases,
+    tolerated,
+)
 from quark_onnx.steps.calibrate import HoldOut
 
 logger = logging.getLogger(__name__)
@@ -54,20 +67,21 @@ def quantize(
     target = _target(model, output)
     original = load(model)
     graph = Graph.of(original)
-    reader = reader_for(graph, data)
+    reader = reader_for(graph, data, config)
     first = _first(reader)
-    bar = Progress(progress, reader.length)
 
     graph, notes = prepare(graph, config, first)
     plan = make_plan(graph, config)
     graph, raised = raise_opset_for(graph, plan, first)
     if raised:
         plan = make_plan(graph, config)
-    held = HoldOut(reader)
-    with bar:
+    held = HoldOut(reader, remember=config.search)
+    with Progress(progress, reader.length, "calibrating", "sample") as bar:
         ranges = calibrate(graph, plan, held, executor=executor, progress=bar.update)
     found = guard(graph, plan, ranges) if config.safe else []
     params = solve(graph, plan, ranges)
+    moved = search(graph, plan, params, held.first, progress)
+    solve_biases(graph, plan, params)
     result = insert(graph, plan, params)
 
     samples = held.samples or [first]
@@ -85,6 +99,7 @@ def quantize(
             *notes,
             *raised,
             *found,
+            *([f"{moved} power-of-two scales moved by the error at the outputs"] if moved else []),
             *(f"scale of {n} channels of {w!r} raised to hold its bias" for w, n in params.raised.items()),
         ],
     )
@@ -97,7 +112,8 @@ def quantize(
             "the model is not usable, and nothing was written"
         )
     if target is not None:
-        save(quantized, target, samples[0], external=isinstance(model, str | Path) and has_external_data(Path(model)))
+        external = isinstance(model, str | Path) and has_external_data(Path(model))
+        save(quantized, target, samples[0], original=original, external=external)
     return Result(quantized, plan, report)
 
 
@@ -160,9 +176,9 @@ def load(model: str | Path | ModelProto) -> ModelProto:
     raise ModelError(f"model is a {type(model).__name__}; it must be a path or a ModelProto")
 
 
-def input_specs(graph: Graph) -> list[InputSpec]:
-    """What the data has to provide: name, type and shape of each input that has no default."""
-    specs = []
+def input_specs(graph: Graph, config: QConfig | None = None) -> list[InputSpec]:
+    """What the data has to provide: name, type, shape and possible values of each input that has no default."""
+    specs, allowed = [], tolerated(graph, make_plan(graph, config or QConfig()))
     for value in graph.inputs:
         if value.name in graph.initializers:
             continue
@@ -171,16 +187,18 @@ def input_specs(graph: Graph) -> list[InputSpec]:
             dtype = np.dtype(helper.tensor_dtype_to_np_dtype(kind)) if kind else None
         except (KeyError, TypeError):
             dtype = None
-        specs.append(InputSpec(value.name, dtype, graph.shape(value.name)))
+        tensor = value.type.WhichOneof("value") in ("tensor_type", None)
+        shape = graph.shape(value.name) if tensor else None
+        specs.append(InputSpec(value.name, dtype, shape, allowed.get(value.name, "finite"), tensor))
     return specs
 
 
-def reader_for(graph: Graph, data: Any) -> Reader:
+def reader_for(graph: Graph, data: Any, config: QConfig | None = None) -> Reader:
     """The calibration data as a reader of checked samples."""
     if data is None:
         raise DataError("no calibration data was given; pass an iterable of {input name: array}, a folder or a reader")
     try:
-        return open_reader(data, input_specs(graph))
+        return open_reader(data, input_specs(graph, config))
     except calibrators.CalibrationError as error:
         raise DataError(str(error)) from error
 

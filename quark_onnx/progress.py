@@ -14,17 +14,18 @@ class Progress:
         total: number of steps if it is known; without it the bar has no ETA.
     """
 
-    def __init__(self, show: bool | None, total: int | None, name: str = "calibrating") -> None:
+    def __init__(self, show: bool | None, total: int | None, name: str, unit: str) -> None:
         self._show = show
         self._total = total
         self._name = name
+        self._unit = unit
         self._bar: Any = None
 
     def __enter__(self) -> Progress:
         from tqdm import tqdm
 
         disable = None if self._show is None else not self._show
-        self._bar = tqdm(total=self._total, desc=self._name, unit="sample", disable=disable, leave=False)
+        self._bar = tqdm(total=self._total, desc=self._name, unit=self._unit, disable=disable, leave=False)
         return self
 
     def update(self, done: int) -> None:

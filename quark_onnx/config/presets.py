@@ -19,4 +19,4 @@ S8S8 = PRESETS.add("S8S8", QConfig(QuantizationSpec(INT8, symmetric=True), _W8))
 #: 16-bit activations, 8-bit weights: close to float.
 A16W8 = PRESETS.add("A16W8", QConfig(QuantizationSpec(UINT16, symmetric=False), _W8))
 #: 8-bit signed codes and power-of-two scales for integer-only accelerators.
-XINT8 = PRESETS.add("XINT8", QConfig(_POW2, _POW2))
+XINT8 = PRESETS.add("XINT8", QConfig(_POW2, _POW2, search=8))

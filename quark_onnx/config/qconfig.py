@@ -92,6 +92,8 @@ class QConfig:
         exclude: node names, globs or regular expressions that stay float; short for an Override with ``keep``.
         safe: leave float what few bits are known to ruin: the decoding of detectors, where boxes and scores would
             share one scale, and the residual stream around layer normalizations.
+        search: on how many samples power-of-two scales are settled by the error at the outputs, 0 for not at all. As
+            the scales move by octaves, the error of a tensor alone does not tell which one serves the model.
         prepare: fold and clean the float graph first.
         min_sqnr: the least acceptable signal-to-noise ratio of any output, in dB; None asks for none.
 
@@ -108,6 +110,7 @@ class QConfig:
     nodes: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     safe: bool = True
+    search: int = 0
     prepare: bool = True
     min_sqnr: float | None = None
 
@@ -128,6 +131,8 @@ class QConfig:
                 raise ConfigError(f"overrides holds {override!r}, which is not an Override")
         if self.activation is not None and self.activation.per_channel:
             raise ConfigError("activations are quantized per tensor; per_channel belongs to the weight")
+        if not isinstance(self.search, int) or isinstance(self.search, bool) or self.search < 0:
+            raise ConfigError(f"search is {self.search!r}; it must be a number of samples, 0 or more")
         if self.min_sqnr is not None and not isinstance(self.min_sqnr, int | float):
             raise ConfigError(f"min_sqnr is {self.min_sqnr!r}; it must be a number of decibels")
         for op_type in self.op_types:

@@ -176,6 +176,13 @@ class Graph:
         self.initializers[name] = tensor
         return name
 
+    def add_input(self, name: str, elem_type: int, shape: Sequence[int]) -> str:
+        """Add an input under a fresh name, which is returned."""
+        name = self.fresh(name)
+        self.inputs.append(helper.make_tensor_value_info(name, elem_type, shape))
+        self._input_names.add(name)
+        return name
+
     def remove(self, nodes: Iterable[Node]) -> None:
         """Take nodes out of the graph; what they read and computed stays."""
         gone = set(nodes)

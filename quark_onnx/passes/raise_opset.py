@@ -33,9 +33,9 @@ def raise_opset(model: ModelProto, opset: int) -> ModelProto | None:
     result = ModelProto()
     result.CopyFrom(model)
     result.graph.CopyFrom(converted.graph)
-    inputs = [value for value in result.graph.input if value.name not in added]
-    del result.graph.input[:]
-    result.graph.input.extend(inputs)
+    del result.graph.input[:], result.graph.output[:]  # the converter writes inferred shapes into them
+    result.graph.input.extend(model.graph.input)
+    result.graph.output.extend(model.graph.output)
     result.graph.initializer.extend(heavy.values())
     graph = Graph(result)
     graph.require(opset)

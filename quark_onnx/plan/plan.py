@@ -76,6 +76,13 @@ class Plan:
         """A node stays float: it asks nothing of its tensors, though others may."""
         self.kept[node.name] = reason
 
+    def without(self, kind: type[Entry]) -> Plan:
+        """A copy that lacks the entries of one kind: their tensors stay float."""
+        copy = Plan(self.graph, self.specs, safe=self.safe)
+        copy.entries = {use: entry for use, entry in self.entries.items() if not isinstance(entry, kind)}
+        copy.kept = dict(self.kept)
+        return copy
+
     # -- reading ---------------------------------------------------------------------------------------------------
 
     def use(self, tensor: str, node: Node | None = None) -> Use:

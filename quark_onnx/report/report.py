@@ -94,6 +94,8 @@ def summarize(plan: Plan) -> tuple[dict[str, tuple[int, int]], dict[str, str], d
 
 
 def _output(o: OutputError) -> str:
+    if o.random:
+        return f"{o.name}: random, another value each time the float model runs"
     if o.sqnr is None:
         return f"{o.name}: {o.agreement:.2%} of the values agree"
     return f"{o.name}: SQNR {o.sqnr:.2f} dB, cosine {o.cosine:.6f}, largest error {o.max_error:.4g}"

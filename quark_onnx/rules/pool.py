@@ -9,5 +9,8 @@ from quark_onnx.rules.base import rule
 
 @rule("AveragePool", "GlobalAveragePool", "ReduceMean")
 def average(node: Node, plan: Plan) -> None:
-    """Input and result."""
+    """Input and result. Not with dilations: the integer operator that onnxruntime makes of them has none."""
+    if node.attribute("dilations") is not None:
+        plan.keep_node(node, "onnxruntime has no integer average pooling with dilations")
+        return
     plan.activation(node, node.inputs[0], node.outputs[0])

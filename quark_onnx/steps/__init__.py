@@ -6,7 +6,9 @@ from quark_onnx.steps.guard import guard
 from quark_onnx.steps.insert import insert
 from quark_onnx.steps.make_plan import make_plan
 from quark_onnx.steps.prepare import prepare, raise_opset_for
-from quark_onnx.steps.solve import Params, solve
+from quark_onnx.steps.search import search
+from quark_onnx.steps.solve import Params, solve, solve_biases
+from quark_onnx.steps.tolerate import tolerated
 
 __all__ = [
     "Params",
@@ -19,5 +21,8 @@ __all__ = [
     "prepare",
     "raise_opset_for",
     "save",
+    "search",
     "solve",
+    "solve_biases",
+    "tolerated",
 ]

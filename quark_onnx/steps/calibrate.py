@@ -70,16 +70,19 @@ def _unfit(statistic: Statistic) -> str:
 
 
 class HoldOut:
-    """Diverts a few samples from calibration, for measuring the result; they are the only samples that are kept.
+    """Diverts a few samples from calibration, for measuring the result.
 
     Attributes:
         samples: what was held out.
+        first: the first ``remember`` samples that went on to calibration; no others are kept alive.
         count: how many samples went on to calibration.
     """
 
-    def __init__(self, samples: Iterable[Any]) -> None:
+    def __init__(self, samples: Iterable[Any], *, remember: int = 0) -> None:
         self._source = samples
+        self._remember = remember
         self.samples: list[Any] = []
+        self.first: list[Any] = []
         self.count = 0
 
     def __iter__(self) -> Iterator[Any]:
@@ -87,5 +90,7 @@ class HoldOut:
             if index % _EVERY == _EVERY // 2 and len(self.samples) < _AT_MOST:
                 self.samples.append(sample)
             else:
+                if self.count < self._remember:
+                    self.first.append(sample)
                 self.count += 1
                 yield sample

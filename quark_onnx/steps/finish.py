@@ -26,14 +26,19 @@ def finish(graph: Graph, original: ModelProto, samples: Sequence[Sample]) -> tup
     graph.infer()
     model = graph.to_model()
     if model.ByteSize() < onnx.checker.MAXIMUM_PROTOBUF:
-        _check(model)
-    return model, measure(open_session(original), _open(model), samples)
+        _check(model, original)
+    sessions = _open(original, "float"), _open(model)
+    try:
+        return model, measure(*sessions, samples)
+    except Exception as error:  # onnxruntime raises several unrelated types
+        raise ModelError(f"the quantized model cannot be measured against the float one: {error}") from error
 
 
-def save(model: ModelProto, output: Path, sample: Sample, *, external: bool) -> None:
+def save(model: ModelProto, output: Path, sample: Sample, *, original: ModelProto, external: bool) -> None:
     """Write the model to a temporary file, check that file, run it on a sample, and only then rename it.
 
     Args:
+        original: the float model.
         external: keep large tensors in a second file even if protobuf could hold them.
 
     Raises:
@@ -41,7 +46,7 @@ def save(model: ModelProto, output: Path, sample: Sample, *, external: bool) -> 
     """
 
     def verify(path: Path) -> None:
-        _check(path)
+        _check(path, original)
         run_session(_open(path), sample)
 
     stored = ModelProto()
@@ -49,15 +54,25 @@ def save(model: ModelProto, output: Path, sample: Sample, *, external: bool) -> 
     write(stored, output, external=external, verify=verify)
 
 
-def _check(model: ModelProto | Path) -> None:
-    try:
-        onnx.checker.check_model(str(model) if isinstance(model, Path) else model, full_check=True)
-    except Exception as error:  # checker and shape inference raise unrelated types
+def _check(model: ModelProto | Path, original: ModelProto) -> None:
+    """onnx's full check. Where its shape inference fails on the float model already, the check without it."""
+    error = _objection(model, full=True)
+    if error and original.ByteSize() < onnx.checker.MAXIMUM_PROTOBUF and _objection(original, full=True):
+        error = _objection(model, full=False)
+    if error:
         raise ModelError(f"the quantized model does not pass onnx's check: {error}") from error
 
 
-def _open(model: ModelProto | Path) -> Any:
+def _objection(model: ModelProto | Path, *, full: bool) -> Exception | None:
+    try:
+        onnx.checker.check_model(str(model) if isinstance(model, Path) else model, full_check=full)
+    except Exception as error:  # checker and shape inference raise unrelated types
+        return error
+    return None
+
+
+def _open(model: ModelProto | Path, kind: str = "quantized") -> Any:
     try:
         return open_session(model)
     except Exception as error:
-        raise ModelError(f"onnxruntime cannot load the quantized model: {error}") from error
+        raise ModelError(f"onnxruntime cannot load the {kind} model: {error}") from error

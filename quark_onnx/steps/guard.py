@@ -2,18 +2,27 @@
 
 A detector joins box coordinates (hundreds) with scores (below one) into one output; with one scale for both, the scores
 become zero. Nothing downstream can mend that, so the decoding part that such a join belongs to stays float.
+
+Attention adds a mask of -10000 or less to its scores where a token is padding; with one scale for both, the scores that
+the softmax is to tell apart become equal. Such a sum stays float.
 """
 
 from __future__ import annotations
 
+import numpy as np
+
+from calibrators import Range, params_for
 from quark_onnx.graph import Graph, Node, reach
-from quark_onnx.plan import Plan
+from quark_onnx.plan import Keep, Plan, Quantize
 from quark_onnx.rules import WEIGHTED
 from quark_onnx.steps.calibrate import Ranges
 
 #: Ranges of joined tensors may differ by this factor: three of eight bits are lost on the smaller one.
 RATIO = 8.0
+#: A step in what an exponential reads changes a probability by this power of e.
+STEP = 0.5
 
+_EXPONENTIAL = frozenset({"Softmax", "LogSoftmax", "Exp"})
 _DECODING = frozenset({"NonMaxSuppression", "TopK", "ArgMax", "ArgMin"})
 
 
@@ -23,7 +32,7 @@ def guard(graph: Graph, plan: Plan, ranges: Ranges) -> list[str]:
     A *tail* is a connected set of nodes from which no weighted operator is reached. A tail that joins tensors whose
     ranges differ by more than ``RATIO``, or that selects detections, stays float as a whole.
     """
-    notes = []
+    notes = [note for node in graph.nodes if node.kind in _EXPONENTIAL for note in _spare_scores(node, plan, ranges)]
     downstream_of = reach([node for node in graph.nodes if node.kind in WEIGHTED], graph.leaders)
     tail = {node for node in graph.nodes if node not in downstream_of}
     for node in graph.nodes:
@@ -42,6 +51,26 @@ def guard(graph: Graph, plan: Plan, ranges: Ranges) -> list[str]:
             plan.keep_node(member, f"part of the decoding around {node.name} ({node.op_type})")
             for tensor in member.outputs:
                 plan.keep(tensor, f"part of the decoding around {node.name} ({node.op_type})")
+    return notes
+
+
+def _spare_scores(node: Node, plan: Plan, ranges: Ranges) -> list[str]:
+    """Keep float what an exponential reads, and what adds up to it, where it is too wide; what was found."""
+    notes, todo, seen = list[str](), [(node.inputs[0], node)], set[Node]()
+    while todo:
+        tensor, reader = todo.pop()
+        producer = plan.graph.producer(tensor)
+        if producer is not None and producer.kind in ("Add", "Sub") and producer not in seen:
+            seen.add(producer)
+            todo += [(operand, producer) for operand in producer.inputs]
+        use = plan.root(plan.use(tensor, reader))
+        entry = plan.entries.get(use)
+        if isinstance(entry, Quantize) and use in ranges:
+            low, high = ranges[use].lo.min(), ranges[use].hi.max()
+            span = f"from {low:.3g} to {high:.3g}"
+            if params_for(Range(np.array([low]), np.array([high])), entry.spec.grid).scale > STEP:
+                plan.entries[use] = Keep(f"{span} is too wide for what {node.name} ({node.op_type}) tells apart")
+                notes.append(f"{node.name} ({node.op_type}): {use.tensor!r} reaches {span}; it stays float")
     return notes
 
 

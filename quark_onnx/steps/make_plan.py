@@ -22,14 +22,10 @@ def make_plan(graph: Graph, config: QConfig) -> Plan:
         else:
             rule(node, plan)
     if not config.bias:
-        _drop_biases(plan)
+        plan = plan.without(BiasOf)
     _lift(plan)
     _spare_float_readers(plan)
     return plan
-
-
-def _drop_biases(plan: Plan) -> None:
-    plan.entries = {use: entry for use, entry in plan.entries.items() if not isinstance(entry, BiasOf)}
 
 
 def _lift(plan: Plan) -> None:

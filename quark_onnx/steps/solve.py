@@ -32,18 +32,25 @@ class Params:
 
 
 def solve(graph: Graph, plan: Plan, ranges: Ranges) -> Params:
-    """The scales and zero points of a plan. Biases that no int32 holds are kept float in ``plan``, with the reason."""
+    """The scales and zero points of everything but biases."""
     params = Params()
     for use, entry in plan.entries.items():
         if isinstance(entry, Quantize):
             params.table[use] = params_for(_range(graph, ranges, use, entry), entry.spec.grid, entry.axis)
+    return params
+
+
+def solve_biases(graph: Graph, plan: Plan, params: Params) -> None:
+    """Add the scales of the biases to ``params``, raising those of weights where an int32 would not hold them.
+
+    Biases that cannot be held are kept float in ``plan``, with the reason.
+    """
     for use, entry in list(plan.entries.items()):
         if isinstance(entry, BiasOf):
             _make_room(graph, plan, params, use, entry)
     for use, entry in plan.entries.items():
         if isinstance(entry, BiasOf):
-            params.table[use] = bias_params(plan, params, entry)
-    return params
+            params.table[use] = _bias_params(plan, params, entry)
 
 
 def _range(graph: Graph, ranges: Ranges, use: Use, entry: Quantize) -> Range:
@@ -62,7 +69,7 @@ def _range(graph: Graph, ranges: Ranges, use: Use, entry: Quantize) -> Range:
     return Range(np.concatenate([part.lo for part in parts]), np.concatenate([part.hi for part in parts]))
 
 
-def bias_params(plan: Plan, params: Params, entry: BiasOf) -> QParams:
+def _bias_params(plan: Plan, params: Params, entry: BiasOf) -> QParams:
     """Scale of a bias: activation scale times weight scale, for each channel if the weight has channels."""
     x, w = (params.table[plan.root(use)] for use in (entry.x, entry.w))
     scale = (x.scale.astype(np.float64) * w.scale.astype(np.float64)).astype(np.float32)
@@ -74,8 +81,9 @@ def bias_params(plan: Plan, params: Params, entry: BiasOf) -> QParams:
 def _make_room(graph: Graph, plan: Plan, params: Params, use: Use, entry: BiasOf) -> None:
     """Raise weight scales until the bias fits into int32 and its scale is a normal number.
 
-    Where a bias exceeds int32 its channel's weights are so small beside it that a coarser scale costs nothing. A scale
-    that serves a whole tensor also serves other channels; then the bias stays float instead.
+    Where a bias exceeds int32, the weights are so small beside it that a coarser scale costs nothing that an 8-bit
+    result would show. To leave the bias float would not do: onnxruntime's optimizer quantizes the float bias of a
+    quantized layer by itself, and does not mind the overflow.
     """
     bias = graph.constant(use.tensor)
     root = plan.root(entry.w)
@@ -85,20 +93,18 @@ def _make_room(graph: Graph, plan: Plan, params: Params, use: Use, entry: BiasOf
     x, w = params.table[plan.root(entry.x)], params.table[root]
     magnitude = np.abs(bias.astype(np.float64))
     least = np.maximum(magnitude / _INT32 * (1 + 1e-6), SMALLEST_SCALE) / x.scale.astype(np.float64)
-    if w.axis is None:
-        if least.max(initial=0.0) > w.scale:
-            plan.entries[use] = Keep("its values exceed int32 at the scale of its activation and weight")
-        return
-    if least.size != w.scale.size * entry.repeat:
-        plan.entries[use] = Keep("it does not have one value for each channel of the weight")
-        return
-    least = least.reshape(entry.repeat, -1).max(axis=0)
+    if w.axis is not None:
+        if least.size != w.scale.size * entry.repeat:
+            plan.entries[use] = Keep("it does not have one value for each channel of the weight")
+            return
+        least = least.reshape(entry.repeat, -1).max(axis=0)
     short = least > w.scale
     if short.any():
         weight = plan.entries[root]
         pow2 = isinstance(weight, Quantize) and weight.spec.pow2
         least = np.exp2(np.ceil(np.log2(least))) if pow2 else least
-        params.table[root] = w.with_scale(_up(np.where(short, least, w.scale)))
+        raised = np.where(short, least, w.scale)
+        params.table[root] = w.with_scale(_up(raised if w.axis is not None else raised.max()))
         params.raised[root.tensor] = params.raised.get(root.tensor, 0) + int(short.sum())
 
 

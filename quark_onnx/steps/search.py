@@ -1,0 +1,100 @@
+"""search: settle power-of-two scales by the error at the model's outputs.
+
+A power-of-two scale moves by octaves, so the one with the least error on the tensor itself is often not the one that
+serves the model: clipping the few large values of a layer and halving the step of all others look alike to a squared
+error, but not to what follows. Here every scale is tried an octave up and down while all others stay, on a model whose
+scales are inputs, and a move is kept if the outputs come closer to the float ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibrators.session import open_session
+from quark_onnx.graph import Graph
+from quark_onnx.plan import Plan, Quantize, Use
+from quark_onnx.progress import Progress
+from quark_onnx.steps.insert import insert_live
+from quark_onnx.steps.run import Sample
+from quark_onnx.steps.solve import Params
+
+#: A sample counts as right from this share of noise on: no single good sample outweighs the others.
+_FLOOR = 1e-3
+#: A move has to lower the mean logarithm of the noise by this much; less is within the luck of few samples.
+_GAIN = 2e-3
+
+
+def search(graph: Graph, plan: Plan, params: Params, samples: Sequence[Sample], show: bool | None) -> int:
+    """Move the symmetric power-of-two scales in ``params``; how many have moved.
+
+    Args:
+        samples: the few samples that the error is measured on.
+        show: whether to show a progress bar, as ``Progress`` takes it.
+    """
+    movable = [use for use in params.table if _movable(plan, use)]
+    if not movable or not samples:
+        return 0
+    live, names = insert_live(graph, plan, params, movable)
+    movable = [use for use in movable if names[use]]  # what nobody reads has no scale in the graph
+    probe = _Probe(graph, live, samples)
+    if not probe.usable:
+        return 0
+    start = {names[use]: np.asarray(params.table[use].scale) for use in movable}
+    scales, best = dict(start), probe.noise(start)
+    with Progress(show, len(movable), "searching scales", "scale") as progress:
+        for done, use in enumerate(movable):
+            for factor in (0.5, 2.0):
+                moved = False
+                while (trial := _moved(scales, names[use], factor)) and (noise := probe.noise(trial)) < best - _GAIN:
+                    scales, best, moved = trial, noise, True
+                if moved:
+                    break
+            progress.update(done + 1)
+    for use in movable:
+        params.table[use] = params.table[use].with_scale(scales[names[use]])
+    return sum(bool((scales[name] != start[name]).any()) for name in start)
+
+
+def _movable(plan: Plan, use: Use) -> bool:
+    entry = plan.entries.get(use)
+    return isinstance(entry, Quantize) and entry.spec.pow2 and entry.spec.symmetric and entry.bounds is None
+
+
+def _moved(scales: dict[str, NDArray[np.float32]], name: str, factor: float) -> dict[str, NDArray[np.float32]]:
+    """The scales with one of them multiplied; empty if it would leave the normal numbers."""
+    scale = np.asarray(scales[name] * np.float32(factor), np.float32)
+    normal = np.isfinite(scale).all() and (scale >= np.finfo(np.float32).tiny).all()
+    return {**scales, name: scale} if normal else {}
+
+
+class _Probe:
+    """The float outputs of the samples, and how far a choice of scales is from them."""
+
+    def __init__(self, graph: Graph, live: Graph, samples: Sequence[Sample]) -> None:
+        session = open_session(graph.to_model())
+        self._session = open_session(live.to_model())
+        self._samples = samples
+        self._references: list[list[tuple[int, NDArray[np.float64]]]] = []
+        for sample in samples:
+            values = session.run(None, dict(sample))
+            self._references.append([(place, v.astype(np.float64)) for place, v in enumerate(values) if _measurable(v)])
+        self.usable = all(self._references)
+
+    def noise(self, scales: dict[str, NDArray[np.float32]]) -> float:
+        """Mean over samples and outputs of the logarithm of noise over signal."""
+        shares = []
+        for sample, references in zip(self._samples, self._references, strict=True):
+            values = self._session.run(None, {**sample, **scales})
+            for place, reference in references:
+                error = np.square(values[place] - reference).sum() / np.square(reference).sum()
+                shares.append(np.log(error + _FLOOR) if np.isfinite(error) else np.inf)
+        return float(np.mean(shares))
+
+
+def _measurable(value: Any) -> bool:
+    floating = isinstance(value, np.ndarray) and value.dtype.kind == "f"
+    return bool(floating and np.isfinite(value).all() and value.any())

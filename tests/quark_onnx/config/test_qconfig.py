@@ -1,0 +1,126 @@
+"""QConfig and Override: composing them, and what is said of a wrong one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from calibrators import Entropy, Percentile
+from quark_onnx import Override, QConfig, QuantizationSpec
+from quark_onnx.errors import ConfigError
+from quark_onnx.registry import PRESETS
+
+
+def test_short_cuts_go_where_they_belong() -> None:
+    config = QConfig.of("a8w8").with_(calibrator="entropy", per_channel=True)
+    assert config.activation == QConfig.of("A8W8").activation.with_(calibrator=Entropy())  # type: ignore[union-attr]
+    assert config.weight == QConfig.of("A8W8").weight.with_(per_channel=True)  # type: ignore[union-attr]
+
+
+def test_a_short_cut_refines_a_spec_that_changes_too() -> None:
+    config = QConfig().with_(activation=QuantizationSpec("int16"), calibrator="percentile")
+    assert config.activation == QuantizationSpec("int16", calibrator=Percentile())
+
+
+def test_composing_changes_no_preset() -> None:
+    before = {name: str(PRESETS[name]) for name in PRESETS}
+    QConfig.of("XINT8").with_(calibrator="nonoverflow", per_channel=True, exclude="head")
+    assert {name: str(PRESETS[name]) for name in PRESETS} == before
+
+
+@pytest.mark.parametrize(
+    ("name", "activation", "weight"),
+    [
+        ("A8W8", "uint8 asymmetric minmax", "int8 symmetric narrow minmax"),
+        ("S8S8", "int8 symmetric minmax", "int8 symmetric narrow minmax"),
+        ("A16W8", "uint16 asymmetric minmax", "int8 symmetric narrow minmax"),
+        ("XINT8", "int8 symmetric pow2 minmse", "int8 symmetric pow2 minmse"),
+    ],
+)
+def test_presets(name: str, activation: str, weight: str) -> None:
+    config = QConfig.of(name)
+    assert (str(config.activation), str(config.weight)) == (activation, weight)
+
+
+def test_of_takes_what_a_user_may_write(tmp_path: Any) -> None:
+    (tmp_path / "settings.yaml").write_text("preset: S8S8\nper_channel: true\n", encoding="utf-8")
+    wanted = QConfig.of("S8S8").with_(per_channel=True)
+    assert QConfig.of(wanted) is wanted
+    assert QConfig.of({"preset": "S8S8", "per_channel": True}) == wanted
+    assert QConfig.of(tmp_path / "settings.yaml") == QConfig.of(str(tmp_path / "settings.yaml")) == wanted
+
+
+def test_one_name_is_a_list_of_one() -> None:
+    assert QConfig(exclude="head", nodes="a").exclude == ("head",)  # type: ignore[arg-type]
+    assert Override(["a", "b"], op_types="Conv", keep=True).op_types == ("Conv",)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"exclud": "x"}, "QConfig has no setting 'exclud'; did you mean 'exclude'?"),
+        ({"exclude": [1]}, "exclude is [1]; it must be a name or a list of names"),
+        ({"nodes": 3}, "nodes is 3; it must be a name or a list of names"),
+        ({"op_types": "Convv"}, "unknown operator 'Convv'; did you mean 'Conv'?"),
+        ({"activation": "int8"}, "activation is 'int8'; it must be a QuantizationSpec or None"),
+        ({"bias": None}, "bias is None; it must be true or false"),
+        ({"safe": 1}, "safe is 1; it must be true or false"),
+        ({"overrides": ["x"]}, "overrides holds 'x', which is not an Override"),
+        ({"min_sqnr": "30"}, "min_sqnr is '30'; it must be a number of decibels"),
+        (
+            {"activation": QuantizationSpec(per_channel=True)},
+            "activations are quantized per tensor; per_channel belongs to the weight",
+        ),
+        ({"activation": None, "calibrator": "minmax"}, "calibrator cannot be set: activation is None"),
+    ],
+)
+def test_wrong_settings(settings: dict[str, Any], message: str) -> None:
+    import quark_onnx.rules  # noqa: F401  (the known operators)
+
+    with pytest.raises(ConfigError) as error:
+        QConfig().with_(**settings)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ("A8W9", "unknown preset 'A8W9'; did you mean 'A8W8'?"),
+        (8, "config is a int; it must be a preset's name, a YAML file, a dict or a QConfig"),
+        ("nowhere.yaml", "config file nowhere.yaml cannot be read: No such file"),
+    ],
+)
+def test_no_config_at_all(config: object, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        QConfig.of(config)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"keep": True}, "an override names no nodes; give nodes, op_types or between"),
+        ({"nodes": "a"}, "the override for a changes nothing; give keep, activation or weight"),
+        (
+            {"nodes": "a", "op_types": "Conv", "keep": True, "weight": QuantizationSpec()},
+            "the override for a, Conv both keeps nodes float and quantizes them",
+        ),
+        ({"between": [["a"]], "keep": True}, "between of an override has 1 sets of names; it takes two"),
+        ({"nodes": "a", "weight": "int8"}, "weight of the override for a is 'int8', not a QuantizationSpec"),
+        ({"nodes": 5, "keep": True}, "nodes of an override is 5; it must be a name or a list of names"),
+    ],
+)
+def test_wrong_overrides(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        Override(**settings)
+    assert message in str(error.value)
+
+
+def test_an_override_says_where_it_applies() -> None:
+    assert Override("a*", op_types="Add", between=(("x", "y"), ("z",)), keep=True).where == "a*, Add, x,y .. z"
+
+
+def test_text_shows_the_specs_and_what_differs_from_the_default() -> None:
+    config = QConfig.of("S8S8").with_(exclude="head", activation=None)
+    assert str(config) == "activation: float\nweight: int8 symmetric narrow minmax\nexclude: ('head',)"
