@@ -13,16 +13,16 @@ from numpy.typing import NDArray
 
 from calibrators.grid import Floats, Grid, QParams, Range
 
-#: The greatest scale: the largest power of two in float32, so that a code times the scale overflows as late as
-#: possible.
-_GREATEST_SCALE = 2.0**127
+_GREATEST = float(np.finfo(np.float32).max)
+_GREATEST_SCALE = 2.0**127  # the largest power of two in float32
 
 
 def params_for(range_: Range, grid: Grid, axis: int | None = None) -> QParams:
     """The scale and zero point with which ``grid`` covers ``range_``.
 
     A float scale covers the range to within half a step; a power-of-two scale is the smallest that clips nothing. No
-    scale is zero, denormal, infinite or NaN, and a row without extent (all zeros) gets scale 1.
+    scale is zero, denormal, infinite or NaN, and a row without extent (all zeros) gets scale 1. Neither end comes back
+    as infinity: near the greatest float32, where the scale would be too large for that, it is lowered.
 
     Args:
         range_: one interval per row.
@@ -42,6 +42,7 @@ def params_for(range_: Range, grid: Grid, axis: int | None = None) -> QParams:
         scale = _legal((hi - lo) / grid.levels, grid).astype(np.float32).astype(np.float64)
         zero = np.rint(grid.qmin - lo / scale)
     zero = np.clip(zero, grid.qmin, grid.qmax)
+    scale = _lowered(scale, zero, lo, hi, grid)
     if axis is None:
         scale, zero = scale[0], zero[0]
     return QParams(np.asarray(scale, np.float32), np.asarray(zero, np.int64), axis)
@@ -53,6 +54,15 @@ def _symmetric_scale(lo: Floats, hi: Floats, grid: Grid) -> Floats:
 
 def _legal(scale: Floats, grid: Grid) -> Floats:
     return np.where(scale > 0, np.clip(scale, grid.smallest_scale, _GREATEST_SCALE), 1.0)
+
+
+def _lowered(scale: Floats, zero: Floats, lo: Floats, hi: Floats, grid: Grid) -> Floats:
+    """The scales, lowered where the code of an end would stand for more than the greatest float32."""
+    below, above = zero - grid.qmin, grid.qmax - zero
+    used = np.maximum(np.minimum(np.rint(-lo / scale), below), np.minimum(np.rint(hi / scale), above))
+    fits = used * scale.astype(np.float32) <= _GREATEST
+    lower = np.nextafter(np.float32(_GREATEST / np.maximum(below, above)), np.float32(0))
+    return np.where(fits, scale, np.ldexp(1.0, np.frexp(lower)[1] - 1) if grid.pow2 else lower)
 
 
 def _pow2(lo: Floats, hi: Floats, grid: Grid) -> tuple[Floats, Floats]:

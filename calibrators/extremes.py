@@ -70,26 +70,34 @@ class MovingExtremes:
     hi: Floats = field(default_factory=_nothing)
     nonfinite: int = 0
     first: tuple[Floats, Floats] = field(default_factory=lambda: (_nothing(), _nothing()))
-    batches: int = 0
+    batches: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))  # of each row
 
     def observe(self, rows: NDArray[np.float32]) -> None:
         if rows.shape[1]:
-            self.observe_bounds(*bounds(rows))
+            lo, hi, nonfinite = bounds(rows)
+            seen = np.logical_or.reduce(np.isfinite(rows), axis=1) if nonfinite else np.ones(len(rows), np.bool_)
+            self._follow(lo, hi, seen, nonfinite)
 
     def observe_bounds(self, lo: Floats, hi: Floats, nonfinite: int = 0) -> None:
         """Take in a batch of which only the least and greatest values, shape (rows,), are known."""
-        self.merge(MovingExtremes(self.constant, lo, hi, nonfinite, (lo, hi), 1))
+        seen = np.isfinite(lo) & np.isfinite(hi)
+        self._follow(np.where(seen, lo, 0.0), np.where(seen, hi, 0.0), seen, nonfinite + int((~seen).sum()))
+
+    def _follow(self, lo: Floats, hi: Floats, seen: NDArray[np.bool_], nonfinite: int) -> None:
+        """Take in a batch; a row without a finite value, not ``seen``, keeps its average."""
+        self.merge(MovingExtremes(self.constant, lo, hi, nonfinite, (lo, hi), seen.astype(np.int64)))
 
     def merge(self, other: MovingExtremes) -> None:
         self.nonfinite += other.nonfinite
-        if not other.batches:
+        if not other.lo.size:
             return
-        if not self.batches:
+        if not self.lo.size:
             self.lo, self.hi, self.first, self.batches = other.lo, other.hi, other.first, other.batches
             return
         # alone, other starts at its first batch with weight (1 - c)^(n-1); here that batch weighs c (1 - c)^(n-1), and
         # the difference, (1 - c)^n, is exactly the weight that is left for what came before
-        kept = (1 - self.constant) ** other.batches
-        self.lo = kept * (self.lo - other.first[0]) + other.lo
-        self.hi = kept * (self.hi - other.first[1]) + other.hi
-        self.batches += other.batches
+        kept, new = (1 - self.constant) ** other.batches, self.batches == 0
+        self.lo = np.where(new, other.lo, kept * (self.lo - other.first[0]) + other.lo)
+        self.hi = np.where(new, other.hi, kept * (self.hi - other.first[1]) + other.hi)
+        self.first = (np.where(new, other.first[0], self.first[0]), np.where(new, other.first[1], self.first[1]))
+        self.batches = self.batches + other.batches

@@ -1,15 +1,17 @@
 """Run a model over the calibration data, batch by batch, and let each observed tensor's statistic take it in.
 
-Only one batch and its activations are alive at a time. Extremes are reduced inside the graph, so that MinMax moves no
-activation out of onnxruntime; histograms need the values themselves.
+Only one batch and its activations are alive at a time, and a second one that is prefetched. Extremes are reduced inside
+the graph, so that MinMax moves no activation out of onnxruntime; histograms need the values themselves.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
+import uuid
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -23,7 +25,7 @@ from calibrators.base import Calibrator, Statistic
 from calibrators.errors import DataError
 from calibrators.extremes import Extremes, MovingExtremes
 from calibrators.layout import rows
-from calibrators.session import open_session
+from calibrators.session import PROTOBUF_LIMIT, estimate_bytes, open_session
 
 Sample = Mapping[str, NDArray[Any]]
 Progress = Callable[[int], None]
@@ -73,14 +75,14 @@ def collect(
         observations: what to watch: tensors and inputs of the main graph.
         samples: batches of {input name: array}; shapes may differ from batch to batch.
         executor: shards the samples over its workers; statistics merge to the serial result.
-        threads: threads per onnxruntime session, 0 for its default.
+        threads: cores to use in this process, 0 for all; with an executor, threads of each worker's session.
         progress: called with the number of samples done so far.
 
     Raises:
         DataError: a batch that onnxruntime cannot run; the message names its index and the cause.
     """
     watch = _Watch.on(model, observations, threads)
-    return watch.serial(samples, progress) if executor is None else watch.sharded(samples, executor, progress)
+    return watch.local(samples, progress) if executor is None else watch.sharded(samples, executor, progress)
 
 
 @dataclass(frozen=True)
@@ -94,27 +96,56 @@ class _Watch:
 
     @classmethod
     def on(cls, model: onnx.ModelProto, observations: Sequence[Observation], threads: int) -> _Watch:
-        augmented = _augmented(model, observations)
-        data: bytes | onnx.ModelProto = augmented
-        if augmented.ByteSize() < 1 << 30:
-            data = augmented.SerializeToString()
-        digest = hashlib.sha256(data if isinstance(data, bytes) else str(id(model)).encode()).hexdigest()
-        return cls(data, digest, tuple(observations), threads)
+        extra = _additions(model, observations)
+        data: bytes | onnx.ModelProto
+        if estimate_bytes(model) < PROTOBUF_LIMIT:
+            data = model.SerializeToString() + extra.SerializeToString()  # protobuf merges what is concatenated
+            key = hashlib.sha256(data).hexdigest()
+        else:
+            data = onnx.ModelProto()
+            data.CopyFrom(model)
+            data.MergeFrom(extra)
+            key = uuid.uuid4().hex
+        return cls(data, key, tuple(observations), threads)
 
     def empty(self) -> list[Statistic]:
         return [observation.calibrator.statistic() for observation in self.observations]
 
-    def serial(self, samples: Iterable[Sample], progress: Progress | None) -> list[Statistic]:
-        session, iterator, done = _Session(self), iter(samples), 0
-        while (sample := next(iterator, None)) is not None:
-            session.observe(sample, done)
-            del sample  # before the next one is made
-            done += 1
-            if progress:
-                progress(done)
-        return session.statistics
+    def local(self, samples: Iterable[Sample], progress: Progress | None) -> list[Statistic]:
+        """Two lanes in this process: one runs a batch while the other counts, each on its share of the cores.
+
+        A lane has statistics of its own; as they merge exactly, it does not matter which batch went where. Averages,
+        which depend on the order, and a single core get one lane.
+        """
+        cores = self.threads or os.cpu_count() or 1
+        ordered = any(isinstance(statistic, MovingExtremes) for statistic in self.empty())
+        idle = [self.empty() for _ in range(1 if ordered or cores == 1 else 2)]
+        session, iterator, sent, done = _Session(self, threads=max(1, cores // len(idle))), iter(samples), 0, 0
+        busy: dict[Future[None], list[Statistic]] = {}
+        with ThreadPoolExecutor(len(idle)) as pool:
+            while True:
+                sample = next(iterator, None) if idle else None
+                if sample is not None:
+                    statistics = idle.pop()
+                    busy[pool.submit(session.observe, sample, sent, statistics)] = statistics
+                    sent += 1
+                elif busy:
+                    for finished in wait(busy, return_when=FIRST_COMPLETED).done:
+                        idle.append(busy.pop(finished))
+                        finished.result()
+                        done += 1
+                    if progress:
+                        progress(done)
+                else:
+                    break
+                del sample  # before the next one is made
+        total = idle.pop()
+        for statistics in idle:
+            _merge(total, statistics)
+        return total
 
     def sharded(self, samples: Iterable[Sample], executor: Executor, progress: Progress | None) -> list[Statistic]:
+        """A few samples at a time go to the workers of an executor."""
         total, iterator, sent, done = self.empty(), iter(samples), 0, 0
         under_way: deque[tuple[int, Future[list[Statistic]]]] = deque()
         try:
@@ -127,8 +158,7 @@ class _Watch:
                     return total
                 if not shard or len(under_way) >= _IN_FLIGHT:
                     count, future = under_way.popleft()  # in the order of the samples: moving averages depend on it
-                    for mine, theirs in zip(total, future.result(), strict=True):
-                        mine.merge(theirs)
+                    _merge(total, future.result())
                     done += count
                     if progress:
                         progress(done)
@@ -137,24 +167,29 @@ class _Watch:
                 future.cancel()
 
 
-class _Session:
-    """An open session on the augmented model, and the statistics of what has run through it."""
+def _merge(total: list[Statistic], more: list[Statistic]) -> None:
+    for mine, theirs in zip(total, more, strict=True):
+        mine.merge(theirs)
 
-    def __init__(self, watch: _Watch) -> None:
-        self._session = open_session(watch.model, threads=watch.threads)
+
+class _Session:
+    """An open session on the augmented model; it may be used from several threads."""
+
+    def __init__(self, watch: _Watch, threads: int) -> None:
+        self._session = open_session(watch.model, threads=threads)
         self._inputs = {value.name for value in self._session.get_inputs()}
         floats = {value.name for value in self._session.get_outputs() if value.type == "tensor(float)"}
         fetched: dict[str, None] = {}
-        self._readers: list[tuple[int, Observation]] = []
-        self.statistics = watch.empty()
+        self._readers: list[tuple[int, Observation, list[str]]] = []
         for place, observation in enumerate(watch.observations):
             names = _outputs(observation, self._inputs)
             if floats.issuperset(names):
                 fetched.update(dict.fromkeys(names))
-                self._readers.append((place, observation))
+                self._readers.append((place, observation, names))
         self._outputs = list(fetched)
 
-    def observe(self, sample: Sample, index: int) -> None:
+    def observe(self, sample: Sample, index: int, statistics: list[Any]) -> None:
+        """Run one batch and let the statistics of the observed tensors take it in."""
         feeds = {name: value for name, value in sample.items() if name in self._inputs}
         try:
             values = self._session.run(self._outputs, feeds) if self._outputs else []
@@ -162,15 +197,13 @@ class _Session:
             raise DataError(f"sample {index}: onnxruntime could not run the model on it: {error}") from error
         found = dict(zip(self._outputs, values, strict=True))
         del values
-        for place, observation in self._readers:
-            statistic: Any = self.statistics[place]
-            names = _outputs(observation, self._inputs)
+        for place, observation, names in self._readers:
             if not names:
-                statistic.observe(rows(feeds[observation.tensor], observation.axis))
+                statistics[place].observe(rows(feeds[observation.tensor], observation.axis))
             elif observation.reduced:
-                statistic.observe_bounds(*(np.float64(found[name]).reshape(1) for name in names))
+                statistics[place].observe_bounds(*(np.float64(found[name]).reshape(1) for name in names))
             else:
-                statistic.observe(rows(found[names[0]], observation.axis))
+                statistics[place].observe(rows(found[names[0]], observation.axis))
 
 
 _open: dict[str, _Session] = {}
@@ -178,14 +211,14 @@ _open: dict[str, _Session] = {}
 
 def _observe_shard(watch: _Watch, shard: list[Sample], first: int) -> list[Statistic]:
     """Runs in a worker: the session is opened once per process and model."""
-    if watch.key not in _open:
+    session = _open.get(watch.key)
+    if session is None:
         _open.clear()
-        _open[watch.key] = _Session(watch)
-    session = _open[watch.key]
-    session.statistics = watch.empty()
+        session = _open[watch.key] = _Session(watch, watch.threads)
+    statistics = watch.empty()
     for offset, sample in enumerate(shard):
-        session.observe(sample, first + offset)
-    return session.statistics
+        session.observe(sample, first + offset, statistics)
+    return statistics
 
 
 def _outputs(observation: Observation, inputs: Container[str]) -> list[str]:
@@ -196,22 +229,19 @@ def _outputs(observation: Observation, inputs: Container[str]) -> list[str]:
     return [name + _MIN, name + _MAX] if observation.reduced else [name]
 
 
-def _augmented(model: onnx.ModelProto, observations: Sequence[Observation]) -> onnx.ModelProto:
-    """A copy of ``model`` whose outputs are the observed tensors, or their extremes."""
+def _additions(model: onnx.ModelProto, observations: Sequence[Observation]) -> onnx.ModelProto:
+    """What has to be added to ``model`` so that the observed tensors, or their extremes, are outputs."""
     result = onnx.ModelProto()
-    result.CopyFrom(model)
-    graph = result.graph
-    inputs = {value.name for value in graph.input}
+    inputs = {value.name for value in model.graph.input}
+    exposed = {value.name for value in model.graph.output}
     wanted = dict.fromkeys(
         (name, observation.tensor) for observation in observations for name in _outputs(observation, inputs)
     )
-    if wanted:
-        del graph.output[:]
     for name, tensor in wanted:
-        if name == tensor:
-            graph.output.append(onnx.ValueInfoProto(name=name))
-        else:
+        if name != tensor:
             kind = "ReduceMin" if name.endswith(_MIN) else "ReduceMax"
-            graph.node.append(helper.make_node(kind, [tensor], [name], keepdims=0))
-            graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, []))
+            result.graph.node.append(helper.make_node(kind, [tensor], [name], keepdims=0))
+            result.graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, []))
+        elif name not in exposed:
+            result.graph.output.append(onnx.ValueInfoProto(name=name))
     return result

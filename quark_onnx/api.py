@@ -14,7 +14,7 @@ from onnx import ModelProto, helper
 import calibrators
 from calibrators.data import InputSpec, Reader, open_reader
 from quark_onnx.config import QConfig
-from quark_onnx.errors import AccuracyError, ConfigError, DataError, ModelError
+from quark_onnx.errors import ConfigError, DataError, ModelError
 from quark_onnx.graph import Graph
 from quark_onnx.graph.io import has_external_data, read
 from quark_onnx.onnxruntime_spelling import is_onnxruntime_call, translate
@@ -22,6 +22,7 @@ from quark_onnx.plan import Plan
 from quark_onnx.progress import Progress
 from quark_onnx.report import Report, summarize
 from quark_onnx.steps import (
+    Reference,
     calibrate,
     finish,
     guard,
@@ -29,7 +30,6 @@ from quark_onnx.steps import (
     make_plan,
     prepare,
     raise_opset_for,
-    save,
     search,
     solve,
     solve_biases,
@@ -70,9 +70,10 @@ def quantize(
     reader = reader_for(graph, data, config)
     first = _first(reader)
 
-    graph, notes = prepare(graph, config, first)
+    reference = Reference(original, Path(model) if isinstance(model, str | Path) else None)
+    graph, notes = prepare(graph, config, reference, first)
     plan = make_plan(graph, config)
-    graph, raised = raise_opset_for(graph, plan, first)
+    graph, raised = raise_opset_for(graph, plan, reference, first)
     if raised:
         plan = make_plan(graph, config)
     held = HoldOut(reader, remember=config.search)
@@ -84,7 +85,6 @@ def quantize(
     solve_biases(graph, plan, params)
     result = insert(graph, plan, params)
 
-    samples = held.samples or [first]
     operators, kept_nodes, kept_tensors = summarize(plan)
     report = Report(
         config=str(config),
@@ -103,17 +103,12 @@ def quantize(
             *(f"scale of {n} channels of {w!r} raised to hold its bias" for w, n in params.raised.items()),
         ],
     )
-    quantized, errors = finish(result, original, samples)
+    external = isinstance(model, str | Path) and has_external_data(Path(model))
+    quantized, errors = finish(
+        result, reference, held.samples or [first], target, min_sqnr=config.min_sqnr, external=external
+    )
     report = replace(report, bytes_after=quantized.ByteSize(), outputs=errors)
     logger.info("%s", report)
-    if config.min_sqnr is not None and report.worst_sqnr < config.min_sqnr:
-        raise AccuracyError(
-            f"the worst output has {report.worst_sqnr:.2f} dB SQNR, below the {config.min_sqnr:g} dB asked for: "
-            "the model is not usable, and nothing was written"
-        )
-    if target is not None:
-        external = isinstance(model, str | Path) and has_external_data(Path(model))
-        save(quantized, target, samples[0], original=original, external=external)
     return Result(quantized, plan, report)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+from google.protobuf.message import Message
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
@@ -31,12 +32,18 @@ class Graph:
         inputs, outputs: the interface, as the model declares it.
     """
 
-    def __init__(self, model: ModelProto) -> None:
-        """Takes over ``model``: hand in a copy (``Graph.of`` makes one)."""
+    def __init__(self, model: ModelProto, initializers: Iterable[TensorProto] | None = None) -> None:
+        """Takes over ``model``: hand in a copy (``Graph.of`` makes one).
+
+        Args:
+            model: the model, with its initializers or without.
+            initializers: the tensors that the model lacks. They may be shared: a tensor is replaced, never written to.
+        """
         graph = model.graph
         self._shell = model
         self.nodes: list[Node] = [Node(proto) for proto in graph.node]
-        self.initializers: dict[str, TensorProto] = {tensor.name: tensor for tensor in graph.initializer}
+        tensors = graph.initializer if initializers is None else initializers
+        self.initializers: dict[str, TensorProto] = {tensor.name: tensor for tensor in tensors}
         self.inputs: list[ValueInfoProto] = list(graph.input)
         self.outputs: list[ValueInfoProto] = list(graph.output)
         self._names = all_names(graph)
@@ -51,13 +58,15 @@ class Graph:
 
     @classmethod
     def of(cls, model: ModelProto) -> Graph:
-        """The graph of a copy of ``model``."""
-        copy = ModelProto()
-        copy.CopyFrom(model)
-        return cls(copy)
+        """The graph of a copy of ``model``; the weights are shared with it."""
+        shell = ModelProto()
+        _copy_fields(model, shell, but="graph")
+        _copy_fields(model.graph, shell.graph, but="initializer")
+        return cls(shell, model.graph.initializer)
 
     def copy(self) -> Graph:
-        return Graph(self.to_model())
+        """An independent graph; the weights are shared."""
+        return Graph(self._skeleton(), self.initializers.values())
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
@@ -358,6 +367,19 @@ class Graph:
                 stack.append((node, True))
                 stack += [(other, False) for other in self.leaders(node) if other not in done]
         self.nodes = order
+
+
+def _copy_fields(source: Message, target: Message, *, but: str) -> None:
+    """Copy all fields of a message that are set, except one."""
+    for field, value in source.ListFields():
+        if field.name == but:
+            continue
+        if isinstance(value, Message):
+            getattr(target, field.name).CopyFrom(value)
+        elif hasattr(getattr(target, field.name), "extend"):
+            getattr(target, field.name).extend(value)
+        else:
+            setattr(target, field.name, value)
 
 
 def reach(start: Iterable[Node], step: Callable[[Node], Iterable[Node]]) -> dict[Node, None]:

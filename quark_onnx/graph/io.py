@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import onnx
@@ -12,6 +13,7 @@ from google.protobuf.message import DecodeError
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, external_data_helper
 from onnx.external_data_helper import uses_external_data
 
+from calibrators.session import estimate_bytes
 from quark_onnx.errors import ModelError
 from quark_onnx.graph.node import subgraphs
 
@@ -96,7 +98,7 @@ def _load_external(tensor: TensorProto, folder: Path) -> None:
         )
     tensor.raw_data = data
     del tensor.external_data[:]
-    tensor.data_location = TensorProto.DEFAULT
+    tensor.ClearField("data_location")
 
 
 def has_external_data(path: Path) -> bool:
@@ -105,36 +107,48 @@ def has_external_data(path: Path) -> bool:
     return any(uses_external_data(tensor) for tensor in _tensors(model))
 
 
-def write(model: ModelProto, path: Path, *, external: bool, verify: Callable[[Path], None]) -> None:
-    """Write ``model`` to ``path`` atomically.
+@contextmanager
+def staged(model: ModelProto, path: Path, *, external: bool) -> Iterator[Path]:
+    """Write ``model`` to ``path`` atomically: the body of the ``with`` gets the file to verify before it is renamed.
 
-    The files are written into a temporary folder beside ``path``, verified there, and renamed; whatever goes wrong,
-    neither a half-written file nor the temporary folder is left behind.
+    The files are written into a temporary folder beside ``path``. Whatever goes wrong, in the writing or in the body,
+    neither a half-written file nor the temporary folder is left behind. The body must have closed the file at its end.
 
     Args:
-        model: what to write; with external data its tensors are moved out of it.
+        model: what to write; it is not changed.
         path: the model file; external data goes to ``<name>.data`` beside it.
         external: write external data even below the protobuf limit.
-        verify: called with the temporary model file; an exception stops the writing.
     """
-    external = external or model.ByteSize() > EXTERNAL_DATA_LIMIT
     data = path.name + ".data"
-    try:
+    with _writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-            temporary = Path(folder) / path.name
-            if external:
+        folder = tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.")
+    with folder as name:
+        temporary = Path(name) / path.name
+        with _writing(path):
+            if external or estimate_bytes(model) > EXTERNAL_DATA_LIMIT:
+                stored = ModelProto()
+                stored.CopyFrom(model)  # saving moves the tensors out of the object
                 external_data_helper.convert_model_to_external_data(
-                    model, location=data, size_threshold=_SMALL_TENSOR, convert_attribute=False
+                    stored, location=data, size_threshold=_SMALL_TENSOR, convert_attribute=False
                 )
-            onnx.save_model(model, str(temporary))
-            verify(temporary)
-            if (Path(folder) / data).exists():
-                (Path(folder) / data).replace(path.parent / data)
+                onnx.save_model(stored, str(temporary))
+            else:
+                onnx.save_model(model, str(temporary))
+        yield temporary
+        with _writing(path):
+            if (Path(name) / data).exists():
+                (Path(name) / data).replace(path.parent / data)
             else:
                 with contextlib.suppress(FileNotFoundError):
                     _remove_stale(path, path.parent / data)
             temporary.replace(path)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise ModelError(f"{path} cannot be written: {error.strerror or error}") from error
 

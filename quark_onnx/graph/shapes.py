@@ -8,6 +8,8 @@ from collections.abc import Iterable
 import onnx
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
+from calibrators.session import tensor_bytes
+
 logger = logging.getLogger(__name__)
 
 #: The contents of initializers above this size in bytes do not matter for shapes; leaving them out makes large models
@@ -24,7 +26,7 @@ def infer_values(skeleton: ModelProto, initializers: Iterable[TensorProto]) -> d
     """
     declared = {value.name for value in skeleton.graph.input}
     for tensor in initializers:
-        if tensor.ByteSize() <= _LARGE:
+        if tensor_bytes(tensor) <= _LARGE:
             skeleton.graph.initializer.append(tensor)
         elif tensor.name not in declared:
             value = helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)

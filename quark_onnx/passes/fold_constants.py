@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 
 import numpy as np
 import onnx
@@ -14,8 +15,8 @@ from quark_onnx.passes.base import register
 
 logger = logging.getLogger(__name__)
 
-#: A folded tensor above this many bytes must not be larger than what it is computed from (Expand, Tile,
-#: ConstantOfShape).
+#: A folded tensor above this many bytes must not have more elements than what it is computed from (as after Expand,
+#: Tile, ConstantOfShape; a Cast of half-precision weights only makes them wider).
 _LARGE = 1 << 20
 _RANDOM = frozenset(
     {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"}
@@ -32,7 +33,7 @@ _EXCHANGED = frozenset(
 @register
 def fold_constants(graph: Graph) -> int:
     """Fold every deterministic standard operator whose inputs are all constant."""
-    count = _constant_nodes(graph)
+    count = store_constants(graph)
     foldable = _foldable(graph)
     inside = set(foldable)
     wanted = [
@@ -51,7 +52,8 @@ def fold_constants(graph: Graph) -> int:
     return count + len(done)
 
 
-def _constant_nodes(graph: Graph) -> int:
+def store_constants(graph: Graph) -> int:
+    """Turn Constant nodes into initializers; how many."""
     nodes = [node for node in graph.nodes if node.kind == "Constant"]
     done = []
     for node in nodes:
@@ -115,9 +117,9 @@ def _compute(graph: Graph, nodes: list[Node], wanted: list[str]) -> dict[str, np
     except Exception as error:  # onnxruntime raises several unrelated types; what it cannot run, it cannot fold
         logger.debug("constants are not folded: %s", error)
         return {}
-    budget = max(_LARGE, sum(graph.initializers[name].ByteSize() for name in inputs))
+    budget = sum(math.prod(graph.initializers[name].dims) for name in inputs)
     return {
         name: value
         for name, value in zip(wanted, values, strict=True)
-        if isinstance(value, np.ndarray) and value.nbytes <= budget
+        if isinstance(value, np.ndarray) and (value.nbytes <= _LARGE or value.size <= budget)
     }

@@ -6,7 +6,9 @@ import logging
 
 from onnx import ModelProto, helper, version_converter
 
+from calibrators.session import tensor_bytes
 from quark_onnx.graph import Graph
+from quark_onnx.passes.fold_constants import store_constants
 
 logger = logging.getLogger(__name__)
 
@@ -18,7 +20,7 @@ def raise_opset(model: ModelProto, opset: int) -> ModelProto | None:
     """``model`` at a higher opset, None if onnx's converter cannot convert it."""
     light = ModelProto()
     light.CopyFrom(model)
-    heavy = {tensor.name: tensor for tensor in model.graph.initializer if tensor.ByteSize() > _LARGE}
+    heavy = {tensor.name: tensor for tensor in model.graph.initializer if tensor_bytes(tensor) > _LARGE}
     declared = {value.name for value in light.graph.input}
     kept = [tensor for tensor in light.graph.initializer if tensor.name not in heavy]
     del light.graph.initializer[:]
@@ -39,4 +41,5 @@ def raise_opset(model: ModelProto, opset: int) -> ModelProto | None:
     result.graph.initializer.extend(heavy.values())
     graph = Graph(result)
     graph.require(opset)
+    store_constants(graph)  # what was an attribute, as the bounds of Clip, has become a Constant node
     return graph.to_model()

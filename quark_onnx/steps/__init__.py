@@ -1,11 +1,12 @@
 """quantize_static in reading order, one file a step."""
 
 from quark_onnx.steps.calibrate import Ranges, calibrate
-from quark_onnx.steps.finish import finish, save
+from quark_onnx.steps.finish import finish
 from quark_onnx.steps.guard import guard
 from quark_onnx.steps.insert import insert
 from quark_onnx.steps.make_plan import make_plan
 from quark_onnx.steps.prepare import prepare, raise_opset_for
+from quark_onnx.steps.run import Reference
 from quark_onnx.steps.search import search
 from quark_onnx.steps.solve import Params, solve, solve_biases
 from quark_onnx.steps.tolerate import tolerated
@@ -13,6 +14,7 @@ from quark_onnx.steps.tolerate import tolerated
 __all__ = [
     "Params",
     "Ranges",
+    "Reference",
     "calibrate",
     "finish",
     "guard",
@@ -20,7 +22,6 @@ __all__ = [
     "make_plan",
     "prepare",
     "raise_opset_for",
-    "save",
     "search",
     "solve",
     "solve_biases",

@@ -4,75 +4,84 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import onnx
 from onnx import ModelProto
 
-from calibrators.session import open_session
-from quark_onnx.errors import ModelError
+from calibrators.session import PROTOBUF_LIMIT, estimate_bytes, open_session
+from quark_onnx.errors import AccuracyError, ModelError
 from quark_onnx.graph import Graph
-from quark_onnx.graph.io import write
+from quark_onnx.graph.io import staged
 from quark_onnx.report.measure import OutputError, measure
-from quark_onnx.steps.run import Sample, run_session
+from quark_onnx.steps.run import Reference, Sample
 
 
-def finish(graph: Graph, original: ModelProto, samples: Sequence[Sample]) -> tuple[ModelProto, list[OutputError]]:
-    """The finished model, which loads and runs, and its error at each output on the samples.
+def finish(
+    graph: Graph,
+    reference: Reference,
+    samples: Sequence[Sample],
+    output: Path | None,
+    *,
+    min_sqnr: float | None = None,
+    external: bool = False,
+) -> tuple[ModelProto, list[OutputError]]:
+    """The finished model, which has been checked, loaded and run, and its error at each output on the samples.
 
-    Raises:
-        ModelError: the model does not pass the check or does not run. That would be a defect of this package.
-    """
-    graph.infer()
-    model = graph.to_model()
-    if model.ByteSize() < onnx.checker.MAXIMUM_PROTOBUF:
-        _check(model, original)
-    sessions = _open(original, "float"), _open(model)
-    try:
-        return model, measure(*sessions, samples)
-    except Exception as error:  # onnxruntime raises several unrelated types
-        raise ModelError(f"the quantized model cannot be measured against the float one: {error}") from error
-
-
-def save(model: ModelProto, output: Path, sample: Sample, *, original: ModelProto, external: bool) -> None:
-    """Write the model to a temporary file, check that file, run it on a sample, and only then rename it.
+    With an ``output`` it is the temporary file that is checked and run, before it is renamed.
 
     Args:
-        original: the float model.
+        min_sqnr: the least signal-to-noise ratio of any output, in dB; None asks for none.
         external: keep large tensors in a second file even if protobuf could hold them.
 
     Raises:
-        ModelError: the file cannot be written, or is not what it should be; then nothing is left behind.
+        AccuracyError: an output is worse than ``min_sqnr``; nothing is written.
+        ModelError: the file cannot be written; or the model does not pass the check or does not run, which would be a
+            defect of this package. Nothing is left behind.
     """
+    graph.infer()
+    model = graph.to_model()
+    if output is None:
+        return model, _measured(model, reference, samples, min_sqnr)
+    with staged(model, output, external=external) as path:
+        errors = _measured(path, reference, samples, min_sqnr)
+    return model, errors
 
-    def verify(path: Path) -> None:
-        _check(path, original)
-        run_session(_open(path), sample)
 
-    stored = ModelProto()
-    stored.CopyFrom(model)  # writing external data moves the tensors out of the object
-    write(stored, output, external=external, verify=verify)
+def _measured(
+    model: ModelProto | Path, reference: Reference, samples: Sequence[Sample], min_sqnr: float | None
+) -> list[OutputError]:
+    _check(model, reference.model)
+    try:
+        session = open_session(model)
+    except Exception as error:  # onnxruntime raises several unrelated types
+        raise ModelError(f"onnxruntime cannot load the quantized model: {error}") from error
+    try:
+        errors = measure(reference.session, session, samples)
+    except Exception as error:
+        raise ModelError(f"the quantized model cannot be measured against the float one: {error}") from error
+    worst = min((e.sqnr for e in errors if e.sqnr is not None), default=float("inf"))
+    if min_sqnr is not None and worst < min_sqnr:
+        raise AccuracyError(
+            f"the worst output has {worst:.2f} dB SQNR, below the {min_sqnr:g} dB asked for: "
+            "the model is not usable, and nothing was written"
+        )
+    return errors
 
 
 def _check(model: ModelProto | Path, original: ModelProto) -> None:
     """onnx's full check. Where its shape inference fails on the float model already, the check without it."""
     error = _objection(model, full=True)
-    if error and original.ByteSize() < onnx.checker.MAXIMUM_PROTOBUF and _objection(original, full=True):
+    if error and _objection(original, full=True):
         error = _objection(model, full=False)
     if error:
         raise ModelError(f"the quantized model does not pass onnx's check: {error}") from error
 
 
 def _objection(model: ModelProto | Path, *, full: bool) -> Exception | None:
+    if isinstance(model, ModelProto) and estimate_bytes(model) > PROTOBUF_LIMIT:
+        return None  # the checker wants it as a file
     try:
         onnx.checker.check_model(str(model) if isinstance(model, Path) else model, full_check=full)
     except Exception as error:  # checker and shape inference raise unrelated types
         return error
     return None
-
-
-def _open(model: ModelProto | Path, kind: str = "quantized") -> Any:
-    try:
-        return open_session(model)
-    except Exception as error:
-        raise ModelError(f"onnxruntime cannot load the {kind} model: {error}") from error

@@ -10,27 +10,29 @@ from quark_onnx.errors import QuarkError
 from quark_onnx.graph import Graph
 from quark_onnx.passes import CLEANING, Pass, raise_opset
 from quark_onnx.plan import Plan, Quantize
-from quark_onnx.steps.run import Sample, agree, repeatable, run
+from quark_onnx.steps.run import Reference, Sample, agree, run
 
 logger = logging.getLogger(__name__)
 
 #: First opset whose QuantizeLinear has an axis.
 PER_CHANNEL_OPSET = 13
+#: First opset with Round, which onnxruntime writes when it makes an integer of a float bias beside a quantized weight.
+ROUND_OPSET = 11
 
 
-def prepare(graph: Graph, config: QConfig, sample: Sample) -> tuple[Graph, list[str]]:
+def prepare(graph: Graph, config: QConfig, reference: Reference, sample: Sample) -> tuple[Graph, list[str]]:
     """The cleaned graph, and notes for the report: what was rewritten, and which pass was rolled back.
 
     All passes run at once and are verified together on ``sample``. Only if the outputs have changed, they run again one
     by one, each verified, and those that changed them are left out.
     """
-    expected = run(graph.to_model(), sample)  # a model that does not run is nothing to begin with
+    expected = reference.outputs(sample)  # a model that does not run is nothing to begin with
     if not config.prepare:
         return graph, []
     cleaned, notes = _apply(graph, CLEANING)
     if not notes or _unchanged(cleaned, sample, expected):
         return cleaned, notes
-    expected = repeatable(graph.to_model(), sample)
+    expected = reference.repeatable(sample)
     if _unchanged(cleaned, sample, expected):
         return cleaned, notes
     notes = []
@@ -70,21 +72,24 @@ def _unchanged(graph: Graph, sample: Sample, expected: dict[str, object]) -> boo
     return found.keys() >= expected.keys() and all(agree(expected[name], found[name]) for name in expected)
 
 
-def raise_opset_for(graph: Graph, plan: Plan, sample: Sample) -> tuple[Graph, list[str]]:
-    """The graph at the least opset that the plan's number formats need, if onnx can convert it without changing
-    outputs.
+def raise_opset_for(graph: Graph, plan: Plan, reference: Reference, sample: Sample) -> tuple[Graph, list[str]]:
+    """The graph at the least opset that the plan's number formats and onnxruntime's rewrites of them need, if onnx can
+    convert it without changing outputs.
 
-    Otherwise the graph stays as it is, and Q/DQ nodes are written in the com.microsoft domain, which has them at any
-    opset.
+    Otherwise the graph stays as it is, and Q/DQ nodes that its opset lacks are written in the com.microsoft domain,
+    which has them at any opset.
     """
     quantized = [entry for entry in plan.entries.values() if isinstance(entry, Quantize)]
-    needed = max((max(e.spec.dtype.min_opset, PER_CHANNEL_OPSET * (e.axis is not None)) for e in quantized), default=0)
-    if graph.opset >= needed or not quantized:
+    formats = [max(e.spec.dtype.min_opset, PER_CHANNEL_OPSET * (e.axis is not None)) for e in quantized]
+    needed = max(ROUND_OPSET, *formats) if formats else 0
+    if graph.opset >= needed:
         return graph, []
-    before, model = graph.opset, graph.to_model()
-    converted = raise_opset(model, needed)
+    before = graph.opset
+    converted = raise_opset(graph.to_model(), needed)
     if converted is not None:
         candidate = Graph(converted)
-        if _unchanged(candidate, sample, repeatable(model, sample)):
+        if _unchanged(candidate, sample, reference.repeatable(sample)):
             return candidate, [f"opset raised from {before} to {needed}"]
-    return graph, [f"opset {before} could not be raised to {needed}: Q/DQ nodes use the com.microsoft domain"]
+    return graph, [
+        f"opset {before} could not be raised to {needed}: Q/DQ nodes that it lacks use the com.microsoft domain"
+    ]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,24 +20,49 @@ Sample = Mapping[str, NDArray[Any]]
 TOLERANCE = 1e-4
 
 
+class Reference:
+    """The float model as it came, which everything is compared with; its session is opened once."""
+
+    def __init__(self, model: ModelProto, path: Path | None = None) -> None:
+        """``path`` is the file that ``model`` was read from, if it was."""
+        self.model = model
+        self._path = path
+
+    @cached_property
+    def session(self) -> Any:
+        return _open(self._path or self.model)
+
+    def outputs(self, sample: Sample) -> dict[str, Any]:
+        """What it computes on a sample, by name.
+
+        Raises:
+            ModelError: onnxruntime cannot load or run the model.
+        """
+        return _run(self.session, sample)
+
+    def repeatable(self, sample: Sample) -> dict[str, Any]:
+        """Its outputs without the random ones, which differ from run to run of one session."""
+        first, second = self.outputs(sample), self.outputs(sample)
+        return {name: value for name, value in first.items() if agree(value, second[name])}
+
+
 def run(model: ModelProto, sample: Sample) -> dict[str, Any]:
     """Outputs of ``model`` on one sample, by name.
 
     Raises:
         ModelError: onnxruntime cannot load or run the model.
     """
-    return run_session(_session(model), sample)
+    return _run(_open(model), sample)
 
 
-def _session(model: ModelProto) -> Any:
+def _open(model: ModelProto | Path) -> Any:
     try:
         return open_session(model)
     except Exception as error:  # onnxruntime raises several unrelated types
         raise ModelError(f"onnxruntime cannot load the model: {error}") from error
 
 
-def run_session(session: Any, sample: Sample) -> dict[str, Any]:
-    """Outputs of an open session on one sample, by name."""
+def _run(session: Any, sample: Sample) -> dict[str, Any]:
     wanted = {value.name for value in session.get_inputs()}
     names = [value.name for value in session.get_outputs()]
     try:
@@ -43,13 +70,6 @@ def run_session(session: Any, sample: Sample) -> dict[str, Any]:
     except Exception as error:
         raise ModelError(f"onnxruntime cannot run the model: {error}") from error
     return dict(zip(names, values, strict=True))
-
-
-def repeatable(model: ModelProto, sample: Sample) -> dict[str, Any]:
-    """Outputs of ``model`` on one sample, without the random ones, which differ from run to run of one session."""
-    session = _session(model)
-    first, second = run_session(session, sample), run_session(session, sample)
-    return {name: value for name, value in first.items() if agree(value, second[name])}
 
 
 def agree(first: Any, second: Any) -> bool:

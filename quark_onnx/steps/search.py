@@ -8,6 +8,7 @@ scales are inputs, and a move is kept if the outputs come closer to the float on
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,8 @@ from quark_onnx.progress import Progress
 from quark_onnx.steps.insert import insert_live
 from quark_onnx.steps.run import Sample
 from quark_onnx.steps.solve import Params
+
+logger = logging.getLogger(__name__)
 
 #: A sample counts as right from this share of noise on: no single good sample outweighs the others.
 _FLOOR = 1e-3
@@ -40,7 +43,11 @@ def search(graph: Graph, plan: Plan, params: Params, samples: Sequence[Sample], 
         return 0
     live, names = insert_live(graph, plan, params, movable)
     movable = [use for use in movable if names[use]]  # what nobody reads has no scale in the graph
-    probe = _Probe(graph, live, samples)
+    try:
+        probe = _Probe(graph, live, samples)
+    except Exception as error:  # onnxruntime raises several unrelated types; without a search the scales are good too
+        logger.warning("the scales are not searched, the model with its scales as inputs does not run: %s", error)
+        return 0
     if not probe.usable:
         return 0
     start = {names[use]: np.asarray(params.table[use].scale) for use in movable}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes
 
@@ -12,6 +12,7 @@ from calibrators import rows
 
 
 @given(array_shapes(max_dims=4, min_side=0, max_side=4), st.data())
+@settings(deadline=None, derandomize=True)
 def test_a_row_is_the_slice_at_its_index(shape: tuple[int, ...], data: st.DataObject) -> None:
     array = np.arange(np.prod(shape)).reshape(shape)
     axis = data.draw(st.integers(-len(shape), len(shape) - 1))

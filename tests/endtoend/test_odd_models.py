@@ -10,6 +10,7 @@ import pytest
 from onnx import ModelProto
 
 from quark_onnx.api import Result, quantize
+from quark_onnx.config import QConfig
 from quark_onnx.errors import DataError, ModelError
 from quark_onnx.report.measure import measure
 
@@ -194,3 +195,27 @@ def test_measure_of_another_number_of_detections(kind: type) -> None:
     boxes = np.ones((5, 4), kind)
     [error] = measure(Session(boxes, boxes), Session(boxes[:3]), [{}])
     assert error.sqnr == -np.inf if kind is np.float32 else error.agreement == 0.0
+
+
+@pytest.mark.parametrize("config", ["A8W8", "XINT8"])
+@pytest.mark.parametrize("opset", [7, 10])
+def test_float_bias_at_an_old_opset(opset: int, config: str) -> None:
+    """onnxruntime makes an integer of the bias by itself, with an operator that is newer than this model."""
+    text = """g (float[1, 1, 4, 4] x) => (float[1, 2, 4, 4] y)
+    <float[2, 1, 1, 1] w = {1, -0.5}, float[2] b = {0.3, 0.1}> {
+        y = Conv (x, w, b)
+    }"""
+    result = quantize(parsed(text, opset), [{"x": normal(1, 1, 4, 4)}], QConfig.of(config).with_(bias=False))
+    assert result.report.operators["Conv"] == (1, 1)
+    assert result.report.worst_sqnr > 30
+
+
+@pytest.mark.parametrize("opset", [8, 10])
+def test_clip_of_an_old_opset_is_fused(opset: int) -> None:
+    """Raising the opset makes its bounds inputs, which must stay known constants."""
+    text = """g (float[1, 1, 8, 8] x) => (float[1, 1, 8, 8] y) <float[1, 1, 1, 1] w = {3.0}> {
+        c = Conv (x, w)
+        y = Clip <min = 0.0, max = 1.0> (c)
+    }"""
+    result = quantized(parsed(text, opset), {"x": normal(1, 1, 8, 8)})
+    assert "Clip" not in [node.op_type for node in result.model.graph.node]

@@ -264,8 +264,16 @@ def test_require_raises_and_never_lowers() -> None:
     assert (graph.opset, graph.ir_version) == (21, 10)
     graph.import_domain("com.microsoft")
     graph.import_domain("com.microsoft", 9)
-    graph.import_domain("ai.onnx", 3)  # another spelling of the standard one
     assert [(o.domain, o.version) for o in graph.to_model().opset_import] == [("", 21), ("com.microsoft", 1)]
+
+
+def test_the_standard_operators_have_two_spellings() -> None:
+    model = parse(DIAMOND)
+    model.opset_import[0].domain = model.graph.node[0].domain = "ai.onnx"
+    graph = Graph.of(model)
+    assert graph.nodes[0].kind == "Relu" and graph.opset == 17
+    graph.require(21)
+    assert [(o.domain, o.version) for o in graph.to_model().opset_import] == [("ai.onnx", 21)]
 
 
 def test_metadata_is_set_once() -> None:

@@ -1,0 +1,71 @@
+"""quark-onnx compare: how far a quantized model is from its float original, on data."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from dataclasses import asdict
+
+from quark_onnx import analysis
+from quark_onnx.cli.data import add_data_options, data_of
+from quark_onnx.cli.output import Answer, columns, entry
+from quark_onnx.cli.parsing import Parser, add_common_options, path
+from quark_onnx.cli.settings import add_gate_option
+from quark_onnx.errors import AccuracyError
+from quark_onnx.report import OutputError
+
+NAME = "compare"
+SUMMARY = "compare a quantized model, of any tool, with its float original"
+USAGE = "%(prog)s FLOAT QUANT (--data PATH | --random-data [N]) [OPTION ...]"
+EXAMPLE = """\
+example:
+  quark-onnx compare model.onnx model_int8.onnx --data samples/ --limit 50 --min-sqnr 20
+
+exit codes: 0 done; 1 --min-sqnr missed; 2 bad input; 3 internal error"""
+
+
+def add_arguments(parser: Parser) -> None:
+    parser.add_argument("reference", metavar="FLOAT", type=path, help="the float model")
+    parser.add_argument("other", metavar="QUANT", type=path, help="the quantized model; it has the same outputs")
+    add_data_options(parser)
+    add_gate_option(parser, "an error names the outputs")
+    add_common_options(parser)
+
+
+def run(options: Namespace) -> Answer:
+    found = analysis.compare(options.reference, options.other, data_of(options))
+    ratio = found.bytes_before / max(1, found.bytes_after)
+    size = f"{found.bytes_before:,} -> {found.bytes_after:,} bytes"
+    lines = [
+        entry("models", [f"{options.reference}, {options.other}"]),
+        entry("size", [f"{size} ({ratio:.2f}x smaller)" if ratio >= 1 else size]),
+        entry("error", [f"on {found.samples} samples:"]),
+        columns([("output", "SQNR dB", "cosine", "largest error"), *map(_row, found.outputs)]),
+    ]
+    document = {
+        "command": NAME,
+        "reference": options.reference,
+        "other": options.other,
+        "samples": found.samples,
+        "bytes_before": found.bytes_before,
+        "bytes_after": found.bytes_after,
+        "worst_sqnr": found.sqnr,
+        "outputs": [asdict(output) for output in found.outputs],
+    }
+    return Answer("\n".join(lines), document, _missed(found.outputs, options.min_sqnr))
+
+
+def _row(output: OutputError) -> tuple[str, str, str, str]:
+    if output.random:
+        return output.name, "-", "-", "random: another value each time the float model runs"
+    if output.sqnr is None:
+        return output.name, "-", "-", f"{output.agreement:.2%} of the values agree"
+    return output.name, f"{output.sqnr:.2f}", f"{output.cosine:.6f}", f"{output.max_error:.4g}"
+
+
+def _missed(outputs: list[OutputError], bound: float | None) -> AccuracyError | None:
+    below = [o for o in outputs if bound is not None and o.sqnr is not None and o.sqnr < bound]
+    if not below:
+        return None
+    return AccuracyError(
+        "; ".join(f"output {o.name!r} has {o.sqnr:.2f} dB SQNR" for o in below) + f": below --min-sqnr {bound:g}"
+    )

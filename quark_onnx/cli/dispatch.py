@@ -1,0 +1,170 @@
+"""main: parse, run one command, print its answer; each kind of failure has an exit code and one line on stderr.
+
+0    done
+1    the gate was missed: the model is less accurate than was asked for
+2    bad input: the command line, the model, the data or a setting
+3    internal error: a defect of this package
+130  interrupted
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import traceback
+import warnings
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from calibrators import CalibrationError
+from quark_onnx import __version__
+from quark_onnx.cli import compare, explain, listing, quantize
+from quark_onnx.cli.data import in_flags
+from quark_onnx.cli.output import Answer, error_document, say, to_json
+from quark_onnx.cli.parsing import STDOUT, Parser, UsageError
+from quark_onnx.errors import AccuracyError, PlanError, QuarkError, nearest
+
+PROGRAM = "quark-onnx"
+#: Each is a module with NAME, SUMMARY, USAGE, EXAMPLE, add_arguments(parser) and run(options) -> Answer.
+COMMANDS = (quantize, explain, compare, listing)
+
+OK, GATE, BAD_INPUT, INTERNAL, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 3, 130, 141
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code; nothing is raised, whatever happens."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    options = Namespace(json=STDOUT if "--json" in arguments else None, verbose=False)  # until they are parsed
+    try:
+        options = parse(arguments)
+        with _diagnostics(options.verbose):
+            answer: Answer = options.run(options)
+        return _publish(answer, options)
+    except SystemExit as done:  # --help and --version
+        return int(done.code or OK)
+    except KeyboardInterrupt:
+        _complain("interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:  # as in: quark-onnx list | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except Exception as error:
+        return _fail(error, options)
+
+
+def parse(arguments: list[str]) -> Namespace:
+    """The options of a command, and its ``run``.
+
+    Raises:
+        UsageError: an option or a command is unknown, malformed or missing.
+    """
+    parser = Parser(
+        PROGRAM,
+        "Quantize ONNX models: a float model and calibration data in, a measured and verified integer model out.",
+        epilog="example:\n  quark-onnx quantize model.onnx -o model_int8.onnx --data samples/\n\n"
+        "'quark-onnx COMMAND --help' has the options of a command.",
+    )
+    parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_command)
+    parsers = {}
+    for module in COMMANDS:
+        parsers[module.NAME] = commands.add_parser(module.NAME, help=module.SUMMARY, module=module)
+    if not arguments:
+        say(parser.format_help(), sys.stderr)
+        raise SystemExit(BAD_INPUT)
+    word = arguments[0]
+    if not word.startswith("-") and word not in parsers:
+        raise UsageError(f"unknown command {word!r}{nearest(word, parsers)}")
+    options, rest = parser.parse_known_args(arguments)
+    if rest:
+        name = rest[0].partition("=")[0]
+        hint = nearest(name, parsers[options.command].flags) if name.startswith("--") else ""
+        what = "unknown option" if name.startswith("-") else "unexpected argument"
+        raise UsageError(f"{what} {name!r}{hint}; see {PROGRAM} {options.command} --help")
+    return options
+
+
+def _command(module: Any, prog: str, **_: Any) -> Parser:
+    """The parser of one command."""
+    parser = Parser(
+        prog, module.SUMMARY[0].upper() + module.SUMMARY[1:] + ".", epilog=module.EXAMPLE, usage=module.USAGE
+    )
+    module.add_arguments(parser)
+    parser.set_defaults(run=module.run)
+    return parser
+
+
+def _publish(answer: Answer, options: Namespace) -> int:
+    """Print an answer; where it is one of a missed gate, complain too."""
+    document = answer.document
+    if answer.failure is not None:
+        document = {**document, **error_document(type(answer.failure).__name__, str(answer.failure))}
+    _deliver(document, options.json)
+    if options.json != STDOUT and not options.quiet:
+        say(answer.text, sys.stdout)
+    if answer.failure is not None:
+        _complain(f"error: {answer.failure}")
+        return GATE
+    return OK
+
+
+def _deliver(document: dict[str, Any], target: str | None) -> None:
+    """Print JSON, write it to a file, or do nothing if nobody asked for it."""
+    if target == STDOUT:
+        say(to_json(document), sys.stdout)
+    elif target is not None:
+        Path(target).write_text(to_json(document) + "\n", encoding="utf-8")
+
+
+def _fail(error: Exception, options: Namespace) -> int:
+    kind, message = type(error).__name__, " ".join(str(error).split())
+    if isinstance(error, QuarkError | CalibrationError) and not isinstance(error, PlanError):
+        code, message = GATE if isinstance(error, AccuracyError) else BAD_INPUT, in_flags(message, options)
+    elif isinstance(error, OSError):
+        code, message = BAD_INPUT, f"{error.filename}: {error.strerror}" if error.filename else message
+    else:
+        code, message = INTERNAL, f"internal error: {kind}: {message}"
+        if options.verbose:
+            say("".join(traceback.format_exception(error)).rstrip(), sys.stderr)
+        else:
+            message += "; this is a defect; run with --verbose for the traceback"
+    _complain(f"error: {message}")
+    try:
+        _deliver(error_document(kind, message), options.json)
+    except OSError as unwritable:
+        _complain(f"error: {options.json}: {unwritable.strerror}")
+    return code
+
+
+def _complain(text: str) -> None:
+    say(f"{PROGRAM}: {text}", sys.stderr)
+
+
+@contextmanager
+def _diagnostics(verbose: bool) -> Iterator[None]:
+    """Warnings and log messages of the library go to stderr, in the form of errors."""
+    handler = _ToStderr(logging.INFO if verbose else logging.WARNING)
+    loggers = [logging.getLogger(name) for name in ("quark_onnx", "calibrators")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.setLevel(handler.level)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            warnings.simplefilter("always", UserWarning)
+            warnings.showwarning = lambda message, *_, **__: _complain(f"warning: {message}")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.removeHandler(handler)
+            logger.setLevel(level)
+
+
+class _ToStderr(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        _complain(f"{record.levelname.lower()}: {record.getMessage()}")

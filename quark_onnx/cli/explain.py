@@ -1,0 +1,78 @@
+"""quark-onnx explain: what would become of each tensor, and why some stay float; needs no data."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import Any
+
+from quark_onnx import api
+from quark_onnx.cli.output import Answer, entry
+from quark_onnx.cli.parsing import Parser, add_common_options, path
+from quark_onnx.cli.settings import add_config_options, config_of
+from quark_onnx.config import to_dict
+from quark_onnx.graph import Node
+from quark_onnx.plan import BiasOf, Keep, Plan, Quantize, SameAs, Use, explain
+from quark_onnx.report import summarize
+
+NAME = "explain"
+SUMMARY = "print the plan: what each tensor would become, and why not"
+USAGE = "%(prog)s MODEL [OPTION ...]"
+EXAMPLE = """\
+example:
+  quark-onnx explain model.onnx --config A16W8 --exclude '/head/*'
+
+Data may still change the plan: what calibration finds unfit, such as a join of very different ranges, stays float."""
+
+_DECISIONS = {Quantize: "quantize", SameAs: "same_as", BiasOf: "bias", Keep: "float"}
+
+
+def add_arguments(parser: Parser) -> None:
+    parser.add_argument("model", metavar="MODEL", type=path, help="the float model, an .onnx file")
+    add_config_options(parser)
+    add_common_options(parser)
+
+
+def run(options: Namespace) -> Answer:
+    config = config_of(options)
+    plan = api.plan_for(options.model, config)
+    operators, kept, _ = summarize(plan)
+    done, total = (sum(column) for column in zip(*operators.values(), strict=True)) if operators else (0, 0)
+    counts = ", ".join(f"{kind} {share[0]}/{share[1]}" for kind, share in operators.items())
+    lines = [
+        entry("model", [str(options.model)]),
+        entry("config", str(config).splitlines()),
+        entry("plan", [f"{done} of {total} nodes would be quantized" + (f": {counts}" if counts else "")]),
+        "",
+        explain(plan),
+    ]
+    document = {
+        "command": NAME,
+        "model": options.model,
+        "config": to_dict(config),
+        "quantized_nodes": done,
+        "operators": operators,
+        "kept_nodes": kept,
+        "nodes": [_node(plan, node) for node in plan.graph.nodes],
+    }
+    return Answer("\n".join(lines), document)
+
+
+def _node(plan: Plan, node: Node) -> dict[str, Any]:
+    return {
+        "name": node.name,
+        "operator": node.kind,
+        "float": plan.kept.get(node.name),
+        "inputs": [_tensor(plan, plan.use(tensor, node)) for tensor in node.inputs if tensor],
+        "outputs": [_tensor(plan, Use(tensor)) for tensor in node.outputs if tensor],
+    }
+
+
+def _tensor(plan: Plan, use: Use) -> dict[str, str]:
+    """The decision for a tensor; where it has the scale of one that stays float, it stays float for the same reason."""
+    decision = plan.entry(use)
+    if use not in plan.entries:
+        decision = Keep(plan.ineligible(use.tensor) or "nothing asks for it")
+    elif not isinstance(decision, Keep):
+        decision = plan.entries[use]
+    detail = decision.reason if isinstance(decision, Keep) else str(decision)
+    return {"tensor": use.tensor, "decision": _DECISIONS[type(decision)], "detail": detail}

@@ -1,0 +1,96 @@
+"""quark-onnx list: what there is to choose from, read off the registries."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from argparse import Namespace
+from collections.abc import Callable
+from typing import Any
+
+import quark_onnx.rules  # noqa: F401  (importing registers the rules)
+from calibrators import CALIBRATORS
+from quark_onnx.cli.output import Answer, columns
+from quark_onnx.cli.parsing import Parser, add_common_options
+from quark_onnx.config import QConfig, to_dict
+from quark_onnx.registry import DTYPES, PRESETS, RULES
+
+NAME = "list"
+SUMMARY = "list presets, operators, number formats and calibrators"
+USAGE = "%(prog)s [presets | operators | formats | calibrators] [OPTION ...]"
+EXAMPLE = """\
+example:
+  quark-onnx list calibrators"""
+
+#: What a row shows in each column, and what it is in JSON.
+Row = tuple[tuple[str, ...], dict[str, Any]]
+
+
+def add_arguments(parser: Parser) -> None:
+    parser.add_argument("kind", nargs="?", choices=list(_KINDS), metavar="KIND", help=", ".join(_KINDS) + "; or all")
+    add_common_options(parser)
+
+
+def run(options: Namespace) -> Answer:
+    chosen = {kind: _KINDS[kind] for kind in _KINDS if options.kind in (None, kind)}
+    sections, document = [], dict[str, Any]({"command": NAME})
+    for kind, (header, rows_of) in chosen.items():
+        rows = rows_of()
+        sections.append(f"{kind}\n" + columns([header, *(cells for cells, _ in rows)]))
+        document[kind] = [item for _, item in rows]
+    return Answer("\n\n".join(sections), document)
+
+
+def _presets() -> list[Row]:
+    return [_preset(name, PRESETS[name]) for name in PRESETS]
+
+
+def _preset(name: str, config: QConfig) -> Row:
+    lines = dict(line.split(": ", 1) for line in str(config).splitlines())
+    activation, weight = lines.pop("activation"), lines.pop("weight")
+    other = ", ".join(f"{key}={value}" for key, value in lines.items())
+    return (name, activation, weight, other), {"name": name, "config": to_dict(config)}
+
+
+def _operators() -> list[Row]:
+    rows: list[Row] = []
+    for operator in sorted(RULES, key=str.lower):
+        rule = RULES[operator]
+        module = rule.__module__.removeprefix("quark_onnx.")
+        file = module.replace(".", "/") + ".py"
+        rows.append(
+            ((operator, file, _about(rule)), {"name": operator, "rule": rule.__module__, "description": _about(rule)})
+        )
+    return rows
+
+
+def _formats() -> list[Row]:
+    return [
+        (
+            (name, str(row.bits), f"{row.qmin}..{row.qmax}", str(row.min_opset)),
+            {"name": name, "bits": row.bits, "qmin": row.qmin, "qmax": row.qmax, "min_opset": row.min_opset},
+        )
+        for name, row in ((name, DTYPES[name]) for name in DTYPES)
+    ]
+
+
+def _calibrators() -> list[Row]:
+    rows: list[Row] = []
+    for name, cls in sorted(CALIBRATORS.items()):
+        settings = {field.name: field.default for field in dataclasses.fields(cls)}
+        text = ",".join(f"{key}={value}" for key, value in settings.items())
+        rows.append(((name, text, _about(cls)), {"name": name, "settings": settings, "description": _about(cls)}))
+    return rows
+
+
+def _about(thing: object) -> str:
+    """The first line of a docstring."""
+    return (inspect.getdoc(thing) or "").partition("\n")[0]
+
+
+_KINDS: dict[str, tuple[tuple[str, ...], Callable[[], list[Row]]]] = {
+    "presets": (("name", "activations", "weights", "other"), _presets),
+    "operators": (("operator", "rule", "what is quantized"), _operators),
+    "formats": (("name", "bits", "codes", "least opset"), _formats),
+    "calibrators": (("name", "settings", "what it does"), _calibrators),
+}

@@ -1,0 +1,106 @@
+"""argparse whose errors are exceptions, and the types of the values that options take."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from fractions import Fraction
+from math import isfinite
+from pathlib import Path
+from typing import NoReturn
+
+from quark_onnx.errors import ConfigError
+
+#: ``--json`` without a file.
+STDOUT = "-"
+
+
+class UsageError(ConfigError):
+    """The command line itself is wrong."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises UsageError where argparse prints its usage and ends the process."""
+
+    def __init__(self, prog: str, description: str, *, epilog: str = "", usage: str | None = None) -> None:
+        super().__init__(
+            prog=prog,
+            description=description,
+            epilog=epilog,
+            usage=usage,
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        if "required: MODEL" in message or "required: FLOAT" in message:
+            message += " (models come first: an option that takes several values takes whatever follows it)"
+        raise UsageError(f"{message}; see {self.prog} --help")
+
+    @property
+    def flags(self) -> list[str]:
+        """All long options."""
+        return sorted(set(re.findall(r"--[a-z][a-z-]*", self.format_usage() + self.format_help())))
+
+
+def add_common_options(parser: Parser) -> None:
+    """What every command takes."""
+    group = parser.add_argument_group("output")
+    group.add_argument(
+        "--json",
+        metavar="FILE",
+        nargs="?",
+        const=STDOUT,
+        type=_json_file,
+        help="print JSON with a stable schema to stdout, and nothing else there; with FILE.json, write it to that file",
+    )
+    chatter = group.add_mutually_exclusive_group()
+    chatter.add_argument("--quiet", action="store_true", help="print nothing but warnings, errors and JSON")
+    chatter.add_argument(
+        "-v", "--verbose", action="store_true", help="say more: complete lists, and the traceback of a defect"
+    )
+
+
+def path(text: str) -> Path:
+    """A path; an empty one, as an unset shell variable leaves it, would be the current folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("the path is empty")
+    return Path(text)
+
+
+def count(text: str) -> int:
+    """A whole number from 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def number(text: str) -> float:
+    """A finite number or a fraction.
+
+    >>> number("1/255") * 255, number("-0.5")
+    (1.0, -0.5)
+    """
+    try:
+        value = float(Fraction(text))
+    except (ValueError, ZeroDivisionError, OverflowError):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+    assert isfinite(value)  # Fraction knows neither NaN nor infinity
+    return value
+
+
+def dimension(text: str) -> tuple[str, int]:
+    """NAME=N, the size of a symbolic dimension."""
+    name, _, size = text.rpartition("=")
+    if not name:
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=N")
+    return name, count(size)
+
+
+def _json_file(text: str) -> str:
+    """Where JSON goes. No other name than *.json, lest ``--json model.onnx`` overwrites a model."""
+    if text != STDOUT and not text.lower().endswith(".json"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not named *.json; for stdout write --json last, or --json=-")
+    if text != STDOUT and not Path(text).parent.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {str(Path(text).parent)!r}")
+    return text

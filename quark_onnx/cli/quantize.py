@@ -1,0 +1,114 @@
+"""quark-onnx quantize: a float model and data in, a quantized and measured model out."""
+
+from __future__ import annotations
+
+import signal
+from argparse import Namespace
+from collections.abc import Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from multiprocessing import get_context
+from time import perf_counter
+
+from quark_onnx import api
+from quark_onnx.cli.data import add_data_options, data_of
+from quark_onnx.cli.output import Answer, entry
+from quark_onnx.cli.parsing import Parser, add_common_options, count, path
+from quark_onnx.cli.settings import add_config_options, add_gate_option, config_of
+from quark_onnx.config import to_dict
+from quark_onnx.errors import ModelError
+from quark_onnx.report import Report
+
+NAME = "quantize"
+SUMMARY = "quantize a model, with ranges measured on data"
+USAGE = "%(prog)s MODEL -o OUT (--data PATH | --random-data [N]) [OPTION ...]"
+EXAMPLE = """\
+examples:
+  quark-onnx quantize model.onnx -o model_int8.onnx --data samples/ --config XINT8
+  quark-onnx quantize resnet.onnx -o resnet_int8.onnx --data images/ --image-size 224 224 --resize crop \\
+      --resize-to 256 --mean 0.485 0.456 0.406 --std 0.229 0.224 0.225 --per-channel --min-sqnr 20
+
+exit codes: 0 done; 1 --min-sqnr missed; 2 bad input; 3 internal error"""
+
+
+def add_arguments(parser: Parser) -> None:
+    parser.add_argument("model", metavar="MODEL", type=path, help="the float model, an .onnx file; it is not changed")
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="OUT",
+        type=path,
+        required=True,
+        help="the quantized model, written when it is verified",
+    )
+    add_data_options(parser)
+    add_config_options(parser)
+    add_gate_option(parser, "nothing is written")
+    parser.add_argument(
+        "--workers",
+        metavar="N",
+        type=count,
+        default=1,
+        help="processes that calibrate, with the same result (default: 1)",
+    )
+    add_common_options(parser)
+
+
+def run(options: Namespace) -> Answer:
+    config = config_of(options)
+    data = data_of(options)
+    start = perf_counter()
+    with _workers(options.workers) as executor:
+        result = api.quantize(
+            options.model,
+            data,
+            config,
+            options.output,
+            executor=executor,
+            progress=False if options.quiet else None,
+        )
+    seconds = perf_counter() - start
+    report = result.report
+    lines = [
+        entry("model", [f"{options.model} -> {options.output}, in {seconds:.1f} s"]),
+        entry("config", str(config).splitlines()),
+        str(report),
+        *(_complete(report) if options.verbose else ()),
+    ]
+    document = {
+        "command": NAME,
+        "model": options.model,
+        "output": options.output,
+        "seconds": round(seconds, 3),
+        "worst_sqnr": report.worst_sqnr,
+        **report.to_dict(),
+        "config": to_dict(config),
+    }
+    return Answer("\n".join(lines), document)
+
+
+def _complete(report: Report) -> Iterator[str]:
+    """What the report only counts or cuts short."""
+    yield from ["", f"{len(report.kept_nodes)} nodes stayed float:"]
+    yield from (f"  {name}: {reason}" for name, reason in report.kept_nodes.items())
+    yield f"{len(report.kept_tensors)} tensors stayed float:"
+    yield from (f"  {name}: {reason}" for name, reason in report.kept_tensors.items())
+    yield f"{len(report.notes)} notes:"
+    yield from (f"  {note}" for note in report.notes)
+
+
+@contextmanager
+def _workers(number: int) -> Iterator[Executor | None]:
+    """Processes to calibrate in, none for a single worker. Ctrl-C is for this process: it stops the others."""
+    if number == 1:
+        yield None
+        return
+    ignore = (signal.SIGINT, signal.SIG_IGN)
+    with ProcessPoolExecutor(number, get_context("spawn"), initializer=signal.signal, initargs=ignore) as pool:
+        try:
+            yield pool
+        except BrokenProcessPool as error:
+            raise ModelError(
+                f"one of the {number} calibrating processes ended unexpectedly; if memory ran out, try fewer --workers"
+            ) from error

@@ -1,0 +1,91 @@
+"""The options that make a QConfig: a preset or a file, and what is changed of it."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import Any
+
+from quark_onnx.cli.parsing import Parser, number
+from quark_onnx.config import QConfig
+
+
+def add_config_options(parser: Parser) -> None:
+    group = parser.add_argument_group("settings", "What is not given stays as the preset or the file has it.")
+    group.add_argument(
+        "--config",
+        metavar="PRESET|FILE.yaml",
+        default="A8W8",
+        help="a preset, see 'quark-onnx list presets', or a YAML file (default: A8W8)",
+    )
+    group.add_argument(
+        "--calibrator",
+        metavar="NAME[:SETTING=VALUE,...]",
+        help="how the ranges of activations are found, for instance percentile:percentile=99.9; "
+        "see 'quark-onnx list calibrators'",
+    )
+    granularity = group.add_mutually_exclusive_group()
+    granularity.add_argument(
+        "--per-channel",
+        action="store_true",
+        default=None,
+        help="one scale for each output channel of a weight: more accurate",
+    )
+    granularity.add_argument(
+        "--per-tensor", dest="per_channel", action="store_false", default=None, help="one scale for a whole weight"
+    )
+    group.add_argument(
+        "--exclude",
+        metavar="PATTERN",
+        nargs="+",
+        action="extend",
+        help="nodes that stay float: names, globs ('/head/*') or regular expressions ('re:^/head/'); "
+        "added to those of a file",
+    )
+    group.add_argument(
+        "--op-types", metavar="TYPE", nargs="+", action="extend", help="quantize these operators only: Conv MatMul"
+    )
+    group.add_argument(
+        "--nodes", metavar="PATTERN", nargs="+", action="extend", help="quantize these nodes only; patterns as above"
+    )
+    group.add_argument(
+        "--unsafe",
+        action="store_true",
+        help="quantize also what few bits are known to ruin, and what is left float otherwise: the decoding of "
+        "detectors, where boxes and scores would share one scale, joins of very different ranges, and the residual "
+        "stream around layer normalizations",
+    )
+    group.add_argument(
+        "--no-prepare",
+        action="store_true",
+        help="leave the float graph as it is: no constant folding, no BatchNormalization into Conv",
+    )
+
+
+def add_gate_option(parser: Parser, consequence: str) -> None:
+    parser.add_argument(
+        "--min-sqnr",
+        metavar="DB",
+        type=number,
+        help=f"the least signal-to-noise ratio of any output, in dB; below it {consequence} and the exit code is 1",
+    )
+
+
+def config_of(options: Namespace) -> QConfig:
+    """The effective configuration.
+
+    Raises:
+        ConfigError: a name is unknown or a setting is wrong.
+    """
+    config = QConfig.of(options.config)
+    changes: dict[str, Any] = {
+        name: value
+        for name in ("calibrator", "per_channel", "op_types", "nodes", "min_sqnr")
+        if (value := getattr(options, name, None)) is not None
+    }
+    if options.exclude:
+        changes["exclude"] = (*config.exclude, *options.exclude)
+    if options.unsafe:
+        changes["safe"] = False
+    if options.no_prepare:
+        changes["prepare"] = False
+    return config.with_(**changes)

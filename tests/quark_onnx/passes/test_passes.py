@@ -1,0 +1,278 @@
+"""Each pass on the smallest model that shows it; what it claims is checked by onnxruntime before and after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto
+
+from quark_onnx.graph import Graph
+from quark_onnx.passes import CLEANING, fold_batch_norm, fold_constants, raise_opset, remove_identity
+from quark_onnx.registry import PASSES
+from tests.models import (
+    MODELS,
+    batch_norm_net,
+    interface,
+    kinds,
+    norm_parameters,
+    normal,
+    old_ir,
+    parse,
+    residual,
+    run,
+    samples,
+    weight,
+)
+
+Pass = Callable[[Graph], int]
+
+
+def applied(single: Pass, model: ModelProto) -> tuple[int, ModelProto]:
+    """The model after a pass, which must compute the same through the same interface."""
+    graph = Graph.of(model)
+    count = single(graph)
+    graph.drop_unused()
+    after = graph.to_model()
+    onnx.checker.check_model(after, full_check=True)
+    assert interface(after) == interface(model)
+    for feeds in samples(model, 2):
+        for expected, found in zip(run(model, feeds), run(after, feeds), strict=True):
+            np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * max(1.0, np.abs(expected).max(initial=0)))
+    return count, after
+
+
+@pytest.mark.parametrize("single", CLEANING, ids=lambda p: p.__name__)
+@pytest.mark.parametrize("name", MODELS)
+def test_no_pass_changes_what_a_model_computes(single: Pass, name: str) -> None:
+    _, after = applied(single, MODELS[name]())
+    assert applied(single, after)[0] == 0, "a second application finds nothing left to do"
+
+
+def test_passes_are_registered_by_name() -> None:
+    assert {single.__name__: single for single in CLEANING} == {name: PASSES[name] for name in PASSES}
+
+
+# fold_batch_norm
+
+NORM = "BatchNormalization {attributes} (h, gamma, beta, mean, variance)"
+LAYERS = {
+    "conv": ("float[N,3,4,4]", "[N,4,2,2]", "Conv (x, w)", (4, 3, 3, 3)),
+    "conv 1d": ("float[N,3,4]", "[N,4,2]", "Conv (x, w)", (4, 3, 3)),
+    "depthwise": ("float[N,4,4,4]", "[N,4,2,2]", "Conv <group = 4> (x, w)", (4, 1, 3, 3)),
+    "groups": ("float[N,6,4,4]", "[N,4,2,2]", "Conv <group = 2> (x, w)", (4, 3, 3, 3)),
+    "transposed": ("float[N,3,4,4]", "[N,4,6,6]", "ConvTranspose (x, w)", (3, 4, 3, 3)),
+    "transposed groups": ("float[N,6,4,4]", "[N,4,6,6]", "ConvTranspose <group = 2> (x, w)", (6, 2, 3, 3)),
+    "gemm": ("float[N,5]", "[N,4]", "Gemm (x, w)", (5, 4)),
+    "gemm transposed": ("float[N,5]", "[N,4]", "Gemm <transB = 1> (x, w)", (4, 5)),
+}
+
+
+def normalized(layer: str, *, bias: bool, attributes: str = "", extra: str = "", outputs: str = "") -> ModelProto:
+    x, y, call, shape = LAYERS[layer]
+    call = call.replace("w)", "w, b)") if bias else call
+    return parse(
+        f"""g ({x} x) => (float{y} y{outputs}) {{
+            [layer] h = {call}
+            [norm] y = {NORM.format(attributes=attributes)}
+            {extra}
+        }}""",
+        w=weight(*shape),
+        **norm_parameters(4),
+        **({"b": normal(4, seed=5)} if bias else {}),
+    )
+
+
+@pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
+@pytest.mark.parametrize("attributes", ["", "<epsilon = 0.1>"], ids=["default epsilon", "epsilon"])
+@pytest.mark.parametrize("layer", LAYERS)
+def test_batch_norm_is_folded(layer: str, attributes: str, bias: bool) -> None:
+    count, after = applied(fold_batch_norm, normalized(layer, attributes=attributes, bias=bias))
+    assert count == 1 and len(after.graph.node) == 1 and len(after.graph.initializer) == 2
+
+
+@pytest.mark.parametrize(
+    ("attributes", "extra", "outputs"),
+    [
+        ("", "[other] z = Relu (h)", ", float[N,4,2,2] z"),
+        ("", "", ", float[N,4,2,2] h"),
+        ("", "[if] z = If (c) <then_branch = t () => (float[N,4,2,2] a) { a = Neg (h) }, "
+         "else_branch = e () => (float[N,4,2,2] b) { b = Exp (y) }>", ", float[N,4,2,2] z"),
+    ],
+    ids=["read elsewhere", "graph output", "read in a subgraph"],
+)  # fmt: skip
+def test_a_result_that_is_needed_before_the_norm_prevents_folding(attributes: str, extra: str, outputs: str) -> None:
+    model = normalized("conv", bias=False, attributes=attributes, extra=extra, outputs=outputs)
+    if "(c)" in extra:
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.bool_(True), "c"))
+    assert applied(fold_batch_norm, model)[0] == 0
+
+
+def test_batch_norm_in_training_mode_is_not_folded() -> None:
+    model = normalized("conv", bias=False, attributes="<training_mode = 1>")
+    model.graph.node[1].output.extend(["running_mean", "running_variance"])
+    graph = Graph.of(model)
+    assert fold_batch_norm(graph) == 0
+
+
+@pytest.mark.parametrize("constant", ["w", "gamma", "variance"])
+def test_computed_parameters_are_not_folded(constant: str) -> None:
+    model = normalized("conv", bias=False)
+    (tensor,) = (t for t in model.graph.initializer if t.name == constant)
+    model.graph.initializer.remove(tensor)
+    model.graph.input.append(onnx.helper.make_tensor_value_info(constant, 1, tensor.dims))
+    graph = Graph.of(model)
+    assert fold_batch_norm(graph) == 0
+
+
+def test_a_shared_weight_is_folded_into_a_copy() -> None:
+    model = normalized("conv", bias=False, extra="[other] z = Conv (x, w)", outputs=", float[N,4,2,2] z")
+    count, after = applied(fold_batch_norm, model)
+    assert count == 1 and kinds(after) == ["Conv", "Conv"]
+
+
+@pytest.mark.parametrize("attributes", ["<alpha = 0.5>", "<beta = 2.0>"])
+def test_a_scaled_gemm_is_left_alone_or_folded_right(attributes: str) -> None:
+    model = normalized("gemm", bias=True)
+    name, value = attributes.strip("<>").split(" = ")
+    model.graph.node[0].attribute.append(onnx.helper.make_attribute(name, float(value)))
+    applied(fold_batch_norm, model)
+
+
+# fold_constants
+
+
+def test_constants_are_folded_through_chains() -> None:
+    count, after = applied(
+        fold_constants,
+        parse(
+            """g (float[N,4] x) => (float[N,2] y, int64[2] shape) {
+                [value] a = Constant <value = int64[2] {4, 2}> ()
+                [reshape] w = Reshape (v, a)
+                [scalar] s = Constant <value_float = 2.0> ()
+                [scale] u = Mul (w, s)
+                [fc] y = MatMul (x, u)
+                [ints] shape = Constant <value_ints = [1, 2]> ()
+            }""",
+            v=normal(8),
+        ),
+    )
+    assert count == 5 and kinds(after) == ["MatMul"]
+    assert sorted(t.name for t in after.graph.initializer) == ["shape", "u"]
+
+
+def test_a_large_result_of_little_stays_an_operator() -> None:
+    text = "g (float[N,N] x) => (float[N,N] y) { [expand] e = Expand (one, size) [sum] y = Add (x, e) }"
+    large = parse(text, one=np.float32([[1]]), size=np.int64([600, 600]))  # 1.4 MB from 4 bytes
+    small = parse(text, one=np.float32([[1]]), size=np.int64([10, 10]))
+    assert kinds(applied(fold_constants, large)[1]) == ["Expand", "Add"]
+    assert kinds(applied(fold_constants, small)[1]) == ["Add"]
+
+
+def test_a_large_weight_behind_a_cast_is_folded() -> None:
+    model = parse(
+        "g (float[N,600] x) => (float[N,600] y) { [cast] w = Cast <to = 1> (half) [fc] y = MatMul (x, w) }",
+        half=weight(600, 600).astype(np.float16),
+    )
+    assert kinds(applied(fold_constants, model)[1]) == ["MatMul"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "g (float[2] x) => (float[2] y) { r = RandomNormalLike (k) y = Add (x, r) }",
+        "g (float[2] x) => (float[2] y) { q = QuantizeLinear (k, s, z) d = DequantizeLinear (q, s, z) y = Add (x, d) }",
+        "g (float[2] x, bool c) => (float[2] y) { y = If (c) <then_branch = t () => (float[2] a) { a = Neg (k) }, "
+        "else_branch = e () => (float[2] b) { b = Exp (k) }> }",
+    ],
+    ids=["random", "quantized", "branch"],
+)
+def test_what_must_not_be_computed_once(text: str) -> None:
+    model = parse(text, k=normal(2), s=np.float32(0.1), z=np.uint8(3))
+    graph = Graph.of(model)
+    assert fold_constants(graph) == 0
+    assert [node.op_type for node in graph.nodes] == kinds(model)
+
+
+def test_a_default_of_an_input_is_no_constant() -> None:
+    model = parse("g (float[2] x, float[2] k) => (float[2] y) { n = Neg (k) y = Add (x, n) }", k=normal(2))
+    graph = Graph.of(model)
+    assert fold_constants(graph) == 0
+
+
+def test_what_onnxruntime_cannot_compute_stays() -> None:
+    model = parse("g (float[2] x) => (float[2] y) { r = Reshape (k, size) y = Add (x, r) }",
+                  k=normal(3), size=np.int64([2]))  # fmt: skip
+    graph = Graph.of(model)
+    assert fold_constants(graph) == 0 and [node.op_type for node in graph.nodes] == ["Reshape", "Add"]
+
+
+# remove_identity
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("g (float[2] x) => (float[2] y) { h = Neg (x) i = Identity (h) y = Exp (i) }", ["Neg", "Exp"]),
+        ("g (float[2] x) => (float[2] y) { h = Neg (x) y = Identity (h) }", ["Neg"]),
+        ("g (float[2] x) => (float[2] y) { h = Neg (x) y = Dropout (h) }", ["Neg"]),
+        ("g (float[2] x) => (float[2] y) { h = Neg (x) d, m = Dropout (h) y = Exp (d) }", ["Neg", "Exp"]),
+        ("g (float[2] x) => (float[2] y) { h = Cast <to = 1> (x) y = Neg (h) }", ["Neg"]),
+        ("g (float[2] x) => (float[2] y) { i = Identity (x) j = Identity (i) y = Neg (j) }", ["Neg"]),
+        # kept: it is all there is between an input and an output, or it does something
+        ("g (float[2] x) => (float[2] y) { y = Identity (x) }", ["Identity"]),
+        ("g (float[2] x) => (float[2] y, float[2] z) { y = Neg (x) z = Identity (y) }", ["Neg", "Identity"]),
+        ("g (float[2] x) => (bool[2] m) { d, m = Dropout (x) }", ["Dropout"]),
+        ("g (float[2] x) => (int64[2] y) { y = Cast <to = 7> (x) }", ["Cast"]),
+    ],
+)
+def test_identities(text: str, left: list[str]) -> None:
+    assert kinds(applied(remove_identity, parse(text))[1]) == left
+
+
+def test_dropout_in_training_stays() -> None:
+    text = "g (float[2] x) => (float[2] y) { d = Dropout (x, ratio, training) y = Neg (d) }"
+    ratio = np.float32(0.5)
+    on, off = (parse(text, ratio=ratio, training=np.bool_(value)) for value in (True, False))
+    assert remove_identity(Graph.of(on)) == 0
+    assert kinds(applied(remove_identity, off)[1]) == ["Neg"]
+
+
+# raise_opset
+
+
+@pytest.mark.parametrize("make", [residual, batch_norm_net, old_ir], ids=lambda make: make.__name__)
+def test_a_raised_model_computes_the_same(make: Callable[[], ModelProto]) -> None:
+    model = make()
+    after = raise_opset(model, 21)
+    assert after is not None and after.opset_import[0].version == 21 and after.ir_version >= 10
+    onnx.checker.check_model(after, full_check=True)
+    assert interface(after) == interface(model)
+    feeds = samples(model)[0]
+    for expected, found in zip(run(model, feeds), run(after, feeds), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_inferred_shapes_do_not_leak_into_the_interface() -> None:
+    model = parse(  # the constant is one row, so N can only be 1
+        "g (float[N,3] x) => (float[N,6] y) { [join] y = Concat <axis = 1> (x, row) }", opset=13, row=normal(1, 3)
+    )
+    after = raise_opset(model, 21)
+    assert after is not None and interface(after) == interface(model)
+
+
+def test_large_weights_travel_around_the_converter() -> None:
+    model = parse("g (float[N,64] x) => (float[N,64] y) { [fc] y = MatMul (x, w) }", opset=11, w=weight(64, 64))
+    after = raise_opset(model, 13)
+    assert after is not None and after.graph.initializer == model.graph.initializer
+    assert [value.name for value in after.graph.input] == ["x"]
+
+
+def test_what_the_converter_cannot_convert_is_refused() -> None:
+    model = parse("""<ir_version: 8, opset_import: ["" : 11, "my.own" : 1]>
+        g (float[2] x) => (float[2] y) { y = my.own.Op (x) }""")
+    model.graph.node[0].op_type = "Upsample"
+    model.graph.node[0].domain = ""
+    assert raise_opset(model, 13) is None
