@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 
 CALIBRATORS = ("minmax", "percentile", "entropy", "minmse", "nonoverflow")
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A preset, its calibrator (None: the tool's default) and whether weights are scaled per channel.
+    """A preset, and where it is not left as it is, its calibrator and whether weights are scaled per channel.
 
     >>> str(Setting("A8W8", "entropy", per_channel=True)), str(Setting("XINT8"))
     ('A8W8-entropy-channel', 'XINT8')
@@ -17,23 +19,26 @@ class Setting:
 
     preset: str
     calibrator: str | None = None
-    per_channel: bool = False
+    per_channel: bool | None = None
 
     def __str__(self) -> str:
         """The name by which results and the command line know this setting."""
-        granularity = "channel" if self.per_channel else "tensor" if self.calibrator else None
+        granularity = {None: None, True: "channel", False: "tensor"}[self.per_channel]
         return "-".join(part for part in (self.preset, self.calibrator, granularity) if part)
 
-    def with_calibrator(self, name: str) -> Setting:
-        """This setting with its calibrator named."""
-        return replace(self, calibrator=name)
+    def spelled(self) -> Iterator[Setting]:
+        """The explicit settings of which one is this preset as it is; none if this is explicit already."""
+        if self.calibrator is None and self.per_channel is None:
+            for calibrator, per_channel in product(CALIBRATORS, (True, False)):
+                yield replace(self, calibrator=calibrator, per_channel=per_channel)
 
 
 SETTINGS = (
-    *(Setting("A8W8", calibrator, per_channel=True) for calibrator in (None, *CALIBRATORS)),
-    *(Setting("A8W8", calibrator) for calibrator in (None, *CALIBRATORS)),
+    Setting("A8W8"),
+    *(Setting("A8W8", calibrator, per_channel=True) for calibrator in CALIBRATORS),
+    *(Setting("A8W8", calibrator, per_channel=False) for calibrator in CALIBRATORS),
     Setting("A16W8"),
-    Setting("A16W8", per_channel=True),
+    *(Setting("A16W8", "minmax", per_channel) for per_channel in (True, False)),
     Setting("XINT8"),
-    Setting("S8S8", "percentile"),  # what amd-quark calls A8W8
+    Setting("S8S8", "percentile", per_channel=False),  # what amd-quark calls A8W8
 )

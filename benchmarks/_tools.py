@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 from _data import Feeds, Samples
-from _settings import CALIBRATORS, Setting
+from _settings import Setting
 
 PEER = Path(__file__).parent / "peers" / "amd_quark.py"
 
@@ -67,12 +67,11 @@ class Ours:
         from quark_onnx import QConfig
 
         changes = {"calibrator": setting.calibrator} if setting.calibrator else {}
-        granularity = {"per_channel": True} if setting.per_channel else {}
+        granularity = {} if setting.per_channel is None else {"per_channel": setting.per_channel}
         return QConfig.of(setting.preset).with_(**changes, **granularity)
 
     def canonical(self, setting: Setting) -> Setting:
-        spelled = (setting.with_calibrator(name) for name in CALIBRATORS if setting.calibrator is None)
-        return next((s for s in spelled if self.config(s) == self.config(setting)), setting)
+        return next((s for s in setting.spelled() if self.config(s) == self.config(setting)), setting)
 
     def quantize(self, model: Path, samples: Samples, setting: Setting, output: Path) -> None:
         from quark_onnx import quantize_static
@@ -102,9 +101,8 @@ class OnnxRuntime:
         return str(onnxruntime.__version__)
 
     def canonical(self, setting: Setting) -> Setting | None:
-        explicit = setting if setting.calibrator else setting.with_calibrator("minmax")
-        offered = explicit.calibrator in ("minmax", "percentile", "entropy") and setting.preset != "XINT8"
-        return explicit if offered else None
+        offered = setting.calibrator in ("minmax", "percentile", "entropy") and setting.preset != "XINT8"
+        return setting if offered else None
 
     def quantize(self, model: Path, samples: Samples, setting: Setting, output: Path) -> None:
         from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
@@ -128,7 +126,7 @@ class OnnxRuntime:
                 output,
                 _reader(samples),
                 quant_format=QuantFormat.QDQ,
-                per_channel=setting.per_channel,
+                per_channel=bool(setting.per_channel),
                 activation_type=types[setting.preset],
                 weight_type=QuantType.QInt8,
                 calibrate_method=methods[str(setting.calibrator)],
@@ -150,7 +148,7 @@ class AmdQuark:
         return str(self._run("--version")["version"])
 
     def canonical(self, setting: Setting) -> Setting | None:
-        return setting if setting in (Setting("XINT8"), Setting("S8S8", "percentile")) else None
+        return setting if setting in (Setting("XINT8"), Setting("S8S8", "percentile", per_channel=False)) else None
 
     def quantize(self, model: Path, samples: Samples, setting: Setting, output: Path) -> None:
         self.measure(model, samples, setting, output)

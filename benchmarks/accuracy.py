@@ -45,12 +45,12 @@ class Mark:
 
 
 MARKS = (
-    Mark("yolox_nano", "A16W8-channel", 33.0),
+    Mark("yolox_nano", "A16W8", 33.0),
     Mark("yolox_nano", "A8W8-*-channel", 22.0),
-    Mark("mobilenetv2", "A8W8-channel", 82.5),
+    Mark("mobilenetv2", "A8W8", 82.5),
     Mark("mobilenetv2", "XINT8", 68.0),
     Mark("squeezenet", "XINT8", 59.0),
-    Mark("minilm-stsb", "A8W8-channel", 79.0),
+    Mark("minilm-stsb", "A8W8", 79.0),
 )
 
 

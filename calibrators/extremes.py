@@ -75,7 +75,9 @@ class MovingExtremes:
     def observe(self, rows: NDArray[np.float32]) -> None:
         if rows.shape[1]:
             lo, hi, nonfinite = bounds(rows)
-            seen = np.logical_or.reduce(np.isfinite(rows), axis=1) if nonfinite else np.ones(len(rows), np.bool_)
+            seen = np.ones(len(rows), np.bool_)
+            if nonfinite:
+                seen &= np.isfinite(rows).any(axis=1)
             self._follow(lo, hi, seen, nonfinite)
 
     def observe_bounds(self, lo: Floats, hi: Floats, nonfinite: int = 0) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, overload
 
@@ -18,6 +20,7 @@ from quark_onnx.errors import ConfigError, DataError, ModelError
 from quark_onnx.graph import Graph
 from quark_onnx.graph.io import has_external_data, read
 from quark_onnx.onnxruntime_spelling import is_onnxruntime_call, translate
+from quark_onnx.passes import CLEANING
 from quark_onnx.plan import Plan
 from quark_onnx.progress import Progress
 from quark_onnx.report import Report, summarize
@@ -108,7 +111,7 @@ def quantize(
         result, reference, held.samples or [first], target, min_sqnr=config.min_sqnr, external=external
     )
     report = replace(report, bytes_after=quantized.ByteSize(), outputs=errors)
-    logger.info("%s", report)
+    logger.debug("%s", report)
     return Result(quantized, plan, report)
 
 
@@ -143,8 +146,8 @@ def quantize_static(*arguments: Any, **keywords: Any) -> ModelProto:
     Args:
         model: path of the float model, or a ModelProto, which is not changed.
         data: calibration samples: an iterable or generator of ``{input name: array}``, an onnxruntime
-            ``CalibrationDataReader``, a torch ``DataLoader``, a .npz or .npy file or a folder of them, or a Reader made
-            by ``calibrators.data.open_reader`` (image folders, random data).
+            ``CalibrationDataReader``, a torch ``DataLoader``, a .npz or .npy file or a folder of them, or, with the
+            options of ``calibrators.data.open_reader``, ``partial(open_reader, "images/", images=ImageSpec(...))``.
         config: a preset's name, a YAML file, a dictionary, or a QConfig.
         output: where to write the model; None only returns it.
         executor: any ``concurrent.futures.Executor``; calibration is sharded over it, with the same result.
@@ -160,6 +163,17 @@ def quantize_static(*arguments: Any, **keywords: Any) -> ModelProto:
         call = translate(arguments, keywords)
         return quantize(call.model, call.data, call.config, call.output).model
     return quantize(*arguments, **keywords).model
+
+
+def plan_for(model: str | Path | ModelProto, config: QConfig | str | Path | dict[str, Any] = "A8W8") -> Plan:
+    """What would become of each tensor, as far as that is known without data."""
+    config = QConfig.of(config)
+    graph = Graph.of(load(model))
+    for single in CLEANING if config.prepare else ():
+        if single(graph):
+            graph.drop_unused()
+            graph.infer()
+    return make_plan(graph, config)
 
 
 def load(model: str | Path | ModelProto) -> ModelProto:
@@ -189,11 +203,14 @@ def input_specs(graph: Graph, config: QConfig | None = None) -> list[InputSpec]:
 
 
 def reader_for(graph: Graph, data: Any, config: QConfig | None = None) -> Reader:
-    """The calibration data as a reader of checked samples."""
+    """The calibration data as a reader of checked samples; a ``partial`` of ``open_reader`` lacks only the inputs."""
     if data is None:
         raise DataError("no calibration data was given; pass an iterable of {input name: array}, a folder or a reader")
     try:
-        return open_reader(data, input_specs(graph, config))
+        if isinstance(data, Reader):
+            return data
+        opening = data if isinstance(data, partial) else partial(open_reader, data)
+        return opening(input_specs(graph, config))  # type: ignore[no-any-return]
     except calibrators.CalibrationError as error:
         raise DataError(str(error)) from error
 
@@ -211,6 +228,16 @@ def _target(model: object, output: str | Path | None) -> Path | None:
     target = Path(output)
     if target.is_dir():
         raise ConfigError(f"output {target} is a folder; give the name of the .onnx file to write")
-    if isinstance(model, str | Path) and target.resolve() == Path(model).resolve():
+    if isinstance(model, str | Path) and _same_file(target, Path(model)):
         raise ConfigError(f"output {target} is the input model itself; the float model is never overwritten")
+    folder = next(parent for parent in target.absolute().parents if parent.exists())
+    if not (folder.is_dir() and os.access(folder, os.W_OK)):
+        raise ConfigError(f"output {target} cannot be written: {folder} is no folder that can be written to")
     return target
+
+
+def _same_file(first: Path, second: Path) -> bool:
+    """Whether two paths lead to one file, also through links or in another case where the file system has none."""
+    if first.exists() and second.exists():
+        return first.samefile(second)
+    return first.resolve() == second.resolve()

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from calibrators import Percentile
 from quark_onnx.config.spec import QuantizationSpec, check_names
 from quark_onnx.dtypes import INT8, UINT8
 from quark_onnx.errors import ConfigError
@@ -80,7 +81,7 @@ class Override:
 
 @dataclass(frozen=True)
 class QConfig:
-    """What a user wants; frozen, and composed with ``with_``.
+    """What a user wants; frozen, and composed with ``with_``. The defaults are those of the preset A8W8.
 
     Attributes:
         activation: how activations are quantized; None keeps them float (weight-only).
@@ -102,8 +103,8 @@ class QConfig:
     (True, Entropy(candidates=128))
     """
 
-    activation: QuantizationSpec | None = QuantizationSpec(UINT8, symmetric=False)
-    weight: QuantizationSpec | None = QuantizationSpec(INT8, narrow=True)
+    activation: QuantizationSpec | None = QuantizationSpec(UINT8, symmetric=False, calibrator=Percentile())
+    weight: QuantizationSpec | None = QuantizationSpec(INT8, per_channel=True, narrow=True)
     bias: bool = True
     overrides: tuple[Override, ...] = ()
     op_types: tuple[str, ...] = ()

@@ -13,9 +13,9 @@ from quark_onnx.registry import PRESETS
 
 
 def test_short_cuts_go_where_they_belong() -> None:
-    config = QConfig.of("a8w8").with_(calibrator="entropy", per_channel=True)
+    config = QConfig.of("a8w8").with_(calibrator="entropy", per_channel=False)
     assert config.activation == QConfig.of("A8W8").activation.with_(calibrator=Entropy())  # type: ignore[union-attr]
-    assert config.weight == QConfig.of("A8W8").weight.with_(per_channel=True)  # type: ignore[union-attr]
+    assert config.weight == QConfig.of("A8W8").weight.with_(per_channel=False)  # type: ignore[union-attr]
 
 
 def test_a_short_cut_refines_a_spec_that_changes_too() -> None:
@@ -32,9 +32,9 @@ def test_composing_changes_no_preset() -> None:
 @pytest.mark.parametrize(
     ("name", "activation", "weight"),
     [
-        ("A8W8", "uint8 asymmetric minmax", "int8 symmetric narrow minmax"),
-        ("S8S8", "int8 symmetric minmax", "int8 symmetric narrow minmax"),
-        ("A16W8", "uint16 asymmetric minmax", "int8 symmetric narrow minmax"),
+        ("A8W8", "uint8 asymmetric percentile", "int8 symmetric per_channel narrow minmax"),
+        ("S8S8", "int8 symmetric percentile", "int8 symmetric per_channel narrow minmax"),
+        ("A16W8", "uint16 asymmetric minmax", "int8 symmetric per_channel narrow minmax"),
         ("XINT8", "int8 symmetric pow2 minmse", "int8 symmetric pow2 minmse"),
     ],
 )
@@ -67,6 +67,8 @@ def test_one_name_is_a_list_of_one() -> None:
         ({"bias": None}, "bias is None; it must be true or false"),
         ({"safe": 1}, "safe is 1; it must be true or false"),
         ({"overrides": ["x"]}, "overrides holds 'x', which is not an Override"),
+        ({"search": True}, "search is True; it must be a number of samples, 0 or more"),
+        ({"search": -1}, "search is -1; it must be a number of samples, 0 or more"),
         ({"min_sqnr": "30"}, "min_sqnr is '30'; it must be a number of decibels"),
         (
             {"activation": QuantizationSpec(per_channel=True)},
@@ -122,5 +124,5 @@ def test_an_override_says_where_it_applies() -> None:
 
 
 def test_text_shows_the_specs_and_what_differs_from_the_default() -> None:
-    config = QConfig.of("S8S8").with_(exclude="head", activation=None)
-    assert str(config) == "activation: float\nweight: int8 symmetric narrow minmax\nexclude: ('head',)"
+    config = QConfig.of("A8W8").with_(exclude="head", activation=None)
+    assert str(config) == "activation: float\nweight: int8 symmetric per_channel narrow minmax\nexclude: ('head',)"

@@ -42,6 +42,7 @@ CONFIG = st.builds(
     nodes=NAMES,
     exclude=NAMES,
     safe=st.booleans(),
+    search=st.integers(0, 9),
     prepare=st.booleans(),
     min_sqnr=st.none() | st.floats(-100, 100),
 )

@@ -1,0 +1,15 @@
+"""Configurations that tests name: they spell out what a preset may change its mind about."""
+
+from quark_onnx import QConfig
+
+#: uint8 asymmetric activations and int8 symmetric weights, with one scale a tensor or a channel.
+TENSOR = QConfig.of("A8W8").with_(calibrator="minmax", per_channel=False)
+CHANNEL = TENSOR.with_(per_channel=True)
+#: int8 symmetric throughout.
+SIGNED = QConfig.of("S8S8").with_(calibrator="minmax", per_channel=False)
+#: uint16 activations.
+WIDE = QConfig.of("A16W8").with_(calibrator="minmax", per_channel=True)
+#: Power-of-two scales, which are not searched.
+POW2 = QConfig.of("XINT8").with_(calibrator="minmse", per_channel=False, search=0)
+
+ALL = {"tensor": TENSOR, "channel": CHANNEL, "signed": SIGNED, "wide": WIDE, "pow2": POW2}
