@@ -210,7 +210,7 @@ def reader_for(graph: Graph, data: Any, config: QConfig | None = None) -> Reader
         if isinstance(data, Reader):
             return data
         opening = data if isinstance(data, partial) else partial(open_reader, data)
-        return opening(input_specs(graph, config))  # type: ignore[no-any-return]
+        return opening(input_specs(graph, config))
     except calibrators.CalibrationError as error:
         raise DataError(str(error)) from error
 

@@ -69,19 +69,21 @@ def data_of(options: Namespace) -> partial[Reader]:
     Raises:
         UsageError: options contradict each other; the message names both.
     """
-    given = {name: value for name in _IMAGE if (value := getattr(options, f"image_{name}")) is not None}
+    given: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name in _IMAGE
+        if (value := getattr(options, f"image_{name}")) is not None
+    }
     _check(options, given)
     if options.data is None:
         return partial(open_reader, RandomData(options.random_data, dims=dict(options.dim or ())))
     images = None
     if given:
-        images = ImageSpec(
-            **{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
-        )
+        images = ImageSpec(**given)
     elif find_files(options.data, IMAGE_SUFFIXES) and not find_files(options.data, ARRAY_SUFFIXES):
         raise UsageError(
-            f"{options.data} holds images; say how to read them: --image-size H W, and --mean, --std, --scale, --color, "
-            "--layout, --resize where the model was trained with others than their defaults"
+            f"{options.data} holds images; say how to read them: --image-size H W, and --mean, --std, --scale, "
+            "--color, --resize and --layout where the model was trained with others than their defaults"
         )
     return partial(open_reader, options.data, limit=options.limit, layout=options.input_layout, images=images)
 

@@ -69,10 +69,20 @@ def parse(arguments: list[str]) -> Namespace:
         "'quark-onnx COMMAND --help' has the options of a command.",
     )
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_command)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
     parsers = {}
     for module in COMMANDS:
-        parsers[module.NAME] = commands.add_parser(module.NAME, help=module.SUMMARY, module=module)
+        summary = module.SUMMARY
+        command = commands.add_parser(
+            module.NAME,
+            help=summary,
+            description=f"{summary[0].upper()}{summary[1:]}.",
+            epilog=module.EXAMPLE,
+            usage=module.USAGE,
+        )
+        module.add_arguments(command)
+        command.set_defaults(run=module.run)
+        parsers[module.NAME] = command
     if not arguments:
         say(parser.format_help(), sys.stderr)
         raise SystemExit(BAD_INPUT)
@@ -86,16 +96,6 @@ def parse(arguments: list[str]) -> Namespace:
         what = "unknown option" if name.startswith("-") else "unexpected argument"
         raise UsageError(f"{what} {name!r}{hint}; see {PROGRAM} {options.command} --help")
     return options
-
-
-def _command(module: Any, prog: str, **_: Any) -> Parser:
-    """The parser of one command."""
-    parser = Parser(
-        prog, module.SUMMARY[0].upper() + module.SUMMARY[1:] + ".", epilog=module.EXAMPLE, usage=module.USAGE
-    )
-    module.add_arguments(parser)
-    parser.set_defaults(run=module.run)
-    return parser
 
 
 def _publish(answer: Answer, options: Namespace) -> int:

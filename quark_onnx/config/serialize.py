@@ -94,4 +94,4 @@ def load_yaml(path: Path) -> QConfig:
 
 def to_yaml(config: QConfig) -> str:
     """The YAML text that ``load_yaml`` reads back to an equal config."""
-    return str(yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True))
+    return str(yaml.safe_dump(to_dict(config), sort_keys=False))

@@ -1,0 +1,87 @@
+"""What every rule must stand: minimal instances of its operator, with and without optional inputs and known shapes."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import AttributeProto, TensorProto, helper, numpy_helper
+from onnx.defs import OpSchema
+
+import quark_onnx.rules  # noqa: F401  (importing registers the rules)
+from quark_onnx import QConfig
+from quark_onnx.graph import Graph
+from quark_onnx.plan import Plan, explain
+from quark_onnx.registry import RULES
+from quark_onnx.steps import make_plan
+from tests.settings import ALL, TENSOR
+
+OPSET = 21
+KNOWN = [name for name in RULES if onnx.defs.has(name)]
+CONTRIBUTED = [name for name in RULES if not onnx.defs.has(name)]
+_VALUES = {
+    OpSchema.AttrType.INT: 1,
+    OpSchema.AttrType.INTS: [1, 1],
+    OpSchema.AttrType.FLOAT: 1.0,
+    OpSchema.AttrType.STRING: "constant",
+}
+
+
+def instance(name: str, *, optional: bool, shape: list[int] | None, constant: bool) -> Graph:
+    """A graph of one node, its inputs after the first constants if asked for."""
+    domain, _, op_type = name.rpartition("::")
+    schema = onnx.defs.get_schema(op_type, OPSET) if not domain else None
+    least, most, results = (schema.min_input, min(schema.max_input, 4), schema.min_output) if schema else (1, 2, 1)
+    attributes = {k: _VALUES[a.type] for k, a in schema.attributes.items() if a.required} if schema else {}
+    inputs = [f"i{place}" for place in range(most if optional else least)]
+    outputs = [f"o{place}" for place in range(results)]
+    node = helper.make_node(op_type, inputs, outputs, name="node", domain=domain, **attributes)
+    fixed = inputs[1:] if constant else []
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [helper.make_tensor_value_info(i, TensorProto.FLOAT, shape) for i in inputs if i not in fixed],
+        [helper.make_tensor_value_info(o, TensorProto.FLOAT, None) for o in outputs],
+        [numpy_helper.from_array(np.ones([2] * len(shape or ()), np.float32), i) for i in fixed],
+    )
+    imports = [helper.make_opsetid("", OPSET)] + ([helper.make_opsetid(domain, 1)] if domain else [])
+    return Graph.of(helper.make_model(graph, opset_imports=imports, ir_version=10))
+
+
+def check(plan: Plan, graph: Graph) -> None:
+    for use in plan.entries:
+        assert use.tensor in graph.names and use.node in (None, "node")
+        root = plan.entry(use)
+        axis = getattr(root, "axis", None)
+        assert axis is None or axis < len(graph.shape(plan.root(use).tensor) or ())
+    assert explain(plan) == explain(make_plan(graph.copy(), TENSOR)) or plan.specs[graph.nodes[0]].keep
+
+
+@pytest.mark.parametrize("constant", [False, True], ids=["computed", "constant"])
+@pytest.mark.parametrize("shape", [None, [], [2], [2, 2], [2, 2, 2, 2]], ids=["unknown", "scalar", "1", "2", "4"])
+@pytest.mark.parametrize("optional", [False, True], ids=["least", "most"])
+@pytest.mark.parametrize("name", [*KNOWN, *CONTRIBUTED])
+def test_a_rule_plans_any_instance(name: str, optional: bool, shape: list[int] | None, constant: bool) -> None:
+    graph = instance(name, optional=optional, shape=shape, constant=constant)
+    before = graph.to_model()
+    check(make_plan(graph, TENSOR), graph)
+    assert graph.to_model() == before, "a rule reads the graph and writes to the plan"
+
+
+@pytest.mark.parametrize("config", ALL.values(), ids=list(ALL))
+@pytest.mark.parametrize("name", RULES)
+def test_every_configuration_plans_it(name: str, config: QConfig) -> None:
+    graph = instance(name, optional=True, shape=[2, 2, 2, 2], constant=True)
+    make_plan(graph, config.with_(safe=False))
+    plan = make_plan(graph, config.with_(activation=None, weight=None))
+    assert not any(plan.quantized(tensor) for tensor in graph.names), "nothing was asked for"
+
+
+def test_the_operators_that_onnx_does_not_know_are_few() -> None:
+    assert all("::" in name or name == "Upsample" for name in CONTRIBUTED), CONTRIBUTED
+
+
+def test_attributes_of_minimal_instances() -> None:
+    required = {a.type for name in KNOWN for a in onnx.defs.get_schema(name, OPSET).attributes.values() if a.required}
+    assert required <= _VALUES.keys()
+    assert AttributeProto.INT == 2  # what the table is keyed by is the schema's own type, not protobuf's
