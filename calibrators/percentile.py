@@ -38,8 +38,10 @@ class Percentile:
         if grid.symmetric:
             above = below = _threshold(statistic.magnitude(), tail * total) * width
         else:
+            negative = statistic.negative.copy()
+            negative[:, 0] = statistic.positive[:, 0]  # the bin around zero belongs to both sides
             above = _threshold(statistic.positive, tail / 2 * total) * width
-            below = _threshold(statistic.negative, tail / 2 * total) * width
+            below = _threshold(negative, tail / 2 * total) * width
         return Range(np.maximum(statistic.lo, -below), np.minimum(statistic.hi, above))
 
 

@@ -75,10 +75,10 @@ def quantize(
 
     reference = Reference(original, Path(model) if isinstance(model, str | Path) else None)
     graph, notes = prepare(graph, config, reference, first)
-    plan = make_plan(graph, config)
+    plan = make_plan(graph, config, strict=False)
     graph, raised = raise_opset_for(graph, plan, reference, first)
     if raised:
-        plan = make_plan(graph, config)
+        plan = make_plan(graph, config, strict=False)
     held = HoldOut(reader, remember=config.search)
     with Progress(progress, reader.length, "calibrating", "sample") as bar:
         ranges = calibrate(graph, plan, held, executor=executor, progress=bar.update)

@@ -38,7 +38,8 @@ OK, GATE, BAD_INPUT, INTERNAL, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 3, 130, 141
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; nothing is raised, whatever happens."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    options = Namespace(json=STDOUT if "--json" in arguments else None, verbose=False)  # until they are parsed
+    wants_json = any(argument.partition("=")[0] == "--json" for argument in arguments)
+    options = Namespace(json=STDOUT if wants_json else None, verbose=False)  # until they are parsed
     try:
         options = parse(arguments)
         with _diagnostics(options.verbose):
@@ -94,7 +95,7 @@ def parse(arguments: list[str]) -> Namespace:
         name = rest[0].partition("=")[0]
         hint = nearest(name, parsers[options.command].flags) if name.startswith("--") else ""
         what = "unknown option" if name.startswith("-") else "unexpected argument"
-        raise UsageError(f"{what} {name!r}{hint}; see {PROGRAM} {options.command} --help")
+        raise UsageError(f"{what} {name!r}{hint or f'; see {PROGRAM} {options.command} --help'}")
     return options
 
 

@@ -84,8 +84,8 @@ def _calibrators() -> list[Row]:
 
 
 def _about(thing: object) -> str:
-    """The first line of a docstring."""
-    return (inspect.getdoc(thing) or "").partition("\n")[0]
+    """The first line of a docstring, without its markup."""
+    return (inspect.getdoc(thing) or "").partition("\n")[0].replace("``", "")
 
 
 _KINDS: dict[str, tuple[tuple[str, ...], Callable[[], list[Row]]]] = {

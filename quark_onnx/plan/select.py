@@ -26,8 +26,11 @@ class NodeSpec:
     keep: str = ""
 
 
-def select(graph: Graph, config: QConfig) -> dict[Node, NodeSpec]:
+def select(graph: Graph, config: QConfig, *, strict: bool = True) -> dict[Node, NodeSpec]:
     """The settings of each node: the configuration's own, changed by the overrides that match, in their order.
+
+    Args:
+        strict: a pattern has to match. The user's graph is held to it; what folding has left of it is not.
 
     Raises:
         ConfigError: a pattern matches nothing in the graph; the message has the nearest name.
@@ -38,7 +41,7 @@ def select(graph: Graph, config: QConfig) -> dict[Node, NodeSpec]:
             if node.kind not in config.op_types:
                 chosen[node] = NodeSpec(None, None, "its operator type was not asked for")
     if config.nodes:
-        wanted = _matching(graph, Override(config.nodes, keep=True))
+        wanted = _matching(graph, Override(config.nodes, keep=True), strict)
         for node in graph.nodes:
             if node not in wanted:
                 chosen[node] = NodeSpec(None, None, "it was not asked for")
@@ -46,7 +49,7 @@ def select(graph: Graph, config: QConfig) -> dict[Node, NodeSpec]:
     if config.exclude:
         overrides.append(Override(config.exclude, keep=True))
     for override in overrides:
-        for node in _matching(graph, override):
+        for node in _matching(graph, override, strict):
             if override.keep:
                 chosen[node] = NodeSpec(None, None, "excluded")
             else:
@@ -55,22 +58,22 @@ def select(graph: Graph, config: QConfig) -> dict[Node, NodeSpec]:
     return chosen
 
 
-def _matching(graph: Graph, override: Override) -> dict[Node, None]:
+def _matching(graph: Graph, override: Override, strict: bool) -> dict[Node, None]:
     found: dict[Node, None] = {}
     names = {node.name: node for node in graph.nodes}
     for pattern in override.nodes:
         hits = [names[name] for name in _by_name(pattern, names)]
-        if not hits:
+        if strict and not hits:
             raise ConfigError(f"no node of the model matches {pattern!r}{nearest(pattern, names)}")
         found.update(dict.fromkeys(hits))
     kinds = {node.kind for node in graph.nodes}
     for op_type in override.op_types:
-        if op_type not in kinds:
+        if strict and op_type not in kinds:
             raise ConfigError(f"the model has no operator of type {op_type!r}{nearest(op_type, kinds)}")
         found.update(dict.fromkeys(node for node in graph.nodes if node.kind == op_type))
     if override.between:
-        hits = _between(graph, *override.between)
-        if not hits:
+        hits = _between(graph, *override.between, strict)
+        if strict and not hits:
             raise ConfigError(f"no node lies between {override.where}; is a start downstream of an end?")
         found.update(dict.fromkeys(hits))
     return found
@@ -89,14 +92,14 @@ def _by_name(pattern: str, names: Iterable[str]) -> list[str]:
     return [name for name in names if fnmatch.fnmatchcase(name, pattern)]
 
 
-def _between(graph: Graph, starts: tuple[str, ...], ends: tuple[str, ...]) -> list[Node]:
+def _between(graph: Graph, starts: tuple[str, ...], ends: tuple[str, ...], strict: bool) -> list[Node]:
     """Nodes on the paths from ``starts`` to ``ends``."""
-    down = reach(_nodes_at(graph, starts, reading=True), graph.followers)
-    up = reach(_nodes_at(graph, ends, reading=False), graph.leaders)
+    down = reach(_nodes_at(graph, starts, strict, reading=True), graph.followers)
+    up = reach(_nodes_at(graph, ends, strict, reading=False), graph.leaders)
     return [node for node in graph.nodes if node in down and node in up]
 
 
-def _nodes_at(graph: Graph, names: tuple[str, ...], *, reading: bool) -> list[Node]:
+def _nodes_at(graph: Graph, names: tuple[str, ...], strict: bool, *, reading: bool) -> list[Node]:
     """Nodes by node name, or the readers or the producer of a tensor by tensor name."""
     by_name, result = {node.name: node for node in graph.nodes}, list[Node]()
     for name in names:
@@ -107,7 +110,7 @@ def _nodes_at(graph: Graph, names: tuple[str, ...], *, reading: bool) -> list[No
             result += graph.consumers(name)
         elif not reading and producer is not None:
             result.append(producer)
-        else:
+        elif strict:
             tensors = {tensor for node in graph.nodes for tensor in (*node.inputs, *node.outputs)}
             raise ConfigError(
                 f"between: {name!r} is no node or tensor of the model{nearest(name, {*by_name, *tensors})}"

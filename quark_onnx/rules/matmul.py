@@ -30,11 +30,11 @@ def gemm(node: Node, plan: Plan) -> None:
     """``alpha * A * B + beta * C``: B is the weight along its output axis; C an int32 bias if it is added unscaled."""
     a, b, c = node.input(0), node.input(1), node.input(2)
     plan.activation(node, a)
-    plan.weight(node, b, axis=0 if node.attribute("transB", 0) else 1)
+    axis = 0 if node.attribute("transB", 0) else 1
+    plan.weight(node, b, axis)
     unscaled = node.attribute("alpha", 1.0) == 1.0 and node.attribute("beta", 1.0) == 1.0
-    weight = plan.graph.shape(b)
-    channels = weight and weight[0 if node.attribute("transB", 0) else 1]
-    if unscaled and plan.graph.shape(c) == (channels,):
+    channels = (plan.graph.shape(b) or ())[axis : axis + 1]
+    if unscaled and channels and plan.graph.shape(c) == channels:
         plan.bias(node, c, a, b)
     if plan.integer_only(node):
         plan.activation(node, node.outputs[0])

@@ -10,9 +10,9 @@ from quark_onnx.registry import RULES
 from quark_onnx.rules.passthrough import REARRANGING
 
 
-def make_plan(graph: Graph, config: QConfig) -> Plan:
-    """The plan of a graph, before anything was measured."""
-    plan = Plan(graph, select(graph, config), safe=config.safe)
+def make_plan(graph: Graph, config: QConfig, *, strict: bool = True) -> Plan:
+    """The plan of a graph, before anything was measured; ``strict``: every pattern of the config has to match."""
+    plan = Plan(graph, select(graph, config, strict=strict), safe=config.safe)
     for node in graph.nodes:
         rule = RULES.get(node.kind)
         if plan.specs[node].keep:

@@ -50,6 +50,8 @@ def divergence(counts: list[int], end: int, levels: int) -> float:
         for place in occupied:
             q[place] = sum(counts[place] for place in places) / len(occupied)
     total_p, total_q = sum(p), sum(q)
+    if not total_q:
+        return math.inf
     return sum(
         one / total_p * math.log((one / total_p) / max(other / total_q, 1e-12))
         for one, other in zip(p, q, strict=True)
