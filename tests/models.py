@@ -519,7 +519,9 @@ def norm_parameters(channels: int) -> Feeds:
 
 def conv_net(depth: int = 4) -> ModelProto:
     """Convolutions with random weights, each followed by Relu."""
-    layers = "\n".join(f"c{i} = Conv <pads = [1,1,1,1]> (r{i}, w{i}, b{i}) r{i + 1} = Relu (c{i})" for i in range(depth))
+    layers = "\n".join(
+        f"c{i} = Conv <pads = [1,1,1,1]> (r{i}, w{i}, b{i}) r{i + 1} = Relu (c{i})" for i in range(depth)
+    )
     shapes = [(8, 3 if i == 0 else 8, 3, 3) for i in range(depth)]
     return parse(
         f"""g (float[N,3,12,12] x) => (float[N,8,12,12] y) {{

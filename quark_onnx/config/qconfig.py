@@ -132,7 +132,7 @@ class QConfig:
                 raise ConfigError(f"overrides holds {override!r}, which is not an Override")
         if self.activation is not None and self.activation.per_channel:
             raise ConfigError("activations are quantized per tensor; per_channel belongs to the weight")
-        if not isinstance(self.search, int) or isinstance(self.search, bool) or self.search < 0:
+        if type(self.search) is not int or self.search < 0:
             raise ConfigError(f"search is {self.search!r}; it must be a number of samples, 0 or more")
         if self.min_sqnr is not None and not isinstance(self.min_sqnr, int | float):
             raise ConfigError(f"min_sqnr is {self.min_sqnr!r}; it must be a number of decibels")

@@ -72,7 +72,8 @@ def _matching(graph: Graph, override: Override, strict: bool) -> dict[Node, None
             raise ConfigError(f"the model has no operator of type {op_type!r}{nearest(op_type, kinds)}")
         found.update(dict.fromkeys(node for node in graph.nodes if node.kind == op_type))
     if override.between:
-        hits = _between(graph, *override.between, strict)
+        starts, ends = override.between
+        hits = _between(graph, starts, ends, strict)
         if strict and not hits:
             raise ConfigError(f"no node lies between {override.where}; is a start downstream of an end?")
         found.update(dict.fromkeys(hits))

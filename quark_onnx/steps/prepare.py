@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from quark_onnx.config import QConfig
 from quark_onnx.errors import QuarkError
@@ -48,19 +48,21 @@ def prepare(graph: Graph, config: QConfig, reference: Reference, sample: Sample)
     return graph, notes
 
 
-def _apply(graph: Graph, passes: Iterable[Pass]) -> tuple[Graph, list[str]]:
-    graph, notes = graph.copy(), []
+def _apply(graph: Graph, passes: Sequence[Pass]) -> tuple[Graph, list[str]]:
+    """A rewritten copy and what was done; a pass that fails is left out, as if it had never begun."""
+    result, notes = graph.copy(), []
     for single in passes:
         try:
-            count = single(graph)
+            count = single(result)
         except Exception as error:  # a defect of a pass must not cost the user the model
             logger.warning("pass %s failed (%s); it was left out", single.__name__, error)
-            return graph.copy(), [f"{single.__name__} failed: {error}"]
+            result, notes = _apply(graph, [other for other in passes if other is not single])
+            return result, [*notes, f"{single.__name__} failed: {error}"]
         if count:
-            graph.drop_unused()
-            graph.infer()
+            result.drop_unused()
+            result.infer()
             notes.append(f"{single.__name__}: {count}")
-    return graph, notes
+    return result, notes
 
 
 def _unchanged(graph: Graph, sample: Sample, expected: dict[str, object]) -> bool:

@@ -74,10 +74,12 @@ def _run(session: Any, sample: Sample) -> dict[str, Any]:
 
 def agree(first: Any, second: Any) -> bool:
     """Whether two values of one output differ by no more than float rounding."""
+    if first is None or second is None:
+        return first is second
+    if isinstance(first, dict) and isinstance(second, dict):
+        return first.keys() == second.keys() and all(agree(first[key], second[key]) for key in first)
     if isinstance(first, list) and isinstance(second, list):
         return len(first) == len(second) and all(map(agree, first, second))
-    if isinstance(first, dict) or first is None or second is None:
-        return bool(first == second)
     first, second = np.asarray(first), np.asarray(second)
     if first.shape != second.shape or first.dtype != second.dtype:
         return False

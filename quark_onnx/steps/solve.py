@@ -14,6 +14,8 @@ from quark_onnx.plan import BiasOf, Keep, Plan, Quantize, Use
 from quark_onnx.steps.calibrate import Ranges
 
 _INT32 = 2.0**31 - 1
+#: The largest scale of a bias, or of a weight for its sake: a float32, with room to round up to a power of two.
+_LARGEST_SCALE = 2.0**126
 #: Rows whose statistics are alive at a time.
 _ROWS = 256
 
@@ -86,13 +88,17 @@ def _make_room(graph: Graph, plan: Plan, params: Params, use: Use, entry: BiasOf
     quantized layer by itself, and does not mind the overflow.
     """
     bias = graph.constant(use.tensor)
-    root = plan.root(entry.w)
-    if bias is None or root not in params.table:
-        plan.entries[use] = Keep("its weight is not quantized")
+    source, root = plan.root(entry.x), plan.root(entry.w)
+    if bias is None or source not in params.table or root not in params.table:
+        plan.entries[use] = Keep("the activation or the weight beside it is not quantized")
         return
-    x, w = params.table[plan.root(entry.x)], params.table[root]
+    x, w = params.table[source], params.table[root]
     magnitude = np.abs(bias.astype(np.float64))
     least = np.maximum(magnitude / _INT32 * (1 + 1e-6), SMALLEST_SCALE) / x.scale.astype(np.float64)
+    largest = max(least.max(initial=0.0), float(w.scale.max()))
+    if max(largest, largest * float(x.scale)) > _LARGEST_SCALE:
+        plan.entries[use] = Keep("it would need a scale beyond what a float holds")
+        return
     if w.axis is not None:
         if least.size != w.scale.size * entry.repeat:
             plan.entries[use] = Keep("it does not have one value for each channel of the weight")

@@ -82,6 +82,14 @@ def test_all_of_it_is_minmax(values: NDArray[np.float32]) -> None:
         assert range_.lo[0] == min(values.min(), 0) and range_.hi[0] == max(values.max(), 0)
 
 
+def test_a_side_narrower_than_a_bin_is_kept() -> None:
+    """SiLU reaches down to -0.28, finer than a bin of what reaches up to 900; 16 bits resolve both."""
+    noise = DATA["gaussian"]
+    values = np.append(noise / (1 + np.exp(-noise)), np.linspace(100, 900, 50)).astype(np.float32)
+    range_, _ = measured(values, 99.999, Grid(0, 65535, symmetric=False))
+    assert range_.lo[0] == values.min()
+
+
 def test_a_rare_outlier_goes_and_a_frequent_one_stays() -> None:
     bulk = NOISE.uniform(-1, 1, 1_000_000).astype(np.float32)
     for grid in (SIGNED, FREE):

@@ -17,7 +17,9 @@ from quark_onnx.config import from_dict, load_yaml, to_dict, to_yaml
 from quark_onnx.errors import ConfigError
 from quark_onnx.registry import DTYPES, RULES
 
-CALIBRATOR = st.sampled_from(sorted(CALIBRATORS)).map(lambda name: CALIBRATORS[name]()) | st.floats(50, 100).map(Percentile)
+CALIBRATOR = st.sampled_from(sorted(CALIBRATORS)).map(lambda name: CALIBRATORS[name]()) | st.floats(50, 100).map(
+    Percentile
+)
 SPEC = st.builds(
     QuantizationSpec,
     st.sampled_from([DTYPES[name] for name in DTYPES]),

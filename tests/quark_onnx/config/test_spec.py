@@ -20,7 +20,9 @@ def test_names_stand_for_formats_and_calibrators() -> None:
 
 def test_with_changes_a_copy() -> None:
     spec = QuantizationSpec()
-    assert spec.with_(per_channel=True, calibrator="entropy") == QuantizationSpec(per_channel=True, calibrator=Entropy())
+    assert spec.with_(per_channel=True, calibrator="entropy") == QuantizationSpec(
+        per_channel=True, calibrator=Entropy()
+    )
     assert spec == QuantizationSpec(INT8, symmetric=True, calibrator=MinMax())
 
 

@@ -351,7 +351,9 @@ def test_attributes() -> None:
     proto = helper.make_node("Conv", ["x", "", "b"], ["y"], pads=[1, 2], auto_pad="VALID", domain="ai.onnx")
     conv = Node(proto)
     assert (conv.kind, conv.input(0), conv.input(1), conv.input(9)) == ("Conv", "x", "", "")
-    assert conv.attribute("pads") == [1, 2] and conv.attribute("auto_pad") == "VALID" and conv.attribute("group", 1) == 1
+    assert (
+        conv.attribute("pads") == [1, 2] and conv.attribute("auto_pad") == "VALID" and conv.attribute("group", 1) == 1
+    )
     conv.set_attribute("pads", [0, 0])
     conv.drop_attribute("auto_pad")
     assert conv.attribute("pads") == [0, 0] and conv.attribute("auto_pad") is None

@@ -40,7 +40,9 @@ def applied(single: Pass, model: ModelProto) -> tuple[int, ModelProto]:
     assert interface(after) == interface(model)
     for feeds in samples(model, 2):
         for expected, found in zip(run(model, feeds), run(after, feeds), strict=True):
-            np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * max(1.0, np.abs(expected).max(initial=0)))
+            np.testing.assert_allclose(
+                found, expected, rtol=1e-4, atol=1e-5 * max(1.0, np.abs(expected).max(initial=0))
+            )
     return count, after
 
 

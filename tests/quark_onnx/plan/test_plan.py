@@ -51,7 +51,9 @@ def test_readers_that_want_another_axis_do_not() -> None:
         CHANNEL,
         w=weight(4, 4),
     )
-    axes = {str(use): entry.axis for use, entry in plan.entries.items() if isinstance(entry, Quantize) and use.tensor == "w"}
+    axes = {
+        str(use): entry.axis for use, entry in plan.entries.items() if isinstance(entry, Quantize) and use.tensor == "w"
+    }
     assert axes == {"w": 1, "w in b": 0}
 
 

@@ -178,7 +178,9 @@ def test_relu_is_not_fused_if_its_input_is_needed(reason: str) -> None:
 @pytest.mark.parametrize("op", ["Relu", "Clip", "LeakyRelu", "HardSwish", "Erf", "PRelu"])
 def test_input_and_result(op: str) -> None:
     inputs = "x, k" if op == "PRelu" else "x"
-    expected = "op ({})\n  < x: Q\n{}  > y: Q\n" if op != "Erf" else "op ({})  float: there is no rule for this operator\n"
+    expected = (
+        "op ({})\n  < x: Q\n{}  > y: Q\n" if op != "Erf" else "op ({})  float: there is no rule for this operator\n"
+    )
     text = plan_text(f"g (float[N,6] x) => (float[N,6] y) {{ [op] y = {op} ({inputs}) }}", k=np.float32([0.1]))
     assert text == expected.format(op, "  < k: Q\n" if op == "PRelu" else "")
 
@@ -360,7 +362,7 @@ ONE = np.float32([1, 1, 2, 2])
 )
 def test_selections_and_rearrangements_inherit_and_averages_do_not(call: str, y: str, result: str) -> None:
     text = plan_text(
-        f"<ir_version: 8, opset_import: [\"\" : 18]> {SUM_THEN.format(x=FMAP, y='float' + y, call=call)}",
+        f'<ir_version: 8, opset_import: ["" : 18]> {SUM_THEN.format(x=FMAP, y="float" + y, call=call)}',
         shape=np.int64([0, -1]),
         four=np.int64([4 if "Un" in call else 0]),
         zero=np.int64([0]),

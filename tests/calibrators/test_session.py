@@ -1,0 +1,74 @@
+"""Sessions on models of any origin and size."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from calibrators import session
+from calibrators.session import open_session
+
+
+def doubling() -> onnx.ModelProto:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[n] x) => (float[n] y) { y = Mul (x, w) }'
+    )
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.full(3, 2, np.float32), "w"))
+    return model
+
+
+def run(opened: object) -> list[float]:
+    (y,) = opened.run(None, {"x": np.float32([1, 2, 3])})  # type: ignore[attr-defined]
+    return y.tolist()  # type: ignore[no-any-return]
+
+
+def test_a_model_its_bytes_or_a_file(tmp_path: Path) -> None:
+    model, path = doubling(), tmp_path / "модель.onnx"
+    onnx.save(model, path)
+    for source in (model, model.SerializeToString(), path):
+        assert run(open_session(source)) == [2, 4, 6]
+
+
+@pytest.mark.parametrize("optimize", [True, False])
+@pytest.mark.parametrize("threads", [0, 1, 3])
+def test_options(threads: int, optimize: bool) -> None:
+    opened = open_session(doubling(), threads=threads, optimize=optimize)
+    assert run(opened) == [2, 4, 6]
+    assert opened.get_providers() == ["CPUExecutionProvider"]
+    assert opened.get_session_options().intra_op_num_threads == threads
+
+
+def test_a_file_with_external_data(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    onnx.save_model(doubling(), path, save_as_external_data=True, location="m.data", size_threshold=0)
+    assert run(open_session(path)) == [2, 4, 6]
+
+
+def test_a_model_above_the_limit_goes_through_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(session, "PROTOBUF_LIMIT", 1)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    model = doubling()
+    before = model.SerializeToString(deterministic=True)
+    assert run(open_session(model)) == [2, 4, 6]
+    assert model.SerializeToString(deterministic=True) == before
+    assert not list(tmp_path.iterdir())
+
+
+def test_operators_of_onnxruntime_extensions() -> None:
+    pytest.importorskip("onnxruntime_extensions")
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17, "ai.onnx.contrib": 1]>
+    g (string[n] x) => (string[n] y) { y = ai.onnx.contrib.StringUpper (x) }""")
+    for source in (model, model.SerializeToString()):
+        (y,) = open_session(source).run(None, {"x": np.array(["a", "b"], object)})
+        assert y.tolist() == ["A", "B"]
+
+
+def test_an_operator_nobody_knows() -> None:
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17, "some.domain": 1]>
+    g (float[n] x) => (float[n] y) { y = some.domain.Magic (x) }""")
+    with pytest.raises(Exception, match="Magic"):
+        open_session(model)

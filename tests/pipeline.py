@@ -1,0 +1,39 @@
+"""The steps of quantize_static with their values in between, for tests that look at one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from onnx import ModelProto
+
+from quark_onnx import QConfig
+from quark_onnx.graph import Graph
+from quark_onnx.plan import Plan
+from quark_onnx.steps import Params, Ranges, calibrate, insert, make_plan, solve, solve_biases
+from tests.models import Feeds, samples
+from tests.settings import TENSOR
+
+
+@dataclass
+class Stages:
+    """What each step made of a model that was neither prepared nor guarded."""
+
+    graph: Graph
+    plan: Plan
+    ranges: Ranges
+    params: Params
+
+    @classmethod
+    def of(cls, model: ModelProto, config: QConfig = TENSOR, data: Sequence[Feeds] = ()) -> Stages:
+        graph = Graph.of(model)
+        plan = make_plan(graph, config)
+        ranges = calibrate(graph, plan, data or samples(model))
+        params = solve(graph, plan, ranges)
+        solve_biases(graph, plan, params)
+        return cls(graph, plan, ranges, params)
+
+    @property
+    def model(self) -> ModelProto:
+        """The result."""
+        return insert(self.graph, self.plan, self.params).to_model()

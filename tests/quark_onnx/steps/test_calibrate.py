@@ -1,0 +1,122 @@
+"""calibrate: which tensors are watched, what is held out, and what is left float when the data tells nothing."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from quark_onnx import Override, QConfig
+from quark_onnx.errors import DataError
+from quark_onnx.graph import Graph
+from quark_onnx.plan import Keep, Use
+from quark_onnx.steps import calibrate, make_plan
+from quark_onnx.steps.calibrate import HoldOut
+from tests.models import Feeds, parse, residual, run, samples
+from tests.pipeline import Stages
+from tests.settings import CHANNEL, TENSOR
+
+
+def test_only_what_must_be_measured_is_watched() -> None:
+    stages = Stages.of(residual())
+    # not: what passes through (m, f), what is fused (a, s), constants, the result that nobody reads quantized
+    assert sorted(use.tensor for use in stages.ranges) == ["c", "p", "r", "t", "x"]
+
+
+def test_the_range_is_that_of_the_float_model() -> None:
+    model = residual()
+    data = samples(model)
+    outputs = parse(
+        """g (float[N,4,8,8] x) => (float[N,4,8,8] r) {
+            a = Conv <pads = [1,1,1,1]> (x, w1, b1)
+            r = Relu (a)
+        }"""
+    )
+    outputs.graph.initializer.extend(model.graph.initializer)
+    values = np.stack([run(outputs, feeds)[0] for feeds in data])
+    found = Stages.of(model, TENSOR, data).ranges[Use("r")]
+    np.testing.assert_allclose([found.lo[0], found.hi[0]], [values.min(), values.max()], rtol=1e-6)
+
+
+def test_a_tensor_with_two_calibrators_is_watched_twice() -> None:
+    own = TENSOR.activation.with_(dtype="uint16", calibrator="entropy")  # type: ignore[union-attr]
+    text = "g (float[N,4] x) => (float[N,4] y, float[N,4] z) { [a] y = Add (x, x) [b] z = Mul (x, x) }"
+    stages = Stages.of(parse(text), TENSOR.with_(overrides=(Override("b", activation=own),)))  # type: ignore[arg-type]
+    assert type(stages.ranges[Use("x")]) is not type(stages.ranges[Use("x", "b")])
+
+
+@pytest.mark.parametrize(
+    ("x", "reason"),
+    [
+        (0.0, "it was zero throughout calibration: there is no range to measure"),
+        (-1.0, "it held NaN or infinite values during calibration"),
+    ],
+)
+def test_a_tensor_without_a_range_stays_float(x: float, reason: str) -> None:
+    model = parse("g (float[2] x) => (float[2] y) { r = Sqrt (x) y = Add (r, r) }")
+    stages = Stages.of(model, TENSOR, [{"x": np.float32([x, x])}] * 2)
+    assert stages.plan.entry(Use("r")) == Keep(reason)
+    np.testing.assert_array_equal(run(stages.model, {"x": np.float32([4, 9])})[0], [4, 6])
+
+
+def test_a_sample_that_cannot_be_run_is_an_error_with_its_index() -> None:
+    graph = Graph.of(residual())
+    plan = make_plan(graph, CHANNEL)
+    good = samples(residual(), 2)
+    with pytest.raises(DataError, match="sample 2"):
+        calibrate(graph, plan, [*good, {"x": np.zeros((1, 3, 8, 8), np.float32)}])
+
+
+@pytest.mark.parametrize("calibrator", ["minmax", "percentile", "entropy", "minmse", "nonoverflow"])
+def test_batches_may_be_split_as_one_likes(calibrator: str) -> None:
+    config: QConfig = TENSOR.with_(calibrator=calibrator)
+    one_by_one = samples(residual(), 8)
+    together = [{"x": np.concatenate([feeds["x"] for feeds in one_by_one])}]
+    found = [Stages.of(residual(), config, data).params.table for data in (one_by_one, together, one_by_one[::-1])]
+    for use, params in found[0].items():
+        for other in found[1:]:
+            np.testing.assert_allclose(other[use].scale, params.scale, rtol=0.02, err_msg=str(use))
+
+
+# Held out
+
+
+def test_few_samples_are_held_out_always_the_same() -> None:
+    held = HoldOut(range(200))
+    passed = list(held)
+    assert held.samples == [10, 30, 50, 70] and held.count == len(passed) == 196
+    assert sorted([*passed, *held.samples]) == list(range(200))
+
+
+def test_of_few_samples_none_is_held_out() -> None:
+    held = HoldOut(range(10))
+    assert list(held) == list(range(10)) and held.samples == []
+
+
+def test_the_first_samples_are_remembered_on_request() -> None:
+    held = HoldOut(range(40), remember=12)
+    list(held)
+    assert held.first == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12]
+
+
+def test_one_sample_is_alive_at_a_time() -> None:
+    references: list[weakref.ref[Feeds]] = []
+
+    class Sample(dict):  # type: ignore[type-arg]
+        """A dictionary that can be referred to weakly."""
+
+    def reader() -> Iterator[Sample]:
+        for feeds in samples(residual(), 30):
+            gc.collect()
+            assert sum(reference() is not None for reference in references) <= 5, "four held out and the current one"
+            sample = Sample(feeds)
+            references.append(weakref.ref(sample))
+            yield sample
+            del sample
+
+    graph = Graph.of(residual())
+    calibrate(graph, make_plan(graph, TENSOR), HoldOut(reader()))
+    assert len(references) == 30
