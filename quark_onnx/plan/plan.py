@@ -49,7 +49,7 @@ class Plan:
             else:
                 self._put(node, tensor, Quantize(spec, bounds=bounds))
 
-    def weight(self, node: Node, tensor: str, axis: int) -> None:
+    def weight(self, node: Node, tensor: str, axis: int | None) -> None:
         """``node`` wants a weight quantized, along ``axis`` if per channel; a computed weight is an activation."""
         spec = self.specs[node].weight
         if not self.graph.is_constant(tensor):

@@ -13,12 +13,16 @@ from quark_onnx.rules.base import rule
 
 @rule("MatMul")
 def matmul(node: Node, plan: Plan) -> None:
-    """Two operands, either of which may be a weight: (..., K, N) on the right, (..., M, K) on the left."""
+    """Two operands, either of which may be a weight: (..., K, N) on the right, (..., M, K) on the left.
+
+    A stack of matrices on the right has one scale: onnxruntime's integer product refuses one for each column of a stack.
+    """
     a, b = node.inputs
     for tensor, axis_from_end in ((a, 2), (b, 1)):
         shape = plan.graph.shape(tensor)
         if plan.graph.is_constant(tensor) and shape is not None and len(shape) >= 2:
-            plan.weight(node, tensor, axis=len(shape) - axis_from_end)
+            stacked = tensor == b and len(shape) > 2
+            plan.weight(node, tensor, axis=None if stacked else len(shape) - axis_from_end)
         else:
             plan.activation(node, tensor)
     if plan.integer_only(node):

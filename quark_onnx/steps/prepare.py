@@ -35,7 +35,7 @@ def prepare(graph: Graph, config: QConfig, reference: Reference, sample: Sample)
     expected = reference.repeatable(sample)
     if _unchanged(cleaned, sample, expected):
         return cleaned, notes
-    notes = []
+    notes = list[str]()
     for single in CLEANING:
         candidate, done = _apply(graph, (single,))
         if not done:
@@ -50,7 +50,7 @@ def prepare(graph: Graph, config: QConfig, reference: Reference, sample: Sample)
 
 def _apply(graph: Graph, passes: Sequence[Pass]) -> tuple[Graph, list[str]]:
     """A rewritten copy and what was done; a pass that fails is left out, as if it had never begun."""
-    result, notes = graph.copy(), []
+    result, notes = graph.copy(), list[str]()
     for single in passes:
         try:
             count = single(result)

@@ -25,7 +25,7 @@ F32 = np.finfo(np.float32)
 TYPES = {"int8": (-128, 127), "uint8": (0, 255), "int16": (-32768, 32767), "uint16": (0, 65535)}
 GRIDS = [
     Grid(*codes, symmetric=symmetric, pow2=pow2)
-    for codes in (*TYPES.values(), (-127, 127), (-8, 7), (0, 15))
+    for codes in (*TYPES.values(), (-127, 127), (-8, 7), (0, 15), (-2, 1), (0, 3))
     for symmetric in (True, False)
     for pow2 in (False, True)
 ]
@@ -226,6 +226,15 @@ def test_a_free_zero_point_as_onnxruntime_chooses_it(grid: Grid, range_: Range) 
     assert int(params.zero_point) == int(zero) or abs(exact % 1 - 0.5) <= 2.0**-22 * abs(exact)
 
 
+@pytest.mark.parametrize("grid", [grid for grid in FREE if not grid.pow2], ids=label)
+def test_a_zero_point_belongs_to_the_scale_as_it_is_stored(grid: Grid) -> None:
+    """16 bits notice what float32 takes from a scale."""
+    lo, hi = np.random.default_rng(0).exponential(size=(2, 20_000))
+    params = params_for(Range(-lo, hi), grid, axis=0)
+    want = np.rint(grid.qmin + lo / params.scale.astype(np.float64)).clip(grid.qmin, grid.qmax)
+    np.testing.assert_array_equal(params.zero_point, want)
+
+
 @pytest.mark.parametrize("grid", [grid for grid in MIDDLE if not grid.pow2], ids=label)
 @given(ranges())
 @FEW
@@ -276,7 +285,7 @@ def test_equal_channels_are_one_tensor(grid: Grid, range_: Range, x: NDArray[np.
 
 @pytest.mark.parametrize("grid", GRIDS, ids=label)
 def test_nothing_but_zeros_has_scale_one(grid: Grid) -> None:
-    params = params_for(Range(np.zeros(2), np.array([0.0, 3.0])), grid, axis=0)
+    params = params_for(Range(np.zeros(2), np.array([0.0, 5.5])), grid, axis=0)
     assert params.scale[0] == 1 != params.scale[1]
 
 

@@ -80,7 +80,6 @@ def test_a_computed_weight_is_an_activation() -> None:
         ("Gemm (x, w)", "float[N,3]", "[N,4]", (3, 4), 1),
         ("Gemm <transB = 1> (x, w)", "float[N,3]", "[N,4]", (4, 3), 0),
         ("MatMul (x, w)", "float[N,3]", "[N,4]", (3, 4), 1),
-        ("MatMul (x, w)", "float[2,N,3]", "[2,N,4]", (2, 3, 4), 2),
         ("MatMul (w, x)", "float[3,N]", "[4,N]", (4, 3), 0),
         ("MatMul (w, x)", "float[2,3,N]", "[2,4,N]", (2, 4, 3), 1),
     ],
@@ -89,6 +88,11 @@ def test_the_axis_of_the_output_channels(call: str, x: str, y: str, shape: tuple
     text = plan_text(f"g ({x} x) => (float{y} y) {{ {call.join(('y = ', ''))} }}", CHANNEL, w=weight(*shape))
     assert f"< w: {W_AXIS.format(axis)}" in text
     assert shape[axis] in (4, 2), "the axis has one entry for each output channel, of a group if there are groups"
+
+
+def test_a_stack_of_matrices_has_one_scale() -> None:
+    text = plan_text("g (float[2,N,3] x) => (float[2,N,4] y) { [fc] y = MatMul (x, w) }", CHANNEL, w=weight(2, 3, 4))
+    assert text == "fc (MatMul)\n  < x: Q\n  < w: W\n"
 
 
 def test_gemm_leaves_its_result_to_its_readers() -> None:

@@ -1,0 +1,80 @@
+"""quark-onnx compare: the error at each output, and the gate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+from tests.models import parse
+
+COMPARE = ("compare", "model.onnx", "out.onnx", "--data", "data")
+
+
+@pytest.fixture(autouse=True)
+def quantized(cli: Any, folder: Path) -> None:
+    assert cli("quantize", "model.onnx", "-o", "out.onnx", "--data", "data").code == 0
+
+
+def test_table(cli: Any) -> None:
+    finished = cli(*COMPARE)
+    assert (finished.code, finished.err) == (0, "")
+    header, row = finished.out.splitlines()[-2:]
+    assert header.split("  ")[1:2] == ["output"]
+    assert row.split()[0] == "scores"
+    assert float(row.split()[1]) > 20
+    assert "on 10 samples" in finished.out
+
+
+def test_json(cli: Any) -> None:
+    document = cli(*COMPARE, "--limit", "3", "--json").json
+    assert list(document) == [
+        "schema",
+        "command",
+        "reference",
+        "other",
+        "samples",
+        "bytes_before",
+        "bytes_after",
+        "worst_sqnr",
+        "outputs",
+    ]
+    assert document["samples"] == 3
+    assert document["outputs"][0]["name"] == "scores"
+
+
+def test_the_same_model_has_no_error(cli: Any) -> None:
+    assert cli("compare", "model.onnx", "model.onnx", "--data", "data", "--json").json["worst_sqnr"] == "inf"
+
+
+def test_gate_shows_what_it_measured(cli: Any) -> None:
+    finished = cli(*COMPARE, "--min-sqnr", "200", "--json")
+    assert finished.code == 1
+    assert finished.error.startswith("output 'scores' has ")
+    assert finished.error.endswith("below --min-sqnr 200")
+    assert finished.json["error"] == {"kind": "AccuracyError", "message": finished.error}
+    assert finished.json["outputs"][0]["sqnr"] < 200
+    assert "scores" in cli(*COMPARE, "--min-sqnr", "200").out
+    assert cli(*COMPARE, "--min-sqnr", "20", "--quiet").out == ""
+
+
+def test_integer_outputs_are_counted(cli: Any) -> None:
+    onnx.save(parse("g (float[4] x) => (int64[1] y) { y = ArgMax (x) }"), "top.onnx")
+    finished = cli("compare", "top.onnx", "top.onnx", "--random-data")
+    assert finished.code == 0
+    assert "100.00% of the values agree" in finished.out
+
+
+def test_bad_input(cli: Any) -> None:
+    onnx.save(parse("g (float[2] x) => (float[2] other) { other = Relu (x) }"), "alien.onnx")
+    for arguments, words in (
+        (["model.onnx", "absent.onnx", "--data", "data"], ["absent.onnx"]),
+        (["model.onnx", "alien.onnx", "--data", "data"], ["lacks the output 'scores'"]),
+        (["model.onnx", "--data", "data"], ["required: QUANT"]),
+    ):
+        finished = cli("compare", *arguments)
+        assert finished.code == 2
+        for word in words:
+            assert word in finished.error

@@ -1,0 +1,188 @@
+"""The frame around the commands: help, usage errors, exit codes, consoles, interruption."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import quark_onnx
+from quark_onnx.cli import main
+
+ROOT = Path(quark_onnx.__file__).parents[1]
+#: Also where the tests themselves run with the signal ignored, as shells start background jobs.
+INTERRUPTIBLE = "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+
+
+def start(*arguments: str, code: str = "", **environment: str) -> subprocess.Popen[str]:
+    how = ["-c", code + "runpy.run_module('quark_onnx', run_name='__main__')"] if code else ["-m", "quark_onnx"]
+    return subprocess.Popen(
+        [sys.executable, *how, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+    )
+
+
+def test_nothing_to_do_prints_the_help(cli: Any) -> None:
+    finished = cli()
+    assert (finished.code, finished.out) == (2, "")
+    assert "quantize" in finished.err
+
+
+def test_version(cli: Any) -> None:
+    finished = cli("--version")
+    assert (finished.code, finished.out) == (0, f"quark-onnx {quark_onnx.__version__}\n")
+
+
+CONFIG = "--config --calibrator --per-channel --per-tensor --exclude --op-types --nodes --unsafe --no-prepare"
+DATA = (
+    "--data --random-data --dim --limit --input-layout --image-size --mean --std --scale --color --layout --resize "
+    "--resize-to --pad-value --interpolation"
+)
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("", "quantize explain compare list --version"),
+        ("quantize", f"MODEL --output {DATA} {CONFIG} --min-sqnr --workers --json --quiet --verbose"),
+        ("explain", f"MODEL {CONFIG} --json --quiet --verbose"),
+        ("compare", f"FLOAT QUANT {DATA} --min-sqnr --json --quiet --verbose"),
+        ("list", "presets operators formats calibrators --json --quiet --verbose"),
+    ],
+)
+def test_help_has_every_option_and_an_example(cli: Any, command: str, words: str) -> None:
+    finished = cli(*command.split(), "--help")
+    assert (finished.code, finished.err) == (0, "")
+    assert set(words.split()) <= set(re.findall(r"[\w-]+", finished.out))
+    assert f"\n  quark-onnx {command}" in finished.out.split("\nexample", 1)[1]
+    assert finished.out.isascii()
+
+
+def test_unsafe_says_what_it_means(cli: Any) -> None:
+    help_text = " ".join(cli("quantize", "--help").out.split())
+    assert "boxes and scores would share one scale" in help_text.split("--unsafe", 2)[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["quantise"], ["unknown command 'quantise'", "did you mean 'quantize'"]),
+        (["--jsn"], ["COMMAND"]),
+        (["quantize"], ["MODEL", "-o/--output"]),
+        (["quantize", "--exclude", "a", "model.onnx", "-o", "o.onnx", "--random-data"], ["MODEL", "models come first"]),
+        (["quantize", "m.onnx", "-o", "o.onnx", "--random-data", "--calibratr", "x"], ["did you mean '--calibrator'"]),
+        (["quantize", "m.onnx", "-o", "o.onnx", "--random-data", "--calibratr=x"], ["did you mean '--calibrator'"]),
+        (["explain", "model.onnx", "other.onnx"], ["unexpected argument 'other.onnx'"]),
+        (["explain", "--conf", "A8W8", "model.onnx"], ["unknown option '--conf'"]),
+    ],
+)
+def test_usage_errors(cli: Any, arguments: list[str], words: list[str]) -> None:
+    finished = cli(*arguments)
+    assert (finished.code, finished.out) == (2, "")
+    for word in words:
+        assert word in finished.error
+
+
+@pytest.mark.parametrize("flag", ["--json", "--json=-", "--json=report.json"])
+def test_usage_errors_in_json(cli: Any, folder: Path, flag: str) -> None:
+    finished = cli("explain", flag)
+    assert finished.code == 2
+    assert finished.json == {"schema": 1, "error": {"kind": "UsageError", "message": finished.error}}
+    assert not Path("report.json").exists()
+
+
+def test_errors_go_to_the_json_file(cli: Any) -> None:
+    finished = cli("explain", "absent.onnx", "--json", "report.json")
+    assert (finished.code, finished.out) == (2, "")
+    document = json.loads(Path("report.json").read_text(encoding="utf-8"))
+    assert document == {"schema": 1, "error": {"kind": "ModelError", "message": finished.error}}
+
+
+def test_a_file_that_the_system_refuses_is_bad_input(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied", "secret.onnx")
+
+    monkeypatch.setattr("quark_onnx.api.plan_for", refuse)
+    finished = cli("explain", "model.onnx")
+    assert (finished.code, finished.error) == (2, "secret.onnx: Permission denied")
+
+
+def test_nothing_is_left_behind_in_the_process(cli: Any) -> None:
+    import logging
+    import warnings
+
+    handlers, show = list(logging.getLogger("quark_onnx").handlers), warnings.showwarning
+    cli("quantize", "model.onnx", "-o", "out.onnx", "--random-data")
+    cli("explain", "absent.onnx")
+    assert (logging.getLogger("quark_onnx").handlers, warnings.showwarning) == (handlers, show)
+    assert logging.getLogger("quark_onnx").level == logging.NOTSET
+
+
+def test_default_arguments_are_those_of_the_process(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["quark-onnx", "list", "presets"])
+    assert main() == 0
+    assert "A8W8" in capsys.readouterr().out
+
+
+def test_as_a_module() -> None:
+    process = start("explain", "absent.onnx", "--json")
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert err.startswith("quark-onnx: error: model file absent.onnx")
+    assert err.count("\n") == 1
+    assert json.loads(out)["error"]["kind"] == "ModelError"
+
+
+@pytest.mark.parametrize("arguments", [["модель.onnx"], ["модель.onnx", "--json"], ["нет.onnx"]])
+def test_console_without_unicode(arguments: list[str]) -> None:
+    Path("model.onnx").rename("модель.onnx")
+    process = start("explain", *arguments, PYTHONIOENCODING="ascii", PYTHONUTF8="0")
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == (2 if arguments == ["нет.onnx"] else 0)
+    assert "Traceback" not in err
+    assert "\\u043e\\u0434\\u0435\\u043b\\u044c.onnx" in out or "\\u043d\\u0435\\u0442.onnx" in err
+    assert (out + err).isascii()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="pipes end otherwise there")
+def test_closed_pipe() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    process = subprocess.run(
+        [sys.executable, "-m", "quark_onnx", "list"],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=False,
+    )
+    os.close(writer)
+    assert (process.returncode, process.stderr) == (141, b"")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there is no SIGINT to send")
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_interrupt_leaves_nothing(folder: Path, workers: str) -> None:
+    files = sorted(folder.iterdir())
+    command = ("quantize", "model.onnx", "-o", "out.onnx", "--random-data", "100000000", "--workers", workers)
+    process = start(*command, code=INTERRUPTIBLE)
+    assert process.stderr is not None
+    warning = process.stderr.readline()
+    assert "random data" in warning
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (130, "", "quark-onnx: interrupted\n")
+    assert sorted(folder.iterdir()) == files

@@ -1,0 +1,73 @@
+"""quark-onnx explain: the plan, without data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx
+
+from tests.models import parse
+
+
+def test_text(cli: Any) -> None:
+    finished = cli("explain", "model.onnx", "--config", "A16W8", "--per-tensor", "--exclude", "head")
+    assert (finished.code, finished.err) == (0, "")
+    assert "plan      4 of 5 nodes would be quantized" in finished.out
+    assert "head (Gemm)  float: excluded" in finished.out
+    assert "  < image: quantize uint16 asymmetric" in finished.out
+    assert "  < bias: bias of image and w" in finished.out
+
+
+def test_json(cli: Any) -> None:
+    document = cli("explain", "model.onnx", "--per-channel", "--json").json
+    assert list(document) == [
+        "schema",
+        "command",
+        "model",
+        "config",
+        "quantized_nodes",
+        "operators",
+        "kept_nodes",
+        "nodes",
+    ]
+    assert (document["command"], document["quantized_nodes"]) == ("explain", 5)
+    nodes = {node["name"]: node for node in document["nodes"]}
+    assert [list(node) for node in nodes.values()] == [["name", "operator", "float", "inputs", "outputs"]] * 5
+    assert [(tensor["tensor"], tensor["decision"]) for tensor in nodes["first"]["inputs"]] == [
+        ("image", "quantize"),
+        ("w", "quantize"),
+        ("bias", "bias"),
+    ]
+    assert nodes["first"]["outputs"] == [
+        {"tensor": "a", "decision": "float", "detail": "fused into clip (Relu)"},
+    ]
+    assert nodes["flat"]["outputs"][0] == {"tensor": "d", "decision": "same_as", "detail": "same as c"}
+
+
+def test_tensors_nobody_asks_for_have_a_reason(cli: Any) -> None:
+    text = "g (float[2] x, int64[2] i) => (float[2] y, int64[2] j) { y = Sin (x) \n j = Neg (i) }"
+    onnx.save(parse(text), "float.onnx")
+    sine, negative = cli("explain", "float.onnx", "--json").json["nodes"]
+    assert sine["float"] == "there is no rule for this operator"
+    assert sine["inputs"] == [{"tensor": "x", "decision": "float", "detail": "nothing asks for it"}]
+    assert negative["inputs"] == [{"tensor": "i", "decision": "float", "detail": "its type is int64"}]
+
+
+def test_preparation_is_part_of_the_plan(cli: Any) -> None:
+    onnx.save(parse("g (float[2] x) => (float[2] y) { [id] z = Identity (x) \n [act] y = Relu (z) }"), "id.onnx")
+    names = [
+        [node["name"] for node in cli("explain", "id.onnx", "--json", *options).json["nodes"]]
+        for options in ((), ("--no-prepare",))
+    ]
+    assert names == [["act"], ["id", "act"]]
+
+
+def test_bad_input(cli: Any) -> None:
+    for arguments, word in (
+        (["absent.onnx"], "absent.onnx"),
+        (["model.onnx", "--exclude", "heat"], "did you mean 'head'"),
+        (["model.onnx", "--data", "data"], "unknown option '--data'"),
+    ):
+        finished = cli("explain", *arguments)
+        assert finished.code == 2
+        assert word in finished.error

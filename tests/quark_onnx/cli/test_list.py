@@ -1,0 +1,64 @@
+"""quark-onnx list: every registered name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from typing import Any
+
+import pytest
+
+from calibrators import CALIBRATORS
+from quark_onnx.config import from_dict
+from quark_onnx.registry import DTYPES, PRESETS, RULES
+
+REGISTRIES: dict[str, Collection[str]] = {
+    "presets": list(PRESETS),
+    "operators": list(RULES),
+    "formats": list(DTYPES),
+    "calibrators": list(CALIBRATORS),
+}
+
+
+@pytest.mark.parametrize("kind", REGISTRIES)
+def test_one_kind(cli: Any, kind: str) -> None:
+    finished = cli("list", kind)
+    assert (finished.code, finished.err) == (0, "")
+    title, header, *rows = finished.out.splitlines()
+    assert title == kind
+    assert sorted(row.split()[0] for row in rows) == sorted(REGISTRIES[kind])
+    second = re.search(r"\S {2,}(\S)", header)
+    assert second is not None
+    assert all(row[second.start(1) - 2 : second.start(1)] == "  " for row in rows)
+
+
+def test_everything(cli: Any) -> None:
+    assert cli("list").out == "\n".join(cli("list", kind).out for kind in REGISTRIES)
+
+
+def test_json(cli: Any) -> None:
+    document = cli("list", "--json").json
+    assert list(document) == ["schema", "command", *REGISTRIES]
+    for kind, names in REGISTRIES.items():
+        assert {row["name"] for row in document[kind]} == set(names)
+    keys = {kind: list(document[kind][0]) for kind in REGISTRIES}
+    assert keys == {
+        "presets": ["name", "config"],
+        "operators": ["name", "rule", "description"],
+        "formats": ["name", "bits", "qmin", "qmax", "min_opset"],
+        "calibrators": ["name", "settings", "description"],
+    }
+    assert all(row["description"] for row in document["operators"] + document["calibrators"])
+    for row in document["presets"]:
+        assert from_dict(row["config"]) == PRESETS[row["name"]]
+    conv = next(row for row in document["operators"] if row["name"] == "Conv")
+    assert conv["rule"] == "quark_onnx.rules.conv"
+    percentile = next(row for row in document["calibrators"] if row["name"] == "percentile")
+    assert percentile["settings"] == {"percentile": 99.999}
+
+
+def test_unknown_kind(cli: Any) -> None:
+    finished = cli("list", "preset")
+    assert finished.code == 2
+    assert "'preset'" in finished.error
+    assert "presets" in finished.error

@@ -1,0 +1,274 @@
+"""quark-onnx quantize: what it writes, prints and refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from quark_onnx import QConfig, api
+from quark_onnx.config import from_dict
+from tests.models import kinds, parse
+
+MODEL = ("quantize", "model.onnx", "-o", "out.onnx", "--data", "data")
+
+
+@pytest.fixture
+def config_of(cli: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The QConfig that arguments end up as."""
+
+    def run(*arguments: object) -> QConfig:
+        finished = cli(*MODEL, "--json", *arguments)
+        assert finished.code == 0, finished.err
+        return from_dict(finished.json["config"])
+
+    return run
+
+
+def test_report_and_model(cli: Any) -> None:
+    finished = cli(*MODEL)
+    assert (finished.code, finished.err) == (0, "")
+    assert "model.onnx -> out.onnx" in finished.out
+    assert "activation: uint8 asymmetric" in finished.out
+    assert "quantized 5 of 5 nodes" in finished.out
+    assert "scores: SQNR" in finished.out
+    assert "DequantizeLinear" in kinds(onnx.load("out.onnx"))
+
+
+def test_json_is_all_there_is_on_stdout(cli: Any) -> None:
+    document = cli(*MODEL, "--json").json
+    assert list(document) == [
+        "schema",
+        "command",
+        "model",
+        "output",
+        "seconds",
+        "worst_sqnr",
+        "quantized_nodes",
+        "config",
+        "samples",
+        "held_out",
+        "bytes_before",
+        "bytes_after",
+        "operators",
+        "kept_nodes",
+        "kept_tensors",
+        "notes",
+        "outputs",
+    ]
+    assert (document["schema"], document["command"], document["samples"]) == (1, "quantize", 10)
+    (output,) = document["outputs"]
+    assert list(output) == ["name", "sqnr", "cosine", "max_error", "agreement", "random"]
+    assert document["worst_sqnr"] == output["sqnr"] > 20
+
+
+def test_json_file_leaves_the_text_on_stdout(cli: Any) -> None:
+    finished = cli(*MODEL, "--json", "report.json")
+    assert "quantized 5 of 5 nodes" in finished.out
+    assert json.loads(Path("report.json").read_text(encoding="utf-8"))["command"] == "quantize"
+
+
+def test_infinities_are_strings(cli: Any) -> None:
+    onnx.save(parse("g (float[2] x) => (float[2] y) { y = Abs (x) }"), "abs.onnx")
+    assert cli("quantize", "abs.onnx", "-o", "o.onnx", "--random-data", "--json").json["worst_sqnr"] == "inf"
+
+
+def test_quiet_and_verbose(cli: Any) -> None:
+    assert cli(*MODEL, "--quiet").out == ""
+    assert "1 nodes stayed float:\n  head: excluded" in cli(*MODEL, "--verbose", "--exclude", "head").out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "change"),
+    [
+        (["--config", "xint8"], None),
+        (["--calibrator", "percentile:percentile=99.5"], {"calibrator": "percentile:percentile=99.5"}),
+        (["--per-channel"], {"per_channel": True}),
+        (["--per-tensor"], {"per_channel": False}),
+        (["--exclude", "head", "--exclude", "re:^po", "fl*"], {"exclude": ("head", "re:^po", "fl*")}),
+        (["--op-types", "Conv", "Gemm"], {"op_types": ("Conv", "Gemm")}),
+        (["--nodes", "first"], {"nodes": ("first",)}),
+        (["--unsafe", "--no-prepare", "--min-sqnr", "5"], {"safe": False, "prepare": False, "min_sqnr": 5}),
+    ],
+)
+def test_settings(config_of: Any, arguments: list[str], change: dict[str, Any] | None) -> None:
+    expected = QConfig.of("XINT8") if change is None else QConfig.of("A8W8").with_(**change)
+    assert config_of(*arguments) == expected
+
+
+def test_yaml_with_additions(config_of: Any) -> None:
+    Path("mine.yaml").write_text("preset: S8S8\nexclude: [head]\nsafe: false\n", encoding="utf-8")
+    expected = QConfig.of("S8S8").with_(safe=False, exclude=("head", "pool"))
+    assert config_of("--config", "mine.yaml", "--exclude", "pool") == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--config", "XINT9"], ["XINT9", "did you mean 'XINT8'"]),
+        (["--config", "missing.yaml"], ["missing.yaml", "cannot be read"]),
+        (["--calibrator", "percentil"], ["percentil", "did you mean 'percentile'"]),
+        (["--calibrator", "percentile:percentage=9"], ["percentage", "did you mean 'percentile'"]),
+        (["--calibrator", "percentile:percentile=high"], ["percentile=high", "'high' is neither a number"]),
+        (["--op-types", "Conf"], ["operator 'Conf'", "did you mean 'Conv'"]),
+        (["--exclude", "heat"], ["'heat'", "did you mean 'head'"]),
+        (["--nodes", "re:("], ["re:(", "regular expression"]),
+        (["--per-channel", "--per-tensor"], ["--per-channel", "--per-tensor"]),
+        (["--quiet", "--verbose"], ["--quiet", "--verbose"]),
+        (["--min-sqnr", "nan"], ["--min-sqnr", "'nan' is not a number"]),
+        (["--workers", "0"], ["--workers", "'0' is not a whole number"]),
+        (["--json", "model.onnx"], ["--json", "'model.onnx' is not named *.json"]),
+        (["--json", "nowhere/report.json"], ["--json", "'nowhere'"]),
+    ],
+)
+def test_wrong_settings(cli: Any, arguments: list[str], words: list[str]) -> None:
+    finished = cli(*MODEL, *arguments)
+    assert finished.code == 2
+    for word in words:
+        assert word in finished.error
+    assert not Path("out.onnx").exists()
+
+
+def bytes_of(kind: str) -> bytes:
+    model = Path("model.onnx").read_bytes()
+    return {"text": b"hello, world\n", "truncated": model[: len(model) // 2], "zip": b"PK\x03\x04 ...", "empty": b""}[
+        kind
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("text", "not an ONNX model"),
+        ("truncated", "truncated or not an ONNX model"),
+        ("zip", "is a zip archive"),
+        ("empty", "holds no graph"),
+    ],
+)
+def test_files_that_are_no_model(cli: Any, kind: str, words: str) -> None:
+    Path("odd.onnx").write_bytes(bytes_of(kind))
+    finished = cli("quantize", "odd.onnx", "-o", "out.onnx", "--data", "data")
+    assert finished.code == 2
+    assert "odd.onnx" in finished.error
+    assert words in finished.error
+
+
+@pytest.mark.parametrize(
+    ("model", "output", "words"),
+    [
+        ("absent.onnx", "out.onnx", ["absent.onnx", "No such file"]),
+        ("data", "out.onnx", ["data is a folder"]),
+        ("model.onnx", "model.onnx", ["output model.onnx is the input model itself"]),
+        ("model.onnx", "data/../model.onnx", ["is the input model itself"]),
+        ("model.onnx", "link.onnx", ["output link.onnx is the input model itself"]),
+        ("model.onnx", "data", ["output data is a folder"]),
+        ("model.onnx", "notes.txt/sub/out.onnx", ["notes.txt/sub/out.onnx", "notes.txt is no folder"]),
+        ("", "out.onnx", ["MODEL", "the path is empty"]),
+    ],
+)
+def test_paths(cli: Any, folder: Path, model: str, output: str, words: list[str]) -> None:
+    before = Path("model.onnx").read_bytes()
+    Path("notes.txt").write_text("a file", encoding="utf-8")
+    Path("link.onnx").hardlink_to("model.onnx")
+    files = sorted(folder.iterdir())
+    finished = cli("quantize", model, "-o", output, "--data", "data")
+    assert finished.code == 2
+    for word in words:
+        assert word in finished.error
+    assert Path("model.onnx").read_bytes() == before
+    assert sorted(folder.iterdir()) == files
+
+
+def test_paths_in_other_scripts(cli: Any) -> None:
+    source, target = Path("модель 模型.onnx"), Path("новая папка/量化 (1).onnx")
+    Path("model.onnx").rename(source)
+    Path("data").rename("данные")
+    finished = cli("quantize", source, "-o", target, "--data", "данные")
+    assert (finished.code, finished.err) == (0, "")
+    assert f"{source} -> {target}" in finished.out
+    onnx.checker.check_model(onnx.load(target), full_check=True)
+
+
+def test_gate(cli: Any, folder: Path) -> None:
+    files = sorted(folder.iterdir())
+    finished = cli(*MODEL, "--min-sqnr", "200", "--json")
+    assert finished.code == 1
+    assert "below the 200 dB asked for" in finished.error
+    assert finished.json["error"]["kind"] == "AccuracyError"
+    assert sorted(folder.iterdir()) == files
+    assert cli(*MODEL, "--min-sqnr", "20").code == 0
+
+
+def test_workers_get_the_same_model(cli: Any) -> None:
+    assert cli(*MODEL).code == 0
+    alone = Path("out.onnx").read_bytes()
+    assert cli(*MODEL, "--workers", "2").code == 0
+    assert Path("out.onnx").read_bytes() == alone
+
+
+def test_a_crash_is_told_from_bad_input(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "quantize", lambda *_, **__: {}["lost"])
+    finished = cli(*MODEL, "--json")
+    assert finished.code == 3
+    assert finished.error == (
+        "internal error: KeyError: 'lost'; this is a defect; run with --verbose for the traceback"
+    )
+    assert finished.json == {"schema": 1, "error": {"kind": "KeyError", "message": finished.error}}
+    verbose = cli(*MODEL, "--verbose")
+    assert verbose.code == 3
+    assert "Traceback (most recent call last)" in verbose.err
+    assert verbose.err.splitlines()[-1] == "quark-onnx: error: internal error: KeyError: 'lost'"
+
+
+def test_interrupt(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(api, "quantize", interrupt)
+    finished = cli(*MODEL, "--json")
+    assert (finished.code, finished.out, finished.err) == (130, "", "quark-onnx: interrupted\n")
+
+
+def test_random_data_is_loud(cli: Any) -> None:
+    finished = cli(
+        "quantize", "model.onnx", "-o", "out.onnx", "--random-data", "3", "--dim", "N=2", "--json", "--quiet"
+    )
+    assert finished.code == 0
+    assert finished.err.startswith("quark-onnx: warning: random data: the ranges are meaningless")
+    assert finished.json["samples"] == 3
+
+
+def test_limit(cli: Any) -> None:
+    assert cli(*MODEL, "--limit", "4", "--json").json["samples"] == 4
+
+
+def test_the_input_is_not_touched(cli: Any) -> None:
+    before = Path("model.onnx").read_bytes()
+    assert cli(*MODEL).code == 0
+    assert Path("model.onnx").read_bytes() == before
+    assert not [path for path in Path().iterdir() if path.name.startswith(".")]
+
+
+def test_images_become_samples(cli: Any) -> None:
+    image = pytest.importorskip("PIL.Image")
+    pytest.importorskip("onnxruntime_extensions")
+    Path("photos").mkdir()
+    for index in range(3):
+        pixels = np.random.default_rng(index).integers(0, 256, (12, 20, 3), dtype=np.uint8)
+        image.fromarray(pixels).save(f"photos/{index}.png")
+    command = ("quantize", "model.onnx", "-o", "out.onnx", "--data", "photos", "--json")
+    options = ("--resize", "crop", "--resize-to", "9", "--mean", "0.5", "0.5", "0.5", "--std", "1", "1", "1")
+    finished = cli(*command, "--image-size", "8", "8", *options, "--scale", "1/255", "--color", "bgr")
+    assert finished.code == 0, finished.err
+    assert finished.json["samples"] == 3
+
+    finished = cli(*command, "--image-size", "8", "8", "--layout", "nhwc")
+    assert finished.code == 2
+    assert finished.error.endswith("looks like NHWC data for an NCHW input; use --layout nchw")
+    finished = cli(*command)
+    assert finished.code == 2
+    assert "photos holds images; say how to read them: --image-size H W" in finished.error
