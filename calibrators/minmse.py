@@ -56,9 +56,10 @@ class MinMSE:
     def _asymmetric(self, row: _Row) -> tuple[float, float]:
         lo, hi = row.lo, row.hi
         for _ in range(2):  # each end in turn; a second round lets the first end answer to the second
-            tried = row.hi * self._shares()
+            # within the bin around zero values are not told apart, so no end is drawn into it
+            tried = np.maximum(row.hi * self._shares(), min(row.hi, row.width))
             hi = tried[row.best(np.full(self.steps, lo), tried)]
-            tried = row.lo * self._shares()
+            tried = np.minimum(row.lo * self._shares(), max(row.lo, -row.width))
             lo = tried[row.best(tried, np.full(self.steps, hi))]
         return lo, hi
 

@@ -1,7 +1,6 @@
 """Run a model over the calibration data, batch by batch, and let each observed tensor's statistic take it in.
 
-Only one batch and its activations are alive at a time, and a second one that is prefetched. Extremes are reduced inside
-the graph, so that MinMax moves no activation out of onnxruntime; histograms need the values themselves.
+Only one batch and its activations are alive at a time, and a second one that is prefetched.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import hashlib
 import os
 import uuid
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from itertools import islice
@@ -19,11 +18,10 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto, helper
 
 from calibrators.base import Calibrator, Statistic
-from calibrators.errors import DataError
-from calibrators.extremes import Extremes, MovingExtremes
+from calibrators.errors import CalibrationError, DataError
+from calibrators.extremes import MovingExtremes
 from calibrators.layout import rows
 from calibrators.session import PROTOBUF_LIMIT, estimate_bytes, open_session
 
@@ -33,8 +31,6 @@ Progress = Callable[[int], None]
 #: Samples per task given to an executor, and tasks under way at once: what bounds the memory of a parallel run.
 _SHARD = 4
 _IN_FLIGHT = 8
-
-_MIN, _MAX = "__calibrators_min", "__calibrators_max"
 
 
 @dataclass(frozen=True)
@@ -50,11 +46,6 @@ class Observation:
     tensor: str
     calibrator: Calibrator
     axis: int | None = None
-
-    @property
-    def reduced(self) -> bool:
-        """Whether minimum and maximum, taken inside the graph, are all that is needed."""
-        return self.axis is None and isinstance(self.calibrator.statistic(), Extremes | MovingExtremes)
 
 
 def collect(
@@ -79,6 +70,7 @@ def collect(
         progress: called with the number of samples done so far.
 
     Raises:
+        CalibrationError: onnxruntime cannot open the model, or a tensor is unknown.
         DataError: a batch that onnxruntime cannot run; the message names its index and the cause.
     """
     watch = _Watch.on(model, observations, threads)
@@ -176,34 +168,28 @@ class _Session:
     """An open session on the augmented model; it may be used from several threads."""
 
     def __init__(self, watch: _Watch, threads: int) -> None:
-        self._session = open_session(watch.model, threads=threads)
+        try:
+            self._session = open_session(watch.model, threads=threads)
+        except Exception as error:  # onnxruntime raises several unrelated types
+            raise CalibrationError(f"onnxruntime cannot open the model with its tensors exposed: {error}") from error
+        self._observations = watch.observations
         self._inputs = {value.name for value in self._session.get_inputs()}
-        floats = {value.name for value in self._session.get_outputs() if value.type == "tensor(float)"}
-        fetched: dict[str, None] = {}
-        self._readers: list[tuple[int, Observation, list[str]]] = []
-        for place, observation in enumerate(watch.observations):
-            names = _outputs(observation, self._inputs)
-            if floats.issuperset(names):
-                fetched.update(dict.fromkeys(names))
-                self._readers.append((place, observation, names))
-        self._outputs = list(fetched)
+        watched = {observation.tensor for observation in watch.observations} - self._inputs
+        types = {value.name: value.type for value in self._session.get_outputs()}
+        self._outputs = [name for name, kind in types.items() if name in watched and kind == "tensor(float)"]
 
     def observe(self, sample: Sample, index: int, statistics: list[Any]) -> None:
         """Run one batch and let the statistics of the observed tensors take it in."""
-        feeds = {name: value for name, value in sample.items() if name in self._inputs}
+        values = {name: value for name, value in sample.items() if name in self._inputs}
         try:
-            values = self._session.run(self._outputs, feeds) if self._outputs else []
+            found = self._session.run(self._outputs, values) if self._outputs else []
         except Exception as error:  # onnxruntime raises several unrelated types
             raise DataError(f"sample {index}: onnxruntime could not run the model on it: {error}") from error
-        found = dict(zip(self._outputs, values, strict=True))
-        del values
-        for place, observation, names in self._readers:
-            if not names:
-                statistics[place].observe(rows(feeds[observation.tensor], observation.axis))
-            elif observation.reduced:
-                statistics[place].observe_bounds(*(np.float64(found[name]).reshape(1) for name in names))
-            else:
-                statistics[place].observe(rows(found[names[0]], observation.axis))
+        values.update(zip(self._outputs, found, strict=True))
+        for observation, statistic in zip(self._observations, statistics, strict=True):
+            value = values.get(observation.tensor)
+            if isinstance(value, np.ndarray) and value.dtype == np.float32:
+                statistic.observe(rows(value, observation.axis))
 
 
 _open: dict[str, _Session] = {}
@@ -221,27 +207,11 @@ def _observe_shard(watch: _Watch, shard: list[Sample], first: int) -> list[Stati
     return statistics
 
 
-def _outputs(observation: Observation, inputs: Container[str]) -> list[str]:
-    """The outputs of the augmented model that an observation reads; none for an input, which is read off the sample."""
-    name = observation.tensor
-    if name in inputs:
-        return []
-    return [name + _MIN, name + _MAX] if observation.reduced else [name]
-
-
 def _additions(model: onnx.ModelProto, observations: Sequence[Observation]) -> onnx.ModelProto:
-    """What has to be added to ``model`` so that the observed tensors, or their extremes, are outputs."""
+    """What has to be added to ``model`` so that the observed tensors are outputs; onnxruntime infers their types."""
     result = onnx.ModelProto()
-    inputs = {value.name for value in model.graph.input}
-    exposed = {value.name for value in model.graph.output}
-    wanted = dict.fromkeys(
-        (name, observation.tensor) for observation in observations for name in _outputs(observation, inputs)
-    )
-    for name, tensor in wanted:
-        if name != tensor:
-            kind = "ReduceMin" if name.endswith(_MIN) else "ReduceMax"
-            result.graph.node.append(helper.make_node(kind, [tensor], [name], keepdims=0))
-            result.graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, []))
-        elif name not in exposed:
+    exposed = {value.name for value in (*model.graph.input, *model.graph.output)}
+    for name in dict.fromkeys(observation.tensor for observation in observations):
+        if name not in exposed:
             result.graph.output.append(onnx.ValueInfoProto(name=name))
     return result

@@ -21,7 +21,7 @@ from quark_onnx.graph import Graph
 from quark_onnx.graph.io import has_external_data, read
 from quark_onnx.onnxruntime_spelling import is_onnxruntime_call, translate
 from quark_onnx.passes import CLEANING
-from quark_onnx.plan import Plan
+from quark_onnx.plan import Plan, select
 from quark_onnx.progress import Progress
 from quark_onnx.report import Report, summarize
 from quark_onnx.steps import (
@@ -169,11 +169,12 @@ def plan_for(model: str | Path | ModelProto, config: QConfig | str | Path | dict
     """What would become of each tensor, as far as that is known without data."""
     config = QConfig.of(config)
     graph = Graph.of(load(model))
+    select(graph, config)  # patterns are held against the graph that the user knows
     for single in CLEANING if config.prepare else ():
         if single(graph):
             graph.drop_unused()
             graph.infer()
-    return make_plan(graph, config)
+    return make_plan(graph, config, strict=False)
 
 
 def load(model: str | Path | ModelProto) -> ModelProto:

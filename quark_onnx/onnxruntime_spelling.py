@@ -92,6 +92,8 @@ def translate(positional: tuple[Any, ...], keywords: Mapping[str, Any]) -> Call:
     a = bound.arguments
     if _name(a["quant_format"]) != "QDQ":
         raise ConfigError("quant_format QOperator is not written; use QuantFormat.QDQ, which onnxruntime runs alike")
+    if a["calibration_cache_path"] is not None:
+        raise ConfigError("calibration_cache_path is not supported: ranges are measured in each run")
     options = dict(a["extra_options"] or {})
     config = _config(a, options)
     for name in options:
@@ -170,6 +172,7 @@ def _signature(
     calibrate_method: Any = CalibrationMethod.MinMax,
     calibration_providers: Any = None,
     extra_options: Any = None,
+    calibration_cache_path: Any = None,
 ) -> None:
     """onnxruntime's parameters and defaults."""
 

@@ -69,6 +69,8 @@ def compare(
         outputs = measure(sessions[0], sessions[1], counter)
     except calibrators.CalibrationError as error:
         raise DataError(str(error)) from error
+    except Exception as error:  # onnxruntime raises several unrelated types
+        raise ModelError(f"the two models cannot be run on the same data: {error}") from error
     return Comparison(counter.count, outputs, before.ByteSize(), after.ByteSize())
 
 

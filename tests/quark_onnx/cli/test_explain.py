@@ -60,6 +60,7 @@ def test_preparation_is_part_of_the_plan(cli: Any) -> None:
         for options in ((), ("--no-prepare",))
     ]
     assert names == [["act"], ["id", "act"]]
+    assert cli("explain", "id.onnx", "--exclude", "id").code == 0, "a pattern may name what preparation removes"
 
 
 def test_bad_input(cli: Any) -> None:

@@ -1,0 +1,32 @@
+"""Nothing grows beyond what a reader takes in at once."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted(path for package in ("calibrators", "quark_onnx") for path in (ROOT / package).rglob("*.py"))
+
+LINES, FUNCTION_LINES, PARAMETERS = 400, 60, 8
+#: It is onnxruntime's signature that is copied there.
+NOT_OURS = {"_signature"}
+VAGUE = {"utils", "util", "helpers", "helper", "common", "misc", "tools", "manager"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_budgets(path: Path) -> None:
+    assert not VAGUE & {part.strip("_") for part in path.relative_to(ROOT).with_suffix("").parts}
+    text = path.read_text(encoding="utf-8")
+    tree = ast.parse(text)
+    assert len(text.splitlines()) <= LINES
+    assert ast.get_docstring(tree), "a file says what its one job is"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name not in NOT_OURS:
+            assert (node.end_lineno or 0) - node.lineno < FUNCTION_LINES, f"{node.name} is too long"
+            a = node.args
+            count = len([*a.posonlyargs, *a.args, *a.kwonlyargs, *filter(None, (a.vararg, a.kwarg))])
+            method = bool(a.args) and a.args[0].arg in ("self", "cls")
+            assert count - method <= PARAMETERS, f"{node.name} takes too many parameters"

@@ -1,0 +1,34 @@
+"""What the packages offer is what they say they offer, and importing them is cheap."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+
+import calibrators
+import quark_onnx
+
+
+@pytest.mark.parametrize("package", [calibrators, quark_onnx], ids=lambda package: package.__name__)
+def test_all_is_the_public_interface(package: ModuleType) -> None:
+    public = {n for n, v in vars(package).items() if not n.startswith("_") and not isinstance(v, ModuleType)}
+    assert public == set(package.__all__)
+    assert package.__all__ == sorted(package.__all__)
+    assert all(getattr(package, name).__doc__ for name in package.__all__)
+
+
+def test_importing_loads_no_framework(capsys: pytest.CaptureFixture[str]) -> None:
+    code = """
+import sys, time
+start = time.perf_counter()
+import quark_onnx
+print(f"{time.perf_counter() - start:.2f}", *sorted({"torch", "transformers", "tqdm", "PIL"} & set(sys.modules)))
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    seconds, *loaded = run.stdout.split()
+    with capsys.disabled():
+        print(f" import quark_onnx: {seconds} s ", end="")
+    assert loaded == [] and run.stderr == ""

@@ -1,0 +1,160 @@
+"""A script written for onnxruntime.quantization changes its import and nothing else."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime.quantization as theirs
+import pytest
+from onnx import TensorProto
+
+import quark_onnx as ours
+from calibrators import Entropy, MinMax, Percentile
+from quark_onnx import QuantizationSpec
+from quark_onnx.errors import ConfigError
+from quark_onnx.onnxruntime_spelling import translate
+from tests.models import Feeds, residual, samples
+
+
+def reader(base: type) -> Any:
+    """A reader as onnxruntime's documentation teaches it."""
+
+    class Reader(base):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.samples = iter(samples(residual()))
+
+        def get_next(self) -> Feeds | None:
+            return next(self.samples, None)
+
+    return Reader()
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "float.onnx"
+    onnx.save_model(residual(), str(path))
+    return path
+
+
+@pytest.mark.parametrize("names", [ours, theirs], ids=["ours", "theirs"])
+@pytest.mark.parametrize("positional", [True, False], ids=["positional", "keywords"])
+def test_a_script_runs(model: Path, names: Any, positional: bool) -> None:
+    output = model.with_name("q.onnx")
+    data = reader(names.CalibrationDataReader)
+    settings = {
+        "quant_format": names.QuantFormat.QDQ,
+        "activation_type": names.QuantType.QUInt8,
+        "weight_type": names.QuantType.QInt8,
+        "per_channel": True,
+        "calibrate_method": names.CalibrationMethod.MinMax,
+        "extra_options": {"ActivationSymmetric": False, "WeightSymmetric": True},
+    }
+    if positional:
+        ours.quantize_static(str(model), str(output), data, **settings)
+    else:
+        ours.quantize_static(model_input=model, model_output=output, calibration_data_reader=data, **settings)
+    wanted = ours.QConfig().with_(calibrator="minmax")
+    assert onnx.load(output) == ours.quantize_static(model, samples(residual()), wanted)
+
+
+def test_onnxruntimes_own_defaults(model: Path) -> None:
+    ours.quantize_static(model, model.with_name("q.onnx"), reader(theirs.CalibrationDataReader))
+    types = {t.name: t.data_type for t in onnx.load(model.with_name("q.onnx")).graph.initializer}
+    assert types["x_zero_point"] == types["w1_zero_point"] == TensorProto.INT8
+
+
+def config(**keywords: Any) -> ours.QConfig:
+    return translate(("m", "q", None), keywords).config
+
+
+def test_the_signature_is_onnxruntimes() -> None:
+    known = list(inspect.signature(theirs.quantize_static).parameters)
+    assert translate(("m", "q"), {}).model == "m"
+    for name in known:
+        translate((), {"model_input": "m", "model_output": "q", name: _default(name)})
+
+
+def _default(name: str) -> Any:
+    default = inspect.signature(theirs.quantize_static).parameters[name].default
+    return "m" if default is inspect.Parameter.empty else default
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "calibrator"),
+    [
+        ("MinMax", {}, MinMax()),
+        ("MinMax", {"CalibMovingAverage": True, "CalibMovingAverageConstant": 0.1}, MinMax(True, 0.1)),
+        ("Entropy", {}, Entropy()),
+        ("Percentile", {}, Percentile(99.999)),
+        ("Percentile", {"CalibPercentile": 99.9}, Percentile(99.9)),
+    ],
+)
+def test_calibration_methods(method: str, options: dict[str, Any], calibrator: Any) -> None:
+    found = config(calibrate_method=theirs.CalibrationMethod[method], extra_options=options)
+    assert found.activation is not None and found.activation.calibrator == calibrator
+
+
+def test_types_and_selections() -> None:
+    found = config(
+        activation_type=theirs.QuantType.QUInt16,
+        weight_type=theirs.QuantType.QUInt8,
+        reduce_range=True,
+        op_types_to_quantize=["Conv", "MatMul"],
+        nodes_to_quantize=["a", "b"],
+        nodes_to_exclude=["c"],
+        extra_options={"QuantizeBias": False},
+    )
+    assert found == ours.QConfig(
+        QuantizationSpec("uint16", symmetric=False),  # type: ignore[arg-type]
+        QuantizationSpec("uint8", symmetric=False, reduce_range=True),  # type: ignore[arg-type]
+        bias=False,
+        op_types=("Conv", "MatMul"),
+        nodes=("a", "b"),
+        exclude=("c",),
+    )
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"per_chanel": True}, "quantize_static has no argument 'per_chanel'; did you mean 'per_channel'?"),
+        ({"extra_options": {"ActivationSymetric": 1}}, "unknown extra option 'ActivationSymetric'; did you mean 'ActivationSymm"),
+        ({"extra_options": {"TensorQuantOverrides": {}}}, "extra option 'TensorQuantOverrides' is not supported: use overrides"),
+        ({"extra_options": {"SmoothQuant": True}}, "extra option 'SmoothQuant' is not supported"),
+        ({"quant_format": theirs.QuantFormat.QOperator}, "quant_format QOperator is not written; use QuantFormat.QDQ"),
+        ({"weight_type": theirs.QuantType.QFLOAT8E4M3FN}, "quantization type 'QFLOAT8E4M3FN' is not supported"),
+        (
+            {"calibrate_method": theirs.CalibrationMethod.Distribution},
+            "calibrate_method 'Distribution' is not known; known: Entropy, MinMax, Percentile",
+        ),
+        ({"op_types_to_quantize": ["Convv"]}, "unknown operator 'Convv'; did you mean 'Conv'?"),
+        ({"calibration_cache_path": "c.json"}, "calibration_cache_path is not supported: ranges are measured in each run"),
+        ({"model_input": "again"}, "quantize_static in onnxruntime's spelling: multiple values for argument 'model_input'"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_translated(keywords: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        config(**keywords)
+    assert message in str(error.value)
+
+
+def test_options_that_are_not_needed_are_taken(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        assert config(extra_options={"DedicatedQDQPair": True}) == config()
+    assert "extra option DedicatedQDQPair is not needed here" in caplog.text
+
+
+def test_excluding_what_is_not_there_is_an_error(model: Path) -> None:
+    data = reader(ours.CalibrationDataReader)
+    with pytest.raises(ConfigError, match="no node of the model matches 'conv9'; did you mean 'conv[12]'"):
+        ours.quantize_static(model, model.with_name("q.onnx"), data, nodes_to_exclude=["conv9"])
+    assert not model.with_name("q.onnx").exists()
+
+
+def test_our_reader_can_be_iterated() -> None:
+    found = [feeds["x"] for feeds in reader(ours.CalibrationDataReader)]
+    np.testing.assert_array_equal(found, [feeds["x"] for feeds in samples(residual())])
