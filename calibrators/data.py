@@ -76,6 +76,7 @@ class _Source:
         length: how many samples they hold, None if unknown.
         restartable: whether there can be a second pass.
         labelled: whether labels may follow the inputs in a batch.
+        stacked: whether a batch is a stack of samples, rather than what the caller wants to run at once.
         if_empty: why there may be no batch.
     """
 
@@ -83,6 +84,7 @@ class _Source:
     length: int | None = None
     restartable: bool = True
     labelled: bool = False
+    stacked: bool = False
     if_empty: str = "the calibration data holds no sample"
 
 
@@ -140,7 +142,9 @@ class Reader:
     def _fit(self, indices: Iterator[int], batch: object) -> Iterator[Sample]:
         """The samples in a raw batch, each with the next index."""
         index = next(indices)
-        parts = split(name_arrays(batch, self._inputs, index, labelled=self._source.labelled), self._inputs)
+        sample = name_arrays(batch, self._inputs, index, labelled=self._source.labelled)
+        parts = split(sample, self._inputs, stacked=self._source.stacked)
+        del sample
         yield conform(next(parts), self._inputs, index, self._layout)
         for part in parts:
             yield conform(part, self._inputs, next(indices), self._layout)
@@ -162,12 +166,13 @@ def open_reader(
     - a torch DataLoader, or what has its ``dataset`` and ``batch_size``: the same, but what follows the
       inputs in a tuple or list, the labels, is dropped
     - an onnxruntime CalibrationDataReader: ``get_next()`` until None, after ``rewind()`` if it has one
-    - one batch: {input name: array}, or the bare array
+    - one stack of samples: {input name: array}, or the bare array
     - a path to .npz or .npy files, see `calibrators.files.read_arrays`
     - with ``images``, a path to an image, or to a folder of images, taken by name
     - `RandomData`
 
-    A batch of N for a model whose batch is fixed to 1 becomes N samples.
+    A batch of N for a model whose batch is fixed to 1 becomes N samples, and so does a stack, or an array file, of N
+    where the model leaves the batch open.
 
     Args:
         data: the data.
@@ -207,7 +212,7 @@ def _from_path(path: Path, inputs: Sequence[InputSpec], images: ImageSpec | None
         return _Source(partial(read_images, pictures, images), len(pictures), if_empty=f"no image in {path}")
     if pictures and not find_files(path, ARRAY_SUFFIXES):
         raise DataError(f"{path}: to read images, say how with images=ImageSpec(size=(height, width))")
-    return _Source(partial(read_arrays, path, inputs))
+    return _Source(partial(read_arrays, path, inputs), stacked=True)
 
 
 def _from_object(data: Any, inputs: Sequence[InputSpec]) -> _Source:
@@ -215,7 +220,7 @@ def _from_object(data: Any, inputs: Sequence[InputSpec]) -> _Source:
         warnings.warn("random data: the ranges are meaningless, do not ship the model", stacklevel=3)
         return _Source(partial(data.draw, inputs), data.samples)
     if isinstance(data, Mapping) or is_array(data):
-        data = [data]
+        return _Source(partial(iter, [data]), stacked=True)
     if callable(getattr(data, "get_next", None)):
         hint = "get_next() returned None at once; a reader that was read before needs a rewind()"
         if hasattr(data, "rewind"):

@@ -92,7 +92,7 @@ class _Watch:
         data: bytes | onnx.ModelProto
         if estimate_bytes(model) < PROTOBUF_LIMIT:
             data = model.SerializeToString() + extra.SerializeToString()  # protobuf merges what is concatenated
-            key = hashlib.sha256(data).hexdigest()
+            key = hashlib.sha256(data + repr(observations).encode()).hexdigest()
         else:
             data = onnx.ModelProto()
             data.CopyFrom(model)

@@ -95,16 +95,20 @@ def name_arrays(batch: object, inputs: Sequence[InputSpec], index: int, *, label
     return {name: _to_numpy(arrays[name], places[name]) if name in places else arrays[name] for name in names}
 
 
-def splittable(inputs: Sequence[InputSpec]) -> bool:
-    """Whether the batch of every input is fixed to 1, so that a larger one has to be split."""
-    return all(spec.shape and spec.shape[0] == 1 for spec in inputs)
+def splittable(inputs: Sequence[InputSpec], *, stacked: bool = False) -> bool:
+    """Whether the batch of every input is fixed to 1, so that a larger one has to be split.
+
+    Where the data is ``stacked``, a batch that the model leaves open is split too: the arrays hold all samples.
+    """
+    heads = [spec.shape[0] if spec.shape and (spec.shape[0] == 1 or len(spec.shape) > 1) else 0 for spec in inputs]
+    return all(head == 1 or (stacked and not isinstance(head, int)) for head in heads)
 
 
-def split(sample: Sample, inputs: Sequence[InputSpec]) -> Iterator[Sample]:
-    """The N samples in a batch of N, if the model takes only one at a time; any other sample as it is."""
+def split(sample: Sample, inputs: Sequence[InputSpec], *, stacked: bool = False) -> Iterator[Sample]:
+    """The N samples in a batch of N, if it is to be split; any other sample as it is."""
     sizes = {np.shape(sample[spec.name])[:1] for spec in inputs if spec.tensor}
     whole = all(spec.shape and len(spec.shape) == sample[spec.name].ndim for spec in inputs)
-    if splittable(inputs) and whole and len(sizes) == 1 and (size := sizes.pop()[0]) > 1:
+    if splittable(inputs, stacked=stacked) and whole and len(sizes) == 1 and (size := sizes.pop()[0]) > 1:
         for row in range(size):
             yield {name: array[row : row + 1] for name, array in sample.items()}
     else:

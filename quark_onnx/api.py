@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, overload
@@ -87,14 +87,17 @@ def quantize(
     moved = search(graph, plan, params, held.first, progress)
     solve_biases(graph, plan, params)
     result = insert(graph, plan, params)
-
+    external = isinstance(model, str | Path) and has_external_data(Path(model))
+    quantized, errors = finish(
+        result, reference, held.samples or [first], target, min_sqnr=config.min_sqnr, external=external
+    )
     operators, kept_nodes, kept_tensors = summarize(plan)
     report = Report(
         config=str(config),
         samples=held.count,
         held_out=len(held.samples),
         bytes_before=original.ByteSize(),
-        bytes_after=0,
+        bytes_after=quantized.ByteSize(),
         operators=operators,
         kept_nodes=kept_nodes,
         kept_tensors=kept_tensors,
@@ -105,12 +108,8 @@ def quantize(
             *([f"{moved} power-of-two scales moved by the error at the outputs"] if moved else []),
             *(f"scale of {n} channels of {w!r} raised to hold its bias" for w, n in params.raised.items()),
         ],
+        outputs=errors,
     )
-    external = isinstance(model, str | Path) and has_external_data(Path(model))
-    quantized, errors = finish(
-        result, reference, held.samples or [first], target, min_sqnr=config.min_sqnr, external=external
-    )
-    report = replace(report, bytes_after=quantized.ByteSize(), outputs=errors)
     logger.debug("%s", report)
     return Result(quantized, plan, report)
 

@@ -15,7 +15,7 @@ from quark_onnx.rules.base import rule
 def matmul(node: Node, plan: Plan) -> None:
     """Two operands, either of which may be a weight: (..., K, N) on the right, (..., M, K) on the left.
 
-    A stack of matrices on the right has one scale: onnxruntime's integer product refuses one for each column of a stack.
+    A stack of matrices on the right has one scale: onnxruntime refuses integer products with one for each column of it.
     """
     a, b = node.inputs
     for tensor, axis_from_end in ((a, 2), (b, 1)):

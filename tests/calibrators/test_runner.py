@@ -138,38 +138,19 @@ def test_only_what_is_observed_is_fetched(spies: list[Spy]) -> None:
     assert list(spies[0].fetched) == ["b"]
 
 
-def test_minmax_moves_no_tensor_out_of_onnxruntime(spies: list[Spy]) -> None:
-    collect(NET, [Observation(tensor, MinMax()) for tensor in ("a", "b", "y")], EVEN[:1])
-    assert spies[0].fetched and all(value.size == 1 for value in spies[0].fetched.values())
-
-
 def test_arrays_that_the_model_does_not_take_are_passed_over() -> None:
     (found,) = collect(NET, [Observation("y", MinMax())], [EVEN[0] | {"label": np.array([3])}])
     assert found.lo == numpys(EVEN[0])["y"].min()
 
 
-@pytest.mark.parametrize(
-    ("tensor", "method"),
-    [
-        ("i", PERCENTILE),
-        pytest.param("i", MINMAX, marks=pytest.mark.xfail(strict=True, reason="onnxruntime refuses the reduction")),
-        pytest.param("x", PERCENTILE, marks=pytest.mark.xfail(strict=True, reason="inputs are observed unasked")),
-        pytest.param("x", MINMAX, marks=pytest.mark.xfail(strict=True, reason="inputs are observed unasked")),
-    ],
-)
+@pytest.mark.parametrize("tensor", ["i", "x"])
+@pytest.mark.parametrize("method", [PERCENTILE, MINMAX])
 def test_integers_leave_a_statistic_empty(tensor: str, method: Any) -> None:
     found = observe("i = Mul (x, x) y = Cast <to = 1> (i)", tensor, [1, 2, 3], method=method, kind="int64")
     assert found.lo.size == 0
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        PERCENTILE,
-        pytest.param(MINMAX, marks=pytest.mark.xfail(strict=True, reason="its extremes are infinite")),
-        pytest.param(MOVING, marks=pytest.mark.xfail(strict=True, reason="its extremes are infinite")),
-    ],
-)
+@pytest.mark.parametrize("method", [PERCENTILE, MINMAX, MOVING])
 def test_a_batch_in_which_a_tensor_has_no_element_leaves_no_trace(method: Any) -> None:
     """As the boxes of an image without objects."""
     none, some = np.zeros(0, np.float32), np.float32([1, 2])
@@ -178,17 +159,8 @@ def test_a_batch_in_which_a_tensor_has_no_element_leaves_no_trace(method: Any) -
     assert observe("h = Sqrt (x) y = Neg (h)", "h", none, method=method).lo.size == 0
 
 
-unseen = pytest.mark.xfail(strict=True, reason="onnxruntime's ReduceMin sees NaN in the first place alone")
-
-
-@pytest.mark.parametrize(
-    ("method", "place"),
-    [
-        *((PERCENTILE, place) for place in (0, 5, 99)),
-        *((method, 0) for method in (MINMAX, MOVING)),
-        *(pytest.param(method, place, marks=unseen) for method in (MINMAX, MOVING) for place in (5, 99)),
-    ],
-)
+@pytest.mark.parametrize("place", [0, 5, 99])
+@pytest.mark.parametrize("method", [PERCENTILE, MINMAX, MOVING])
 def test_nan_inside_the_graph_is_counted(method: Any, place: int) -> None:
     values = np.linspace(1, 4, 100, dtype=np.float32)
     values[place] = -1
