@@ -26,8 +26,8 @@ def find_files(path: Path, suffixes: frozenset[str]) -> list[Path]:
 def read_arrays(path: Path, inputs: Sequence[InputSpec]) -> Iterator[Sample]:
     """The samples, one by one; no file is open between two of them.
 
-    A file is one sample, unless each array in it has one dimension more than its input: then the first axis
-    counts samples. Such a .npy is read row by row; a .npz is an archive and has to be read whole.
+    A file is one batch, which `open_reader` splits into samples, unless each array in it has one dimension more than
+    its input: then the first axis counts batches. Such a .npy is read row by row; a .npz has to be read whole.
 
     Args:
         path: a .npz, whose keys are the input names; a .npy, if the model has one input; a folder of either;
