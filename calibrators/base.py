@@ -41,6 +41,17 @@ class Calibrator(Protocol):
         """The interval that ``grid`` should cover, one entry per row of the statistic."""
 
 
+def require(fits: bool, setting: str, value: object, wanted: str) -> None:
+    """Raise CalibrationError, with what is ``wanted`` of a setting, unless its value ``fits``."""
+    if not fits:
+        raise CalibrationError(f"{setting} is {value!r}; it must be {wanted}")
+
+
+def is_number(value: object, kind: type | tuple[type, ...] = (int, float)) -> bool:
+    """Whether a setting is a number; True and False, which Python takes for integers, are none."""
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
 CALIBRATORS: dict[str, type[Any]] = {}
 T = TypeVar("T", bound=type[Any])
 

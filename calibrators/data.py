@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, count, islice
@@ -77,6 +78,7 @@ class _Source:
         restartable: whether there can be a second pass.
         labelled: whether labels may follow the inputs in a batch.
         stacked: whether a batch is a stack of samples, rather than what the caller wants to run at once.
+        refilled: whether the arrays of a batch may be filled again for the next one, so that a sample has to be a copy.
         if_empty: why there may be no batch.
     """
 
@@ -85,6 +87,7 @@ class _Source:
     restartable: bool = True
     labelled: bool = False
     stacked: bool = False
+    refilled: bool = False
     if_empty: str = "the calibration data holds no sample"
 
 
@@ -143,6 +146,8 @@ class Reader:
         """The samples in a raw batch, each with the next index."""
         index = next(indices)
         sample = name_arrays(batch, self._inputs, index, labelled=self._source.labelled)
+        if self._source.refilled:
+            sample = deepcopy(sample)
         parts = split(sample, self._inputs, stacked=self._source.stacked)
         del sample
         yield conform(next(parts), self._inputs, index, self._layout)
@@ -224,14 +229,16 @@ def _from_object(data: Any, inputs: Sequence[InputSpec]) -> _Source:
     if callable(getattr(data, "get_next", None)):
         hint = "get_next() returned None at once; a reader that was read before needs a rewind()"
         if hasattr(data, "rewind"):
-            return _Source(partial(_rewound, data), if_empty=hint)
-        return _Source(_once(_pull(data)), restartable=False, if_empty=hint)
+            return _Source(partial(_rewound, data), refilled=True, if_empty=hint)
+        return _Source(_once(_pull(data)), restartable=False, refilled=True, if_empty=hint)
     if isinstance(data, Iterator):
-        return _Source(_once(data), restartable=False, if_empty="the iterator has nothing left to give")
+        hint = "the iterator has nothing left to give"
+        return _Source(_once(data), restartable=False, refilled=True, if_empty=hint)
     if isinstance(data, Iterable):
         labelled = hasattr(data, "dataset") and hasattr(data, "batch_size")
         # Whether a batch has to be split shows only when it comes.
-        return _Source(partial(iter, data), None if splittable(inputs) else _length(data), labelled=labelled)
+        length = None if splittable(inputs) else _length(data)
+        return _Source(partial(iter, data), length, labelled=labelled, refilled=not isinstance(data, list | tuple))
     raise DataError(f"got {type(data).__name__} as data; pass an iterable of {{input name: array}}")
 
 

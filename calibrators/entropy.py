@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrators.base import register
+from calibrators.base import is_number, register, require
 from calibrators.grid import Floats, Grid, Range
 from calibrators.histogram import BINS, Histogram
 
@@ -30,6 +30,10 @@ class Entropy:
     """
 
     candidates: int = 128
+
+    def __post_init__(self) -> None:
+        fits = is_number(self.candidates, int) and self.candidates >= 1
+        require(fits, "candidates", self.candidates, "a number of thresholds, 1 or more")
 
     def statistic(self) -> Histogram:
         return Histogram()

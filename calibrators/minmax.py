@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from calibrators.base import register
+from calibrators.base import is_number, register, require
 from calibrators.extremes import Extremes, MovingExtremes
 from calibrators.grid import Grid, Range
 
@@ -21,6 +21,11 @@ class MinMax:
 
     moving_average: bool = False
     constant: float = 0.01
+
+    def __post_init__(self) -> None:
+        require(isinstance(self.moving_average, bool), "moving_average", self.moving_average, "true or false")
+        fits = is_number(self.constant) and 0 < self.constant <= 1
+        require(fits, "constant", self.constant, "a weight greater than 0, at most 1")
 
     def statistic(self) -> Extremes | MovingExtremes:
         return MovingExtremes(self.constant) if self.moving_average else Extremes()

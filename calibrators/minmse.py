@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrators.affine import covered, params_for
-from calibrators.base import register
+from calibrators.base import is_number, register, require
 from calibrators.grid import Floats, Grid, QParams, Range
 from calibrators.histogram import Histogram
 
@@ -35,6 +35,10 @@ class MinMSE:
 
     steps: int = 96
     least: float = 0.05
+
+    def __post_init__(self) -> None:
+        require(is_number(self.steps, int) and self.steps >= 1, "steps", self.steps, "a number of intervals, 1 or more")
+        require(is_number(self.least) and 0 < self.least <= 1, "least", self.least, "a share greater than 0, at most 1")
 
     def statistic(self) -> Histogram:
         return Histogram()

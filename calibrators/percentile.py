@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from calibrators.base import register
-from calibrators.errors import CalibrationError
+from calibrators.base import is_number, register, require
 from calibrators.grid import Floats, Grid, Range
 from calibrators.histogram import Counts, Histogram
 
@@ -26,12 +25,14 @@ class Percentile:
 
     percentile: float = 99.999
 
+    def __post_init__(self) -> None:
+        fits = is_number(self.percentile) and 0 < self.percentile <= 100
+        require(fits, "percentile", self.percentile, "a number greater than 0 and at most 100")
+
     def statistic(self) -> Histogram:
         return Histogram()
 
     def range(self, statistic: Histogram, grid: Grid) -> Range:
-        if not 0 < self.percentile <= 100:
-            raise CalibrationError(f"percentile is {self.percentile}; it must be greater than 0 and at most 100")
         tail = 1 - self.percentile / 100
         total = statistic.magnitude().sum(axis=1)
         width = statistic.width

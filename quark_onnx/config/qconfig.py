@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from calibrators import Percentile
+from calibrators.base import is_number
 from quark_onnx.config.spec import QuantizationSpec, check_names
 from quark_onnx.dtypes import INT8, UINT8
 from quark_onnx.errors import ConfigError
@@ -57,12 +58,16 @@ class Override:
     def __post_init__(self) -> None:
         object.__setattr__(self, "nodes", _strings(self.nodes, "nodes of an override"))
         object.__setattr__(self, "op_types", _strings(self.op_types, "op_types of an override"))
+        if not isinstance(self.between, list | tuple):
+            raise ConfigError(f"between of an override is {self.between!r}; it takes two sets of names")
         ends = tuple(_strings(end, "between of an override") for end in self.between)
         object.__setattr__(self, "between", ends)
         if len(ends) not in (0, 2):
             raise ConfigError(f"between of an override has {len(ends)} sets of names; it takes two: starts and ends")
         if not (self.nodes or self.op_types or self.between):
             raise ConfigError("an override names no nodes; give nodes, op_types or between")
+        if not isinstance(self.keep, bool):
+            raise ConfigError(f"keep of the override for {self.where} is {self.keep!r}; it must be true or false")
         if not (self.keep or self.activation or self.weight):
             raise ConfigError(f"the override for {self.where} changes nothing; give keep, activation or weight")
         if self.keep and (self.activation or self.weight):
@@ -116,6 +121,8 @@ class QConfig:
     min_sqnr: float | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.overrides, list | tuple):
+            raise ConfigError(f"overrides is {self.overrides!r}; it must be a list of Override")
         object.__setattr__(self, "overrides", tuple(self.overrides))
         object.__setattr__(self, "op_types", _strings(self.op_types, "op_types"))
         object.__setattr__(self, "nodes", _strings(self.nodes, "nodes"))
@@ -134,7 +141,7 @@ class QConfig:
             raise ConfigError("activations are quantized per tensor; per_channel belongs to the weight")
         if type(self.search) is not int or self.search < 0:
             raise ConfigError(f"search is {self.search!r}; it must be a number of samples, 0 or more")
-        if self.min_sqnr is not None and not isinstance(self.min_sqnr, int | float):
+        if self.min_sqnr is not None and not (is_number(self.min_sqnr) and self.min_sqnr == self.min_sqnr):  # no NaN
             raise ConfigError(f"min_sqnr is {self.min_sqnr!r}; it must be a number of decibels")
         for op_type in self.op_types:
             if len(RULES):  # the rules may not be loaded yet; then the plan will look

@@ -71,6 +71,9 @@ def _spec(data: Any, base: QuantizationSpec | None, where: str) -> QuantizationS
 def _mapping(data: Any, where: str) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise ConfigError(f"{where} is {data!r}; it must be a mapping of settings")
+    for name in data:
+        if not isinstance(name, str):
+            raise ConfigError(f"{where} has no setting {name!r}; settings have names")
     return data
 
 

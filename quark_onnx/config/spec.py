@@ -47,7 +47,7 @@ class QuantizationSpec:
         for name in ("symmetric", "per_channel", "pow2", "narrow", "reduce_range"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; it must be true or false")
-        if not hasattr(self.calibrator, "statistic"):
+        if isinstance(self.calibrator, type) or not hasattr(self.calibrator, "statistic"):
             raise ConfigError(
                 f"calibrator is {self.calibrator!r}; it must be a calibrator or a name"
                 f"{nearest('', calibrators.CALIBRATORS)}"

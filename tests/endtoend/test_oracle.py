@@ -44,7 +44,9 @@ def quantized_values(model: ModelProto) -> dict[str, Array]:
 
 
 def codes(x: Array, v: dict[str, Array], name: str, low: int, high: int) -> Array:
-    return np.clip(np.rint(x.astype(np.float64) / v[f"{name}_scale"]) + v[f"{name}_zero_point"], low, high).astype(np.int64)
+    return np.clip(np.rint(x.astype(np.float64) / v[f"{name}_scale"]) + v[f"{name}_zero_point"], low, high).astype(
+        np.int64
+    )
 
 
 def convolution(x: Array, w: Array, *, pads: int = 0, groups: int = 1) -> Array:
@@ -57,7 +59,9 @@ def convolution(x: Array, w: Array, *, pads: int = 0, groups: int = 1) -> Array:
     return np.concatenate(parts, axis=1)
 
 
-def accumulated(x: Array, v: dict[str, Array], product: Callable[[Array, Array], Array], channels: tuple[int, ...]) -> Array:
+def accumulated(
+    x: Array, v: dict[str, Array], product: Callable[[Array, Array], Array], channels: tuple[int, ...]
+) -> Array:
     """What a layer computes: integer products, the integer bias, and then once the scales, in float64."""
     total = product(x - v["x_zero_point"], v["w_quantized"])
     scale = v["x_scale"] * v["w_scale"]
@@ -193,8 +197,7 @@ def test_sixteen_bits_cost_nothing_beside_the_weights() -> None:
     """Gaussian weights of 8 bits give 36 to 41 dB here, whatever the activations; exact ones show those alone."""
     for depth in (1, 4):
         model = conv_net(depth)
-        data = samples(model, 19)  # too few to hold any out: the range is that of what is measured
-        data = data[:10]
+        data = samples(model, 10)  # too few to hold any out: nothing that is measured lies beyond the range
         weights_alone = quantize(model, data, WIDE.with_(activation=None)).report.worst_sqnr
         assert quantize(model, data, WIDE).report.worst_sqnr >= weights_alone - 0.1
         assert quantize(on_the_grid(model), data, WIDE).report.worst_sqnr >= 70
@@ -219,7 +222,7 @@ def test_one_scale_for_all_channels_ruins_the_small_ones() -> None:
     )
     channel = quantize(model, samples(model), WIDE).report.worst_sqnr
     tensor = quantize(model, samples(model), WIDE.with_(per_channel=False)).report.worst_sqnr
-    assert tensor < 5 < 35 < channel
+    assert tensor < 7 and channel > 35, "6 dB: one of four channels is lost"
 
 
 @pytest.mark.parametrize("config", [TENSOR, SIGNED, POW2], ids=["tensor", "signed", "pow2"])

@@ -132,7 +132,7 @@ def test_what_cannot_be_used(model: Any, data: Any, error: type[QuarkError], mes
 def test_with_everything_excluded_the_function_is_unchanged() -> None:
     model = residual()
     data = samples(model)
-    for config in (QConfig(exclude="*"), QConfig(activation=None, weight=None)):  # type: ignore[arg-type]
+    for config in (QConfig(exclude="*"), QConfig(activation=None, weight=None)):
         result = quantize(model, data, config)
         assert kinds(result.model) == kinds(model) and result.report.quantized == 0
         np.testing.assert_array_equal(run(result.model, data[0])[0], run(model, data[0])[0])
@@ -156,7 +156,7 @@ def test_an_excluded_layer_stays_float(pattern: str) -> None:
 
 def test_mixed_precision() -> None:
     model = residual()
-    wide = TENSOR.activation.with_(dtype="uint16")  # type: ignore[union-attr]
+    wide = TENSOR.activation.with_(dtype="uint16")
     mixed = quantize(model, samples(model), TENSOR.with_(overrides=(Override(op_types=("Gemm",), activation=wide),)))
     types = {t.data_type for t in mixed.model.graph.initializer if t.name.endswith("_zero_point")}
     assert {onnx.TensorProto.UINT8, onnx.TensorProto.UINT16} <= types and mixed.report.worst_sqnr > 25
@@ -273,9 +273,7 @@ def test_the_number_of_threads_does_not_change_the_bytes(monkeypatch: pytest.Mon
     model = residual()
     results = set()
     for threads in (1, 2, 4):
-        monkeypatch.setattr(
-            calibrators.runner, "open_session", _with_threads(calibrators.runner.open_session, threads)
-        )
+        monkeypatch.setattr(calibrators.runner, "open_session", _with_threads(calibrators.runner.open_session, threads))
         results.add(quantize_static(model, samples(model), CHANNEL).SerializeToString(deterministic=True))
         monkeypatch.undo()
     assert len(results) == 1

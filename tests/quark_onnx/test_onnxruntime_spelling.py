@@ -23,7 +23,7 @@ from tests.models import Feeds, residual, samples
 def reader(base: type) -> Any:
     """A reader as onnxruntime's documentation teaches it."""
 
-    class Reader(base):  # type: ignore[misc]
+    class Reader(base):
         def __init__(self) -> None:
             self.samples = iter(samples(residual()))
 
@@ -109,8 +109,8 @@ def test_types_and_selections() -> None:
         extra_options={"QuantizeBias": False},
     )
     assert found == ours.QConfig(
-        QuantizationSpec("uint16", symmetric=False),  # type: ignore[arg-type]
-        QuantizationSpec("uint8", symmetric=False, reduce_range=True),  # type: ignore[arg-type]
+        QuantizationSpec("uint16", symmetric=False),
+        QuantizationSpec("uint8", symmetric=False, reduce_range=True),
         bias=False,
         op_types=("Conv", "MatMul"),
         nodes=("a", "b"),
@@ -122,8 +122,14 @@ def test_types_and_selections() -> None:
     ("keywords", "message"),
     [
         ({"per_chanel": True}, "quantize_static has no argument 'per_chanel'; did you mean 'per_channel'?"),
-        ({"extra_options": {"ActivationSymetric": 1}}, "unknown extra option 'ActivationSymetric'; did you mean 'ActivationSymm"),
-        ({"extra_options": {"TensorQuantOverrides": {}}}, "extra option 'TensorQuantOverrides' is not supported: use overrides"),
+        (
+            {"extra_options": {"ActivationSymetric": 1}},
+            "unknown extra option 'ActivationSymetric'; did you mean 'ActivationSymm",
+        ),
+        (
+            {"extra_options": {"TensorQuantOverrides": {}}},
+            "extra option 'TensorQuantOverrides' is not supported: use overrides",
+        ),
         ({"extra_options": {"SmoothQuant": True}}, "extra option 'SmoothQuant' is not supported"),
         ({"quant_format": theirs.QuantFormat.QOperator}, "quant_format QOperator is not written; use QuantFormat.QDQ"),
         ({"weight_type": theirs.QuantType.QFLOAT8E4M3FN}, "quantization type 'QFLOAT8E4M3FN' is not supported"),
@@ -132,10 +138,16 @@ def test_types_and_selections() -> None:
             "calibrate_method 'Distribution' is not known; known: Entropy, MinMax, Percentile",
         ),
         ({"op_types_to_quantize": ["Convv"]}, "unknown operator 'Convv'; did you mean 'Conv'?"),
-        ({"calibration_cache_path": "c.json"}, "calibration_cache_path is not supported: ranges are measured in each run"),
-        ({"model_input": "again"}, "quantize_static in onnxruntime's spelling: multiple values for argument 'model_input'"),
+        (
+            {"calibration_cache_path": "c.json"},
+            "calibration_cache_path is not supported: ranges are measured in each run",
+        ),
+        (
+            {"model_input": "again"},
+            "quantize_static in onnxruntime's spelling: multiple values for argument 'model_input'",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_translated(keywords: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as error:
         config(**keywords)
@@ -150,7 +162,7 @@ def test_options_that_are_not_needed_are_taken(caplog: pytest.LogCaptureFixture)
 
 def test_excluding_what_is_not_there_is_an_error(model: Path) -> None:
     data = reader(ours.CalibrationDataReader)
-    with pytest.raises(ConfigError, match="no node of the model matches 'conv9'; did you mean 'conv[12]'"):
+    with pytest.raises(ConfigError, match=r"no node of the model matches 'conv9'; did you mean 'conv[12]'"):
         ours.quantize_static(model, model.with_name("q.onnx"), data, nodes_to_exclude=["conv9"])
     assert not model.with_name("q.onnx").exists()
 

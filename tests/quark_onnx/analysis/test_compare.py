@@ -52,5 +52,5 @@ def test_what_cannot_be_compared() -> None:
 
 
 def test_a_missing_file_is_named() -> None:
-    with pytest.raises(ModelError, match="model file nowhere.onnx cannot be read"):
+    with pytest.raises(ModelError, match=r"model file nowhere\.onnx cannot be read"):
         compare("nowhere.onnx", residual(), [])

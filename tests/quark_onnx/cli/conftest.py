@@ -54,7 +54,7 @@ def cli(capsys: pytest.CaptureFixture[str]) -> CommandLine:
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder: model.onnx, (N, 3, 8, 8) -> (N, 4), and ten samples in data/."""
+    """The current folder: model.onnx, (N, 3, 8, 8) -> (N, 4), and ten files of two samples in data/."""
     model = parse(
         """g (float[N, 3, 8, 8] image) => (float[N, 4] scores) {
             [first] a = Conv <pads = [1, 1, 1, 1]> (image, w, bias)

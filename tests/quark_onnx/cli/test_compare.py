@@ -25,7 +25,7 @@ def test_table(cli: Any) -> None:
     assert header.split("  ")[1:2] == ["output"]
     assert row.split()[0] == "scores"
     assert float(row.split()[1]) > 20
-    assert "on 10 samples" in finished.out
+    assert "on 20 samples" in finished.out
 
 
 def test_json(cli: Any) -> None:

@@ -60,7 +60,8 @@ def test_json_is_all_there_is_on_stdout(cli: Any) -> None:
         "notes",
         "outputs",
     ]
-    assert (document["schema"], document["command"], document["samples"]) == (1, "quantize", 10)
+    assert (document["schema"], document["command"], document["samples"]) == (1, "quantize", 19)
+    assert document["held_out"] == 1
     (output,) = document["outputs"]
     assert list(output) == ["name", "sqnr", "cosine", "max_error", "agreement", "random"]
     assert document["worst_sqnr"] == output["sqnr"] > 20

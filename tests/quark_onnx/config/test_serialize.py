@@ -80,7 +80,7 @@ def test_a_whole_file(tmp_path: Path) -> None:
         calibrator=Percentile(99.9),
         per_channel=True,
         overrides=(
-            Override("/head/*", keep=True),  # type: ignore[arg-type]
+            Override("/head/*", keep=True),
             Override(op_types=("Softmax",), activation=base.activation.with_(dtype="uint16")),
             Override(between=(("x",), ("y",)), activation=base.activation.with_(dtype="int8", symmetric=True)),
         ),

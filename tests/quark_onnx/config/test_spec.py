@@ -14,7 +14,7 @@ from quark_onnx.errors import ConfigError
 
 
 def test_names_stand_for_formats_and_calibrators() -> None:
-    spec = QuantizationSpec("UInt8", symmetric=False, calibrator="percentile:percentile=99.9")  # type: ignore[arg-type]
+    spec = QuantizationSpec("UInt8", symmetric=False, calibrator="percentile:percentile=99.9")
     assert spec == QuantizationSpec(UINT8, symmetric=False, calibrator=Percentile(99.9))
 
 
@@ -75,6 +75,6 @@ def test_a_calibrator_survives_its_text_form(calibrator: Any) -> None:
 
 
 def test_a_spec_reads_as_a_phrase() -> None:
-    spec = QuantizationSpec("uint8", symmetric=False, calibrator="percentile:percentile=99.9")  # type: ignore[arg-type]
+    spec = QuantizationSpec("uint8", symmetric=False, calibrator="percentile:percentile=99.9")
     assert str(spec) == "uint8 asymmetric percentile:percentile=99.9"
     assert str(QuantizationSpec(per_channel=True, pow2=True)) == "int8 symmetric per_channel pow2 minmax"

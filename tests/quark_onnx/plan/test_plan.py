@@ -13,15 +13,15 @@ from tests.models import MODELS, Factory, normal, parse, shared_bias, shared_wei
 from tests.settings import CHANNEL, TENSOR
 
 CHAIN = "g (float[N,4] x) => (float[N,4] y) { [first] h = Add (x, x) [turn] t = Flatten (h) [second] y = Mul (t, t) }"
-SIXTEEN = QuantizationSpec("uint16", symmetric=False)  # type: ignore[arg-type]
+SIXTEEN = QuantizationSpec("uint16", symmetric=False)
 
 
 def plan_of(text: str, config: QConfig = TENSOR, **constants: object) -> Plan:
-    return make_plan(Graph.of(parse(text, **constants)), config)  # type: ignore[arg-type]
+    return make_plan(Graph.of(parse(text, **constants)), config)
 
 
 def test_a_reader_of_another_format_gets_a_use_of_its_own() -> None:
-    plan = plan_of(CHAIN, TENSOR.with_(overrides=(Override("second", activation=SIXTEEN),)))  # type: ignore[arg-type]
+    plan = plan_of(CHAIN, TENSOR.with_(overrides=(Override("second", activation=SIXTEEN),)))
     assert explain(plan) == (
         "first (Add)\n"
         "  < x: quantize uint8 asymmetric minmax\n"
@@ -81,7 +81,7 @@ def test_the_origin_of_a_scale() -> None:
     plan = plan_of(CHAIN)
     assert plan.entries[Use("t")] == SameAs(Use("h")) and plan.root(Use("t")) == Use("h")
     plan.entries[Use("h")] = SameAs(Use("t"))
-    with pytest.raises(PlanError, match="tensor [ht] has its own scale as its origin"):
+    with pytest.raises(PlanError, match=r"tensor [ht] has its own scale as its origin"):
         plan.root(Use("h"))
 
 

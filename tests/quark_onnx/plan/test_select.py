@@ -26,7 +26,7 @@ GRAPH = Graph.of(
     )
 )
 ALL = ["/a/conv", "/b/relu", "/b/exp", "/c/neg", "/join"]
-SPEC = QuantizationSpec("int16")  # type: ignore[arg-type]
+SPEC = QuantizationSpec("int16")
 
 
 def excluded(**where: Any) -> list[str]:
@@ -72,7 +72,7 @@ def test_any_of_the_three_matches() -> None:
 
 
 def test_a_later_override_wins() -> None:
-    config = QConfig(overrides=(Override("/b/*", keep=True), Override("/b/exp", activation=SPEC)), exclude="/join")  # type: ignore[arg-type]
+    config = QConfig(overrides=(Override("/b/*", keep=True), Override("/b/exp", activation=SPEC)), exclude="/join")
     chosen = {node.name: spec for node, spec in select(GRAPH, config).items()}
     assert chosen["/b/relu"].keep == chosen["/join"].keep == "excluded"
     assert (chosen["/b/exp"].keep, chosen["/b/exp"].activation) == ("", SPEC)
@@ -80,7 +80,7 @@ def test_a_later_override_wins() -> None:
 
 
 def test_overrides_add_up() -> None:
-    config = QConfig(overrides=(Override("/b/*", activation=SPEC), Override("/b/exp", weight=SPEC)))  # type: ignore[arg-type]
+    config = QConfig(overrides=(Override("/b/*", activation=SPEC), Override("/b/exp", weight=SPEC)))
     chosen = {node.name: spec for node, spec in select(GRAPH, config).items()}
     assert (chosen["/b/exp"].activation, chosen["/b/exp"].weight) == (SPEC, SPEC)
     assert (chosen["/b/relu"].activation, chosen["/b/relu"].weight) == (SPEC, config.weight)
@@ -117,6 +117,6 @@ def test_what_matches_nothing(where: dict[str, Any], message: str) -> None:
 
 def test_excluding_nothing_is_an_error_too() -> None:
     with pytest.raises(ConfigError, match="no node of the model matches 'jion'"):
-        select(GRAPH, QConfig(exclude="jion"))  # type: ignore[arg-type]
+        select(GRAPH, QConfig(exclude="jion"))
     with pytest.raises(ConfigError, match="no node of the model matches 'jion'"):
-        select(GRAPH, QConfig(nodes="jion"))  # type: ignore[arg-type]
+        select(GRAPH, QConfig(nodes="jion"))

@@ -72,7 +72,9 @@ def test_integers_agree_or_do_not() -> None:
 
 
 def test_sequences_count_as_their_arrays() -> None:
-    (found,) = measure(Session(y=[[np.float32([3]), np.float32([4])]]), Session(y=[[np.float32([3]), np.float32([3])]]), ONE)
+    (found,) = measure(
+        Session(y=[[np.float32([3]), np.float32([4])]]), Session(y=[[np.float32([3]), np.float32([3])]]), ONE
+    )
     assert found.sqnr == pytest.approx(10 * math.log10(25))
 
 

@@ -41,9 +41,9 @@ def test_the_range_is_that_of_the_float_model() -> None:
 
 
 def test_a_tensor_with_two_calibrators_is_watched_twice() -> None:
-    own = TENSOR.activation.with_(dtype="uint16", calibrator="entropy")  # type: ignore[union-attr]
+    own = TENSOR.activation.with_(dtype="uint16", calibrator="entropy")
     text = "g (float[N,4] x) => (float[N,4] y, float[N,4] z) { [a] y = Add (x, x) [b] z = Mul (x, x) }"
-    stages = Stages.of(parse(text), TENSOR.with_(overrides=(Override("b", activation=own),)))  # type: ignore[arg-type]
+    stages = Stages.of(parse(text), TENSOR.with_(overrides=(Override("b", activation=own),)))
     assert type(stages.ranges[Use("x")]) is not type(stages.ranges[Use("x", "b")])
 
 
@@ -104,7 +104,7 @@ def test_the_first_samples_are_remembered_on_request() -> None:
 def test_one_sample_is_alive_at_a_time() -> None:
     references: list[weakref.ref[Feeds]] = []
 
-    class Sample(dict):  # type: ignore[type-arg]
+    class Sample(dict):
         """A dictionary that can be referred to weakly."""
 
     def reader() -> Iterator[Sample]:

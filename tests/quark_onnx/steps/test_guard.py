@@ -23,7 +23,8 @@ def guarded(model: Any, config: QConfig = TENSOR, data: list[Feeds] | None = Non
 def test_the_decoding_of_a_detector_stays_float() -> None:
     plan, notes = guarded(detector_head())
     assert notes == [
-        "join (Concat): it joins 'p', scores between 0 and 1, with other values; it and the decoding around it stay float"
+        "join (Concat): it joins 'p', scores between 0 and 1, with other values; "
+        "it and the decoding around it stay float"
     ]
     why = "part of the decoding around join (Concat)"
     assert {name: plan.kept[name] for name in ("split", "decode", "sigmoid", "join", "reshape")} == dict.fromkeys(

@@ -114,8 +114,8 @@ MIXED = "g (float[N,4] x) => (float[N,4] y) { [first] h = Add (x, x) [second] y 
 
 
 def test_a_reader_of_another_format_gets_a_second_pair() -> None:
-    own = QuantizationSpec("uint16", symmetric=False)  # type: ignore[arg-type]
-    config = TENSOR.with_(overrides=(Override("second", activation=own),))  # type: ignore[arg-type]
+    own = QuantizationSpec("uint16", symmetric=False)
+    config = TENSOR.with_(overrides=(Override("second", activation=own),))
     model = Stages.of(parse(MIXED, opset=21, ir_version=10), config).model
     lines = text(model)
     assert lines[-5:] == [
@@ -161,7 +161,7 @@ def clipped(call: str, config: QConfig, **constants: object) -> list[str]:
     model = parse(
         f"g (float[N,3,4,4] x) => (float[N,2,4,4] y) {{ h = Conv (x, w) y = {call} }}",
         w=3 * weight(2, 3, 1, 1),
-        **constants,  # type: ignore[arg-type]
+        **constants,
     )
     after = Stages.of(model, config).model
     feeds = samples(model)[0]

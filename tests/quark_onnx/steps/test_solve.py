@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from quark_onnx import QConfig
 from quark_onnx.graph import Graph
 from quark_onnx.plan import BiasOf, Keep, Quantize, Use
-from quark_onnx.steps import Params, solve_biases
+from quark_onnx.steps import Params
 from tests.models import (
     MODELS,
     Array,
@@ -52,7 +52,7 @@ def test_weights_have_a_scale_for_each_channel(group: int) -> None:
         stages = Stages.of(model, CHANNEL)
         w = stages.graph.constant("w")
         assert w is not None
-        np.testing.assert_allclose(scale(stages.params, "w"), np.abs(w).max(axis=axes) / 127, rtol=1e-6)  # type: ignore[arg-type]
+        np.testing.assert_allclose(scale(stages.params, "w"), np.abs(w).max(axis=axes) / 127, rtol=1e-6)
 
 
 @pytest.mark.parametrize("config", [TENSOR, CHANNEL, SIGNED, POW2], ids=["tensor", "channel", "signed", "pow2"])

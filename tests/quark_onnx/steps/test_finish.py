@@ -1,0 +1,81 @@
+"""finish: a model is checked, loaded and run before it gets its name, and its error is measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from quark_onnx.errors import AccuracyError, ModelError
+from quark_onnx.graph import Graph
+from quark_onnx.steps import finish
+from quark_onnx.steps.run import Reference
+from tests.models import conv_relu, parse, residual, samples
+from tests.pipeline import Stages
+
+
+def broken() -> Graph:
+    """A layer that no runtime knows."""
+    graph = Graph.of(conv_relu())
+    graph.add("NoSuchOperator", ["x"], ["z"])
+    graph.set_input(graph.nodes[0], 0, "z")
+    return graph
+
+
+def no_sense() -> Graph:
+    """Valid by its types, but a shape that cannot be run."""
+    model = parse("g (float[N,M] x) => (float[A,B] y) { y = Reshape (x, s) }", s=np.int64([7, 7]))
+    return Graph.of(model)
+
+
+def test_what_is_returned_is_what_is_written(tmp_path: Path) -> None:
+    model = residual()
+    stages, data = Stages.of(model), samples(model)
+    result, errors = finish(Graph.of(stages.model), Reference(model), data, tmp_path / "q.onnx")
+    assert onnx.load(tmp_path / "q.onnx") == result and [e.name for e in errors] == ["y"]
+    again, same = finish(Graph.of(stages.model), Reference(model), data, None)
+    assert again == result and same == errors
+
+
+def test_shapes_are_written_for_those_who_compile_the_model() -> None:
+    model = residual()
+    result, _ = finish(Graph.of(Stages.of(model).model), Reference(model), samples(model), None)
+    known = {value.name for value in (*result.graph.value_info, *result.graph.output)}
+    assert {name for node in result.graph.node for name in node.output} <= known
+
+
+@pytest.mark.parametrize("output", [True, False], ids=["file", "memory"])
+def test_a_model_that_is_not_valid_is_not_written(tmp_path: Path, output: bool) -> None:
+    model = conv_relu()
+    with pytest.raises(ModelError, match="the quantized model does not pass onnx's check: "):
+        finish(broken(), Reference(model), samples(model), tmp_path / "q.onnx" if output else None)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_model_that_does_not_run_is_not_written(tmp_path: Path) -> None:
+    float_model = parse("g (float[N,M] x) => (float[A,B] y) { y = Neg (x) }")
+    feeds = [{"x": np.ones((2, 3), np.float32)}]
+    with pytest.raises(ModelError, match="the quantized model cannot be measured against the float one"):
+        finish(no_sense(), Reference(float_model), feeds, tmp_path / "q.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_float_model_that_shape_inference_rejects_may_be_quantized() -> None:
+    model = conv_relu()
+    model.graph.output[0].type.tensor_type.shape.dim[1].dim_value = 5  # there are four; onnxruntime only warns
+    result, errors = finish(Graph.of(Stages.of(model).model), Reference(model), samples(model), None)
+    assert errors[0].sqnr is not None and errors[0].sqnr > 25
+    assert result.graph.output[0] == model.graph.output[0]
+
+
+def test_the_gate(tmp_path: Path) -> None:
+    model = conv_relu()
+    graph = Graph.of(Stages.of(model).model)
+    (error,) = finish(graph, Reference(model), samples(model), None)[1]
+    assert error.sqnr is not None
+    finish(graph, Reference(model), samples(model), None, min_sqnr=error.sqnr - 0.1)
+    with pytest.raises(AccuracyError, match="nothing was written"):
+        finish(graph, Reference(model), samples(model), tmp_path / "q.onnx", min_sqnr=error.sqnr + 0.1)
+    assert not list(tmp_path.iterdir())

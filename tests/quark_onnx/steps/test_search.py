@@ -1,0 +1,57 @@
+"""search: power-of-two scales move by octaves, only where the outputs gain, and always the same way."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx import ModelProto
+
+from quark_onnx import quantize
+from quark_onnx.plan import Quantize
+from quark_onnx.steps import search
+from tests.models import Feeds, conv_net, residual, run, samples
+from tests.pipeline import Stages
+from tests.settings import POW2, TENSOR
+
+
+def noise(model: ModelProto, quantized: ModelProto, data: list[Feeds]) -> float:
+    """Mean logarithm of the noise over the signal, which is what is searched for."""
+    shares = []
+    for feeds in data:
+        a, b = (run(m, feeds)[0].astype(np.float64) for m in (model, quantized))
+        shares.append(np.log(((a - b) ** 2).sum() / (a**2).sum() + 1e-3))
+    return float(np.mean(shares))
+
+
+@pytest.mark.parametrize("make", [residual, conv_net], ids=lambda make: make.__name__)
+def test_outputs_come_closer_to_the_float_ones(make: object) -> None:
+    model = make()
+    data = samples(model)
+    stages = Stages.of(model, POW2.with_(bias=False), data)
+    before = {use: params.scale.copy() for use, params in stages.params.table.items()}
+    start = noise(model, stages.model, data)
+    moved = search(stages.graph, stages.plan, stages.params, data, False)
+    assert (noise(model, stages.model, data) < start) == (moved > 0)
+    changed = [use for use, scale in before.items() if (stages.params.table[use].scale != scale).any()]
+    assert len(changed) == moved
+    for use in before:
+        assert isinstance(stages.plan.entries[use], Quantize)
+        assert (np.frexp(stages.params.table[use].scale)[0] == 0.5).all(), "still a power of two"
+
+
+def test_other_scales_are_left_alone() -> None:
+    stages = Stages.of(residual(), TENSOR)
+    assert search(stages.graph, stages.plan, stages.params, samples(residual()), False) == 0
+
+
+def test_without_samples_nothing_moves() -> None:
+    stages = Stages.of(residual(), POW2)
+    assert search(stages.graph, stages.plan, stages.params, [], False) == 0
+
+
+def test_a_search_never_costs_signal_and_repeats_itself() -> None:
+    model = conv_net()
+    data = samples(model, 10)
+    plain, searched, again = (quantize(model, data, POW2.with_(search=count)) for count in (0, 8, 8))
+    assert searched.report.worst_sqnr >= plain.report.worst_sqnr - 0.2
+    assert searched.model == again.model

@@ -1,0 +1,28 @@
+"""Progress: a bar on stderr if asked for, and only for a person by default."""
+
+from __future__ import annotations
+
+import pytest
+
+from quark_onnx import quantize
+from quark_onnx.progress import Progress
+from tests.models import conv_relu, samples
+
+
+@pytest.mark.parametrize(("show", "seen"), [(True, True), (False, False), (None, False)])
+def test_it_is_shown_when_asked_for(capsys: pytest.CaptureFixture[str], show: bool | None, seen: bool) -> None:
+    with Progress(show, 3, "counting", "sheep") as bar:
+        for done in (1, 2, 3):
+            bar.update(done)
+    printed = capsys.readouterr()
+    assert printed.out == "" and ("counting" in printed.err) == seen
+
+
+def test_nobody_prints_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    model = conv_relu()
+    quantize(model, samples(model), "XINT8")
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("", "")
+    quantize(model, samples(model), "XINT8", progress=True)
+    printed = capsys.readouterr()
+    assert printed.out == "" and "calibrating" in printed.err and "searching scales" in printed.err

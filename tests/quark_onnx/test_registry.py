@@ -1,0 +1,28 @@
+"""Registry: each name once, and an unknown one is an error with the nearest."""
+
+from __future__ import annotations
+
+import pytest
+
+from quark_onnx.errors import ConfigError
+from quark_onnx.registry import DTYPES, PRESETS, RULES, Registry
+
+
+def test_values_by_name() -> None:
+    registry: Registry[int] = Registry("number")
+    assert registry.register("one", "uno")(1) == 1
+    assert (list(registry), len(registry), "uno" in registry, registry["one"]) == (["one", "uno"], 2, True, 1)
+    assert registry.get("two") is None
+
+
+def test_a_name_is_taken_once() -> None:
+    registry: Registry[int] = Registry("number")
+    registry.add("one", 1)
+    with pytest.raises(ValueError, match="number 'one' is registered twice"):
+        registry.add("one", 1)
+
+
+def test_an_unknown_name() -> None:
+    for registry, word, near in ((DTYPES, "int9", "int8"), (PRESETS, "A8W9", "A8W8"), (RULES, "Convv", "Conv")):
+        with pytest.raises(ConfigError, match=f"unknown {registry.kind} '{word}'; did you mean '{near}'"):
+            registry[word]
