@@ -24,8 +24,8 @@ class MinMax:
 
     def __post_init__(self) -> None:
         require(isinstance(self.moving_average, bool), "moving_average", self.moving_average, "true or false")
-        fits = is_number(self.constant) and 0 < self.constant <= 1
-        require(fits, "constant", self.constant, "a weight greater than 0, at most 1")
+        fits = is_number(self.constant) and 0 <= self.constant <= 1
+        require(fits, "constant", self.constant, "a weight from 0 to 1")
 
     def statistic(self) -> Extremes | MovingExtremes:
         return MovingExtremes(self.constant) if self.moving_average else Extremes()

@@ -9,6 +9,9 @@ from quark_onnx.rules.base import rule
 #: Operators whose result need not be quantized before a Relu or Clip that alone reads it.
 _FUSING = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Sub", "Mul", "BatchNormalization"})
 
+#: First opset whose Softmax runs over one axis; before, it was over all from one axis on.
+_SINGLE_AXIS_OPSET = 13
+
 
 @rule("Relu", "Clip")
 def clipping(node: Node, plan: Plan) -> None:
@@ -35,7 +38,17 @@ def prelu(node: Node, plan: Plan) -> None:
     plan.activation(node, *node.inputs, node.outputs[0])
 
 
-@rule("Sigmoid", "HardSigmoid", "Softmax")
+@rule("Softmax")
+def softmax(node: Node, plan: Plan) -> None:
+    """Like all of the unit interval. Over a single value it is 1, of which onnxruntime's 8-bit softmax makes 0."""
+    shape, result = plan.graph.shape(node.inputs[0]), node.outputs[0]
+    axis = node.attribute("axis", -1 if plan.graph.opset >= _SINGLE_AXIS_OPSET else 1)
+    if shape and shape[axis] == 1:
+        plan.keep(result, "it is the softmax of a single value")
+    unit_interval(node, plan)
+
+
+@rule("Sigmoid", "HardSigmoid")
 def unit_interval(node: Node, plan: Plan) -> None:
     """Input, and a result that lies between 0 and 1 by definition."""
     plan.activation(node, node.inputs[0])

@@ -71,7 +71,7 @@ def test_samples_that_do_not_fit(refusal: Any) -> None:
     assert refusal(sample, "--input-layout", "nhwc").endswith("leave out --input-layout nhwc")
     assert "got uint8, expected float32" in refusal(np.zeros((2, 3, 8, 8), np.uint8))
     sample[1, 0, 0, 0] = np.nan
-    assert "sample 0, input 'image': 1 of 384 values are NaN or infinite, the first at [1, 0, 0, 0]" in refusal(sample)
+    assert "sample 1, input 'image': 1 of 192 values are NaN or infinite, the first at [0, 0, 0, 0]" in refusal(sample)
 
 
 def test_files_that_are_no_data(cli: Any) -> None:
