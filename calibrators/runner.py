@@ -172,9 +172,11 @@ class _Session:
             self._session = open_session(watch.model, threads=threads)
         except Exception as error:  # onnxruntime raises several unrelated types
             raise CalibrationError(f"onnxruntime cannot open the model with its tensors exposed: {error}") from error
-        self._observations = watch.observations
+        self._readers: dict[str, list[tuple[int, int | None]]] = {}
+        for place, observation in enumerate(watch.observations):
+            self._readers.setdefault(observation.tensor, []).append((place, observation.axis))
         self._inputs = {value.name for value in self._session.get_inputs()}
-        watched = {observation.tensor for observation in watch.observations} - self._inputs
+        watched = self._readers.keys() - self._inputs
         types = {value.name: value.type for value in self._session.get_outputs()}
         self._outputs = [name for name, kind in types.items() if name in watched and kind == "tensor(float)"]
 
@@ -186,10 +188,12 @@ class _Session:
         except Exception as error:  # onnxruntime raises several unrelated types
             raise DataError(f"sample {index}: onnxruntime could not run the model on it: {error}") from error
         values.update(zip(self._outputs, found, strict=True))
-        for observation, statistic in zip(self._observations, statistics, strict=True):
-            value = values.get(observation.tensor)
+        del found
+        for tensor, readers in self._readers.items():
+            value = values.pop(tensor, None)  # so that it is freed as soon as it is counted
             if isinstance(value, np.ndarray) and value.dtype == np.float32:
-                statistic.observe(rows(value, observation.axis))
+                for place, axis in readers:
+                    statistics[place].observe(rows(value, axis))
 
 
 _open: dict[str, _Session] = {}

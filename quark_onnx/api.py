@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
+import onnx
 from onnx import ModelProto, helper
 
 import calibrators
@@ -18,7 +19,7 @@ from calibrators.data import InputSpec, Reader, open_reader
 from quark_onnx.config import QConfig
 from quark_onnx.errors import ConfigError, DataError, ModelError
 from quark_onnx.graph import Graph
-from quark_onnx.graph.io import has_external_data, read
+from quark_onnx.graph.io import data_file, external_files, read
 from quark_onnx.onnxruntime_spelling import is_onnxruntime_call, translate
 from quark_onnx.passes import CLEANING
 from quark_onnx.plan import Plan, select
@@ -69,6 +70,7 @@ def quantize(
     config = QConfig.of(config)
     target = _target(model, output)
     original = load(model)
+    external = _external(model, target)
     graph = Graph.of(original)
     reader = reader_for(graph, data, config)
     first = _first(reader)
@@ -87,7 +89,6 @@ def quantize(
     moved = search(graph, plan, params, held.first, progress)
     solve_biases(graph, plan, params)
     result = insert(graph, plan, params)
-    external = isinstance(model, str | Path) and has_external_data(Path(model))
     quantized, errors = finish(
         result, reference, held.samples or [first], target, min_sqnr=config.min_sqnr, external=external
     )
@@ -179,6 +180,8 @@ def plan_for(model: str | Path | ModelProto, config: QConfig | str | Path | dict
 def load(model: str | Path | ModelProto) -> ModelProto:
     """A model from a path, or the model itself, which is never changed."""
     if isinstance(model, ModelProto):
+        if files := external_files(model):
+            raise ModelError(f"the weights of the model are not loaded, they lie in {sorted(files)}; pass its path")
         return model
     if isinstance(model, str | Path):
         return read(Path(model))
@@ -222,18 +225,34 @@ def _first(reader: Reader) -> Any:
         raise DataError(str(error)) from error
 
 
-def _target(model: object, output: str | Path | None) -> Path | None:
+def _target(model: object, output: object) -> Path | None:
     if output is None:
         return None
+    if not isinstance(output, str | Path) or "\0" in str(output):
+        raise ConfigError(f"output is {output!r}; it must be a path")
     target = Path(output)
     if target.is_dir():
         raise ConfigError(f"output {target} is a folder; give the name of the .onnx file to write")
+    if target.exists() and not target.is_file():
+        raise ConfigError(f"output {target} is a device or a pipe, which a file would replace; name a file")
     if isinstance(model, str | Path) and _same_file(target, Path(model)):
         raise ConfigError(f"output {target} is the input model itself; the float model is never overwritten")
     folder = next(parent for parent in target.absolute().parents if parent.exists())
     if not (folder.is_dir() and os.access(folder, os.W_OK)):
         raise ConfigError(f"output {target} cannot be written: {folder} is no folder that can be written to")
     return target
+
+
+def _external(model: str | Path | ModelProto, target: Path | None) -> bool:
+    """Whether a model keeps tensors in other files, which the output must not replace."""
+    if isinstance(model, ModelProto):
+        return False
+    files = external_files(onnx.load(str(model), load_external_data=False))
+    written = [] if target is None else [target, data_file(target)]
+    for name in files:
+        if any(_same_file(path, Path(model).parent / name) for path in written):
+            raise ConfigError(f"output {target} would replace {name!r}, which holds weights of the input model")
+    return bool(files)
 
 
 def _same_file(first: Path, second: Path) -> bool:

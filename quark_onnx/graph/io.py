@@ -33,8 +33,8 @@ def read(path: Path) -> ModelProto:
         raise ModelError(f"{path} is a folder; give the .onnx file in it")
     try:
         data = path.read_bytes()
-    except OSError as error:
-        raise ModelError(f"model file {path} cannot be read: {error.strerror or error}") from error
+    except (OSError, ValueError) as error:  # a ValueError is a path that no file can have
+        raise ModelError(f"model file {path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     model = ModelProto()
     try:
         model.ParseFromString(data)
@@ -101,10 +101,20 @@ def _load_external(tensor: TensorProto, folder: Path) -> None:
     tensor.ClearField("data_location")
 
 
+def external_files(model: ModelProto) -> set[str]:
+    """The files, as the model names them, that hold tensors which are not loaded."""
+    entries = [entry for tensor in _tensors(model) if uses_external_data(tensor) for entry in tensor.external_data]
+    return {entry.value for entry in entries if entry.key == "location"}
+
+
 def has_external_data(path: Path) -> bool:
     """Whether any tensor of the model in a file lies in another file."""
-    model = onnx.load(str(path), load_external_data=False)
-    return any(uses_external_data(tensor) for tensor in _tensors(model))
+    return bool(external_files(onnx.load(str(path), load_external_data=False)))
+
+
+def data_file(path: Path) -> Path:
+    """Where the large tensors of a model that is written to ``path`` go."""
+    return path.with_name(path.name + ".data")
 
 
 @contextmanager
@@ -119,7 +129,7 @@ def staged(model: ModelProto, path: Path, *, external: bool) -> Iterator[Path]:
         path: the model file; external data goes to ``<name>.data`` beside it.
         external: write external data even below the protobuf limit.
     """
-    data = path.name + ".data"
+    data = data_file(path).name
     with _writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         folder = tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.")
@@ -155,5 +165,6 @@ def _writing(path: Path) -> Iterator[None]:
 
 def _remove_stale(path: Path, data: Path) -> None:
     """Data of an earlier version of the same output would only mislead."""
-    if path.exists() and data.exists() and has_external_data(path):
-        data.unlink()
+    with contextlib.suppress(DecodeError):  # what is no model has no data
+        if path.exists() and data.exists() and has_external_data(path):
+            data.unlink()
