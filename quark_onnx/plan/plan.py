@@ -69,8 +69,10 @@ class Plan:
             self.entries[Use(result)] = SameAs(self.use(source, node))
 
     def keep(self, tensor: str, reason: str) -> None:
-        """A tensor stays float."""
-        self.entries[Use(tensor)] = Keep(reason)
+        """A tensor stays float, also for readers with an entry of their own."""
+        own = [Use(tensor, node.name) for node in self.graph.consumers(tensor)]
+        for use in (Use(tensor), *(use for use in own if use in self.entries)):
+            self.entries[use] = Keep(reason)
 
     def keep_node(self, node: Node, reason: str) -> None:
         """A node stays float: it asks nothing of its tensors, though others may."""
