@@ -66,13 +66,17 @@ def collect(
         observations: what to watch: tensors and inputs of the main graph.
         samples: batches of {input name: array}; shapes may differ from batch to batch.
         executor: shards the samples over its workers; statistics merge to the serial result.
-        threads: cores to use in this process, 0 for all; with an executor, threads of each worker's session.
+        threads: cores to use in this process, 0 for all; with an executor, threads of each worker's session, 0 for
+            its share of the cores.
         progress: called with the number of samples done so far.
 
     Raises:
         CalibrationError: onnxruntime cannot open the model, or a tensor is unknown.
         DataError: a batch that onnxruntime cannot run; the message names its index and the cause.
     """
+    if executor is not None and not threads:
+        workers = getattr(executor, "_max_workers", 1)  # of the executors of the standard library
+        threads = max(1, (os.cpu_count() or 1) // workers)
     watch = _Watch.on(model, observations, threads)
     return watch.local(samples, progress) if executor is None else watch.sharded(samples, executor, progress)
 

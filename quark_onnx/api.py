@@ -28,6 +28,7 @@ from quark_onnx.report import Report, summarize
 from quark_onnx.steps import (
     Reference,
     calibrate,
+    clean,
     finish,
     guard,
     insert,
@@ -72,6 +73,7 @@ def quantize(
     original = load(model)
     external = _external(model, target)
     graph = Graph.of(original)
+    select(graph, config)  # patterns are held against the graph that the user knows
     reader = reader_for(graph, data, config)
     first = _first(reader)
 
@@ -86,7 +88,8 @@ def quantize(
         ranges = calibrate(graph, plan, held, executor=executor, progress=bar.update)
     found = guard(graph, plan, ranges) if config.safe else []
     params = solve(graph, plan, ranges)
-    moved = search(graph, plan, params, held.first, progress)
+    count = search(graph, plan, params, held.first, progress)
+    moved = [f"{count} power-of-two scales moved by the error at the outputs"] if count else []
     solve_biases(graph, plan, params)
     result = insert(graph, plan, params)
     quantized, errors = finish(
@@ -102,13 +105,7 @@ def quantize(
         operators=operators,
         kept_nodes=kept_nodes,
         kept_tensors=kept_tensors,
-        notes=[
-            *notes,
-            *raised,
-            *found,
-            *([f"{moved} power-of-two scales moved by the error at the outputs"] if moved else []),
-            *(f"scale of {n} channels of {w!r} raised to hold its bias" for w, n in params.raised.items()),
-        ],
+        notes=[*notes, *raised, *found, *moved, *params.notes],
         outputs=errors,
     )
     logger.debug("%s", report)
@@ -170,11 +167,7 @@ def plan_for(model: str | Path | ModelProto, config: QConfig | str | Path | dict
     config = QConfig.of(config)
     graph = Graph.of(load(model))
     select(graph, config)  # patterns are held against the graph that the user knows
-    for single in CLEANING if config.prepare else ():
-        if single(graph):
-            graph.drop_unused()
-            graph.infer()
-    return make_plan(graph, config, strict=False)
+    return make_plan(clean(graph, CLEANING)[0] if config.prepare else graph, config, strict=False)
 
 
 def load(model: str | Path | ModelProto) -> ModelProto:

@@ -111,14 +111,14 @@ def _config(a: Mapping[str, Any], options: dict[str, Any]) -> QConfig:
     weight_type = _dtype(a["weight_type"])
     weight_symmetric = options.pop("WeightSymmetric", weight_type.startswith("int"))
     weight = QuantizationSpec(
-        weight_type,  # type: ignore[arg-type]
+        weight_type,
         symmetric=weight_symmetric,
         per_channel=a["per_channel"],
         narrow=weight_symmetric,
         reduce_range=a["reduce_range"],
     )
     activation = QuantizationSpec(
-        _dtype(a["activation_type"]),  # type: ignore[arg-type]
+        _dtype(a["activation_type"]),
         symmetric=options.pop("ActivationSymmetric", False),
         calibrator=_calibrator(_name(a["calibrate_method"]), options),
     )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from calibrators import Percentile
 from calibrators.base import is_number
@@ -54,6 +55,18 @@ class Override:
     keep: bool = False
     activation: QuantizationSpec | None = None
     weight: QuantizationSpec | None = None
+
+    if TYPE_CHECKING:  # what may be written; what is stored are tuples
+
+        def __init__(
+            self,
+            nodes: str | Iterable[str] = (),
+            op_types: str | Iterable[str] = (),
+            between: Sequence[str | Iterable[str]] = (),
+            keep: bool = False,
+            activation: QuantizationSpec | None = None,
+            weight: QuantizationSpec | None = None,
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "nodes", _strings(self.nodes, "nodes of an override"))
@@ -158,6 +171,8 @@ class QConfig:
             return from_dict(config)
         if isinstance(config, str | Path) and str(config).lower().endswith((".yaml", ".yml")):
             return load_yaml(Path(config))
+        if isinstance(config, Path) or (isinstance(config, str) and Path(config).suffix):
+            raise ConfigError(f"config {str(config)!r} is neither a preset's name nor a .yaml or .yml file")
         if isinstance(config, str):
             preset = PRESETS[config.upper()]
             assert isinstance(preset, QConfig)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import calibrators
 from calibrators import CalibrationError, Calibrator, Grid, MinMax
@@ -36,6 +36,19 @@ class QuantizationSpec:
     narrow: bool = False
     reduce_range: bool = False
     calibrator: Calibrator = field(default_factory=MinMax)
+
+    if TYPE_CHECKING:  # what may be written; names are looked up
+
+        def __init__(
+            self,
+            dtype: DType | str = INT8,
+            symmetric: bool = True,
+            per_channel: bool = False,
+            pow2: bool = False,
+            narrow: bool = False,
+            reduce_range: bool = False,
+            calibrator: Calibrator | str = ...,
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         if isinstance(self.dtype, str):

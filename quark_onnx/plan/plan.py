@@ -64,8 +64,14 @@ class Plan:
             self._put(node, tensor, BiasOf(self.use(x, node), self.use(w, node), axis, repeat))
 
     def same_as(self, node: Node, result: str, source: str) -> None:
-        """``result`` holds nothing but values of ``source``: if that one is quantized, so is this one, alike."""
-        if self.specs[node].activation is not None and self.quantized(source, node) and not self.ineligible(result):
+        """``result`` holds nothing but values of ``source``: if that one is quantized, so is this one, alike.
+
+        Unless its reader has asked for it in another format already, or it was decided that it stays float.
+        """
+        origin, present = self.entry(self.use(source, node)), self.entries.get(Use(result))
+        wanted = self.specs[node].activation is not None and isinstance(origin, Quantize)
+        shared = present is None or (isinstance(present, Quantize) and self._alike(origin, present))
+        if wanted and shared and not self.ineligible(result):
             self.entries[Use(result)] = SameAs(self.use(source, node))
 
     def keep(self, tensor: str, reason: str) -> None:

@@ -19,11 +19,13 @@ class NodeSpec:
     Attributes:
         activation, weight: how its tensors are quantized, None for not at all.
         keep: why the whole node stays float, empty if it does not.
+        overridden: whether an override speaks of its activations.
     """
 
     activation: QuantizationSpec | None
     weight: QuantizationSpec | None
     keep: str = ""
+    overridden: bool = False
 
 
 def select(graph: Graph, config: QConfig, *, strict: bool = True) -> dict[Node, NodeSpec]:
@@ -37,6 +39,12 @@ def select(graph: Graph, config: QConfig, *, strict: bool = True) -> dict[Node, 
     """
     chosen = {node: NodeSpec(config.activation, config.weight) for node in graph.nodes}
     if config.op_types:
+        kinds = {node.kind for node in graph.nodes}
+        if strict and kinds.isdisjoint(config.op_types):
+            raise ConfigError(
+                f"the model has no operator of type {' or '.join(config.op_types)}: nothing would be quantized"
+                f"{nearest(config.op_types[0], kinds)}"
+            )
         for node in graph.nodes:
             if node.kind not in config.op_types:
                 chosen[node] = NodeSpec(None, None, "its operator type was not asked for")
@@ -54,7 +62,11 @@ def select(graph: Graph, config: QConfig, *, strict: bool = True) -> dict[Node, 
                 chosen[node] = NodeSpec(None, None, "excluded")
             else:
                 current = chosen[node]
-                chosen[node] = NodeSpec(override.activation or current.activation, override.weight or current.weight)
+                chosen[node] = NodeSpec(
+                    override.activation or current.activation,
+                    override.weight or current.weight,
+                    overridden=current.overridden or override.activation is not None,
+                )
     return chosen
 
 

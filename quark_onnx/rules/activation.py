@@ -15,15 +15,19 @@ _SINGLE_AXIS_OPSET = 13
 
 @rule("Relu", "Clip")
 def clipping(node: Node, plan: Plan) -> None:
-    """The result alone if a producer can do the clipping within its own rounding; else input and result."""
+    """The result alone if a producer can do the clipping within its own rounding; else input and result.
+
+    It is then the producer's result, too, and an override that names the producer alone is meant for it.
+    """
     source, result = node.inputs[0], node.outputs[0]
     producer = plan.graph.producer(source)
     alone = plan.graph.consumers(source) == [node] and not plan.graph.is_output(source)
     if producer and alone and producer.kind in _FUSING and producer.name not in plan.kept:
         plan.keep(source, f"fused into {node.name} ({node.op_type})")
+        named = plan.specs[producer].overridden and not plan.specs[node].overridden
+        plan.activation(producer if named else node, result)
     else:
-        plan.activation(node, source)
-    plan.activation(node, result)
+        plan.activation(node, source, result)
 
 
 @rule("LeakyRelu", "HardSwish", "Gelu", "com.microsoft::Gelu", "com.microsoft::FastGelu")

@@ -11,8 +11,13 @@ REARRANGING = frozenset(
     {"Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "DepthToSpace", "SpaceToDepth", "Identity"}
 )
 
+_SELECTING = frozenset({"MaxPool", "GlobalMaxPool", "Slice", "Split", "Expand", "Tile"})
 
-@rule(*sorted(REARRANGING), "MaxPool", "GlobalMaxPool", "Slice", "Split", "Expand", "Tile")
+#: Operators that hand the scale of their input on, at least under some of their attributes.
+HANDING_ON = REARRANGING | _SELECTING | {"Gather", "Resize", "Upsample", "Pad"}
+
+
+@rule(*sorted(REARRANGING | _SELECTING))
 def passthrough(node: Node, plan: Plan) -> None:
     """Every float result is the same as the first input."""
     results = node.outputs[:1] if node.kind == "MaxPool" else node.outputs  # MaxPool's second result are indices

@@ -5,7 +5,7 @@ from quark_onnx.steps.finish import finish
 from quark_onnx.steps.guard import guard
 from quark_onnx.steps.insert import insert
 from quark_onnx.steps.make_plan import make_plan
-from quark_onnx.steps.prepare import prepare, raise_opset_for
+from quark_onnx.steps.prepare import clean, prepare, raise_opset_for
 from quark_onnx.steps.run import Reference
 from quark_onnx.steps.search import search
 from quark_onnx.steps.solve import Params, solve, solve_biases
@@ -16,6 +16,7 @@ __all__ = [
     "Ranges",
     "Reference",
     "calibrate",
+    "clean",
     "finish",
     "guard",
     "insert",

@@ -59,10 +59,10 @@ def _measured(
         errors = measure(reference.session, session, samples)
     except Exception as error:
         raise ModelError(f"the quantized model cannot be measured against the float one: {error}") from error
-    worst = min((e.sqnr for e in errors if e.sqnr is not None), default=float("inf"))
+    worst, name = min(((e.sqnr, e.name) for e in errors if e.sqnr is not None), default=(float("inf"), ""))
     if min_sqnr is not None and worst < min_sqnr:
         raise AccuracyError(
-            f"the worst output has {worst:.2f} dB SQNR, below the {min_sqnr:g} dB asked for: "
+            f"output {name!r} has {worst:.2f} dB SQNR, below the {min_sqnr:g} dB asked for: "
             "the model is not usable, and nothing was written"
         )
     return errors

@@ -7,7 +7,7 @@ from quark_onnx.config import QConfig
 from quark_onnx.graph import Graph
 from quark_onnx.plan import BiasOf, Keep, Plan, Quantize, SameAs, Use, select
 from quark_onnx.registry import RULES
-from quark_onnx.rules.passthrough import REARRANGING
+from quark_onnx.rules.passthrough import HANDING_ON, REARRANGING
 
 
 def make_plan(graph: Graph, config: QConfig, *, strict: bool = True) -> Plan:
@@ -21,11 +21,19 @@ def make_plan(graph: Graph, config: QConfig, *, strict: bool = True) -> Plan:
             plan.keep_node(node, "there is no rule for this operator")
         else:
             rule(node, plan)
+    _hand_on(plan)
     if not config.bias:
         plan = plan.without(BiasOf)
     _lift(plan)
     _spare_float_readers(plan)
     return plan
+
+
+def _hand_on(plan: Plan) -> None:
+    """Hand scales on once more: what an operator reads may have been asked for by a node that stands behind it."""
+    for node in plan.graph.nodes:
+        if node.kind in HANDING_ON and node.name not in plan.kept:
+            RULES[node.kind](node, plan)
 
 
 def _lift(plan: Plan) -> None:

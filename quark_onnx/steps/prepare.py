@@ -29,7 +29,7 @@ def prepare(graph: Graph, config: QConfig, reference: Reference, sample: Sample)
     expected = reference.outputs(sample)  # a model that does not run is nothing to begin with
     if not config.prepare:
         return graph, []
-    cleaned, notes = _apply(graph, CLEANING)
+    cleaned, notes = clean(graph, CLEANING)
     if not notes or _unchanged(cleaned, sample, expected):
         return cleaned, notes
     expected = reference.repeatable(sample)
@@ -37,7 +37,7 @@ def prepare(graph: Graph, config: QConfig, reference: Reference, sample: Sample)
         return cleaned, notes
     notes = list[str]()
     for single in CLEANING:
-        candidate, done = _apply(graph, (single,))
+        candidate, done = clean(graph, (single,))
         if not done:
             continue
         if _unchanged(candidate, sample, expected):
@@ -48,7 +48,7 @@ def prepare(graph: Graph, config: QConfig, reference: Reference, sample: Sample)
     return graph, notes
 
 
-def _apply(graph: Graph, passes: Sequence[Pass]) -> tuple[Graph, list[str]]:
+def clean(graph: Graph, passes: Sequence[Pass]) -> tuple[Graph, list[str]]:
     """A rewritten copy and what was done; a pass that fails is left out, as if it had never begun."""
     result, notes = graph.copy(), list[str]()
     for single in passes:
@@ -56,7 +56,7 @@ def _apply(graph: Graph, passes: Sequence[Pass]) -> tuple[Graph, list[str]]:
             count = single(result)
         except Exception as error:  # a defect of a pass must not cost the user the model
             logger.warning("pass %s failed (%s); it was left out", single.__name__, error)
-            result, notes = _apply(graph, [other for other in passes if other is not single])
+            result, notes = clean(graph, [other for other in passes if other is not single])
             return result, [*notes, f"{single.__name__} failed: {error}"]
         if count:
             result.drop_unused()

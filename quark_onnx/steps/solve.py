@@ -32,6 +32,11 @@ class Params:
     table: dict[Use, QParams] = field(default_factory=dict)
     raised: dict[str, int] = field(default_factory=dict)
 
+    @property
+    def notes(self) -> list[str]:
+        """What a report says of it."""
+        return [f"scale of {n} channels of {w!r} raised to hold its bias" for w, n in self.raised.items()]
+
 
 def solve(graph: Graph, plan: Plan, ranges: Ranges) -> Params:
     """The scales and zero points of everything but biases."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -126,3 +127,9 @@ def test_an_override_says_where_it_applies() -> None:
 def test_text_shows_the_specs_and_what_differs_from_the_default() -> None:
     config = QConfig.of("A8W8").with_(exclude="head", activation=None)
     assert str(config) == "activation: float\nweight: int8 symmetric per_channel narrow minmax\nexclude: ('head',)"
+
+
+@pytest.mark.parametrize("name", ["cfg.json", "A8W8.txt", Path("A8W8")])
+def test_a_file_that_is_no_yaml(name: str | Path) -> None:
+    with pytest.raises(ConfigError, match=r"is neither a preset's name nor a .yaml or .yml file"):
+        QConfig.of(name)

@@ -120,3 +120,10 @@ def test_excluding_nothing_is_an_error_too() -> None:
         select(GRAPH, QConfig(exclude="jion"))
     with pytest.raises(ConfigError, match="no node of the model matches 'jion'"):
         select(GRAPH, QConfig(nodes="jion"))
+
+
+def test_operator_types_that_the_model_lacks_altogether() -> None:
+    """A list that serves many models may name more types than one of them has; but not only such."""
+    assert [spec.keep for spec in select(GRAPH, QConfig(op_types=("Conv", "Relu"))).values()].count("") == 1
+    with pytest.raises(ConfigError, match="no operator of type Conv or MatMul: nothing would be quantized"):
+        select(GRAPH, QConfig(op_types=("Conv", "MatMul")))
