@@ -93,7 +93,7 @@ def covered(params: QParams, grid: Grid) -> Range:
 
 def quantize(x: NDArray[Any], params: QParams, grid: Grid) -> NDArray[np.int64]:
     """Codes of the reals ``x``, saturated to the grid; int64, of x's shape."""
-    scale, zero = (along(v, x.ndim, params.axis) for v in (params.scale, params.zero_point))
+    scale, zero = params.spread(np.shape(x))
     with np.errstate(over="ignore"):  # a tiny scale sends large values to infinity, which saturates
         steps = np.rint(np.asarray(x, np.float32) / scale).astype(np.float64)
     codes: NDArray[np.int64] = np.clip(steps + zero, grid.qmin, grid.qmax).astype(np.int64)
@@ -102,7 +102,7 @@ def quantize(x: NDArray[Any], params: QParams, grid: Grid) -> NDArray[np.int64]:
 
 def dequantize(codes: NDArray[Any], params: QParams) -> NDArray[np.float32]:
     """The reals that integer codes stand for; float32, of the codes' shape."""
-    scale, zero = (along(v, codes.ndim, params.axis) for v in (params.scale, params.zero_point))
+    scale, zero = params.spread(codes.shape)
     reals: NDArray[np.float32] = (codes - zero).astype(np.float32) * scale
     return reals
 
@@ -114,12 +114,3 @@ def fake_quantize(x: NDArray[Any], params: QParams, grid: Grid) -> NDArray[np.fl
     array([0.5, 1. ], dtype=float32)
     """
     return dequantize(quantize(x, params, grid), params)
-
-
-def along(values: NDArray[Any], ndim: int, axis: int | None) -> NDArray[Any]:
-    """Per-channel ``values`` shaped to broadcast against a tensor of rank ``ndim`` along ``axis``."""
-    if axis is None:
-        return values
-    shape = [1] * ndim
-    shape[axis] = -1
-    return values.reshape(shape)

@@ -67,14 +67,44 @@ class QParams:
     """Scale and zero point of a tensor: ``real = (code - zero_point) * scale``.
 
     Attributes:
-        scale: float32 array, shape () per tensor or (channels,) per channel.
+        scale: float32 array, shape () per tensor, (channels,) per channel, or the tensor's own shape with as many
+            blocks along the axis as it takes to hold the values.
         zero_point: int64 array of the same shape.
-        axis: the channel axis, None per tensor.
+        axis: the axis of the channels or the blocks, None per tensor.
+        block_size: values to a block, 0 for no blocks.
     """
 
     scale: NDArray[np.float32]
     zero_point: NDArray[np.int64]
     axis: int | None = None
+    block_size: int = 0
+
+    def in_blocks(self, shape: tuple[int, ...], axis: int, block_size: int) -> QParams:
+        """The parameters of a tensor of this shape, from one value per row of ``calibrators.layout.rows``.
+
+        >>> flat = QParams(np.arange(9, dtype=np.float32), np.zeros(9, np.int64), 0)
+        >>> flat.in_blocks((40, 3), axis=0, block_size=16).scale
+        array([[0., 3., 6.],
+               [1., 4., 7.],
+               [2., 5., 8.]], dtype=float32)
+        """
+        axis %= len(shape)
+        lines = (*shape[:axis], *shape[axis + 1 :], -(-shape[axis] // block_size))
+        scale, zero = (np.moveaxis(v.reshape(lines), -1, axis) for v in (self.scale, self.zero_point))
+        return QParams(np.ascontiguousarray(scale), np.ascontiguousarray(zero), axis, block_size)
+
+    def spread(self, shape: tuple[int, ...]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """Scale and zero point shaped to broadcast against a tensor of this shape."""
+        if self.axis is None:
+            return self.scale, self.zero_point
+        if self.block_size:
+            length = shape[self.axis]
+            parts = [np.repeat(v, self.block_size, self.axis) for v in (self.scale, self.zero_point)]
+            scale, zero = (np.take(part, range(length), self.axis) for part in parts)
+            return scale, zero
+        ones = [1] * len(shape)
+        ones[self.axis] = -1
+        return self.scale.reshape(ones), self.zero_point.reshape(ones)
 
     def with_scale(self, scale: NDArray[np.float32]) -> QParams:
         """The same zero point and axis under another scale of the same shape."""

@@ -1,4 +1,4 @@
-"""One two-dimensional view of every tensor, so that per-tensor and per-channel are one case."""
+"""One two-dimensional view of every tensor, so that per-tensor, per-channel and per-block are one case."""
 
 from __future__ import annotations
 
@@ -8,16 +8,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def rows(array: NDArray[Any], axis: int | None = None) -> NDArray[Any]:
-    """``array`` as (rows, n): one row per tensor, or one row per index of ``axis``.
+def rows(array: NDArray[Any], axis: int | None = None, block_size: int = 0) -> NDArray[Any]:
+    """``array`` as (rows, n): one row per tensor, one per index of ``axis``, or one per block of values along ``axis``.
+
+    The last block of a line is filled up with zeros, which every range contains anyway.
 
     >>> rows(np.zeros((2, 3, 4)), axis=1).shape
     (3, 8)
+    >>> rows(np.zeros((40, 3)), axis=0, block_size=16).shape
+    (9, 16)
     >>> rows(np.float32(7.0)).shape
     (1, 1)
     """
     array = np.asarray(array)
     if axis is None:
         return array.reshape(1, -1)
+    if block_size:
+        lines = np.moveaxis(array, axis, -1)
+        fill = -lines.shape[-1] % block_size
+        if fill:
+            lines = np.pad(lines, [(0, 0)] * (lines.ndim - 1) + [(0, fill)])
+        return lines.reshape(-1, block_size)
     moved = np.moveaxis(array, axis, 0)
     return moved.reshape(moved.shape[0], -1) if moved.size else np.zeros((moved.shape[0], 0), array.dtype)

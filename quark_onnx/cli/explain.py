@@ -75,4 +75,5 @@ def _tensor(plan: Plan, use: Use) -> dict[str, str]:
     elif not isinstance(decision, Keep):
         decision = plan.entries[use]
     detail = decision.reason if isinstance(decision, Keep) else str(decision)
-    return {"tensor": use.tensor, "decision": _DECISIONS[type(decision)], "detail": detail}
+    kept = isinstance(decision, BiasOf) and not decision.stored
+    return {"tensor": use.tensor, "decision": "float" if kept else _DECISIONS[type(decision)], "detail": detail}

@@ -13,6 +13,7 @@ from calibrators import CALIBRATORS
 from quark_onnx.cli.output import Answer, columns
 from quark_onnx.cli.parsing import Parser, add_common_options
 from quark_onnx.config import QConfig, to_dict
+from quark_onnx.dtypes import Block, DType, Half, Scaled
 from quark_onnx.registry import DTYPES, PRESETS, RULES
 
 NAME = "list"
@@ -65,13 +66,23 @@ def _operators() -> list[Row]:
 
 
 def _formats() -> list[Row]:
-    return [
-        (
-            (name, str(row.bits), f"{row.qmin}..{row.qmax}", str(row.min_opset)),
-            {"name": name, "bits": row.bits, "qmin": row.qmin, "qmax": row.qmax, "min_opset": row.min_opset},
-        )
-        for name, row in ((name, DTYPES[name]) for name in DTYPES)
-    ]
+    return [_format(DTYPES[name]) for name in DTYPES]
+
+
+def _format(row: DType) -> Row:
+    family = type(row).__name__.lower()
+    item: dict[str, Any] = {"name": row.name, "family": family, "bits": row.bits, "min_opset": row.min_opset}
+    codes = ""
+    if isinstance(row, Scaled):
+        item |= {"qmin": row.qmin, "qmax": row.qmax}
+        codes = f"{row.qmin}..{row.qmax}"
+    elif isinstance(row, Half):
+        item["largest"] = row.largest
+        codes = f"up to {row.largest:.5g}"
+    elif isinstance(row, Block):
+        item |= {"block_size": row.block_size, "node": row.op_type}
+        codes = f"blocks of {row.block_size}"
+    return (row.name, family, str(row.bits), codes, str(row.min_opset)), item
 
 
 def _calibrators() -> list[Row]:
@@ -91,6 +102,6 @@ def _about(thing: object) -> str:
 _KINDS: dict[str, tuple[tuple[str, ...], Callable[[], list[Row]]]] = {
     "presets": (("name", "activations", "weights", "other"), _presets),
     "operators": (("operator", "rule", "what is quantized"), _operators),
-    "formats": (("name", "bits", "codes", "least opset"), _formats),
+    "formats": (("name", "family", "bits", "values", "least opset"), _formats),
     "calibrators": (("name", "settings", "what it does"), _calibrators),
 }

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import calibrators
 from calibrators import CalibrationError, Calibrator, Grid, MinMax
-from quark_onnx.dtypes import INT8, DType
+from quark_onnx.dtypes import INT8, DType, Scaled
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.registry import DTYPES
 
@@ -23,6 +23,8 @@ class QuantizationSpec:
         pow2: scales are powers of two.
         narrow: a signed format leaves out its least code (-127..127 in 8 bits).
         reduce_range: leave one bit unused, for processors whose 8-bit products saturate.
+        block_size: one scale for so many values along the axis that an operator sums over (weights only); 0 for none.
+        dynamic: the scale is computed as the model runs, from the values themselves (activations only).
         calibrator: how the range is found; a calibrator, its name, or ``"name:setting=value,..."``.
 
     >>> QuantizationSpec("uint8", symmetric=False).with_(calibrator="percentile:percentile=99.9").calibrator
@@ -35,6 +37,8 @@ class QuantizationSpec:
     pow2: bool = False
     narrow: bool = False
     reduce_range: bool = False
+    block_size: int = 0
+    dynamic: bool = False
     calibrator: Calibrator = field(default_factory=MinMax)
 
     if TYPE_CHECKING:  # what may be written; names are looked up
@@ -47,6 +51,8 @@ class QuantizationSpec:
             pow2: bool = False,
             narrow: bool = False,
             reduce_range: bool = False,
+            block_size: int = 0,
+            dynamic: bool = False,
             calibrator: Calibrator | str = ...,
         ) -> None: ...
 
@@ -57,9 +63,15 @@ class QuantizationSpec:
             object.__setattr__(self, "calibrator", parse_calibrator(self.calibrator))
         if not isinstance(self.dtype, DType):
             raise ConfigError(f"dtype is {self.dtype!r}; it must be a number format{nearest('', DTYPES)}")
-        for name in ("symmetric", "per_channel", "pow2", "narrow", "reduce_range"):
+        for name in ("symmetric", "per_channel", "pow2", "narrow", "reduce_range", "dynamic"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; it must be true or false")
+        if type(self.block_size) is not int or self.block_size < 0:
+            raise ConfigError(f"block_size is {self.block_size!r}; it must be a number of values, or 0 for no blocks")
+        if self.block_size and not self.dtype.scaled:
+            raise ConfigError(
+                f"{self.dtype.name} has blocks of its own, or none; block_size is for formats with a scale"
+            )
         if isinstance(self.calibrator, type) or not hasattr(self.calibrator, "statistic"):
             raise ConfigError(
                 f"calibrator is {self.calibrator!r}; it must be a calibrator or a name"
@@ -72,14 +84,29 @@ class QuantizationSpec:
         return replace(self, **changes)
 
     @property
+    def codes(self) -> Scaled:
+        """The number format, where it is one with a scale; others have no codes, and asking is a mistake."""
+        assert isinstance(self.dtype, Scaled), f"{self.dtype.name} has no scale"
+        return self.dtype
+
+    @property
     def grid(self) -> Grid:
         """The codes and the zero-point rule, as calibration sees them."""
         bits = self.dtype.bits - self.reduce_range
-        return self.dtype.grid(symmetric=self.symmetric, pow2=self.pow2, narrow=self.narrow, bits=bits)
+        return self.codes.grid(symmetric=self.symmetric, pow2=self.pow2, narrow=self.narrow, bits=bits)
+
+    def alike(self, other: QuantizationSpec) -> bool:
+        """Whether tensors that are quantized by either have the same codes."""
+        if self.dtype != other.dtype or (self.block_size, self.dynamic) != (other.block_size, other.dynamic):
+            return False
+        return not self.dtype.scaled or self.grid == other.grid
 
     def __str__(self) -> str:
+        if not self.dtype.scaled:
+            return self.dtype.name
         parts = [self.dtype.name, "symmetric" if self.symmetric else "asymmetric"]
-        parts += [word for word in ("per_channel", "pow2", "narrow", "reduce_range") if getattr(self, word)]
+        parts += [word for word in ("per_channel", "pow2", "narrow", "reduce_range", "dynamic") if getattr(self, word)]
+        parts += [f"blocks of {self.block_size}"] if self.block_size else []
         return " ".join([*parts, format_calibrator(self.calibrator)])
 
 

@@ -1,13 +1,14 @@
-"""What the rest of the package knows about a number format."""
+"""What the rest of the package knows about a number format: a row of a table, of one of three families."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from calibrators import Grid
-from quark_onnx.registry import DTYPES
+from calibrators import Grid, QParams, quantize
 
 
 @dataclass(frozen=True)
@@ -16,20 +17,44 @@ class DType:
 
     Attributes:
         name: how configurations call it.
-        onnx: the ``TensorProto.DataType``.
-        numpy: the type that stores its codes.
-        bits: width of a code.
-        qmin, qmax: the least and the greatest code.
-        min_opset: first opset whose QuantizeLinear and DequantizeLinear know the format.
+        bits: width of a value as it is stored, shared exponents not counted.
+        min_opset: first opset that can express it.
     """
 
     name: str
-    onnx: int
-    numpy: np.dtype[np.generic]
     bits: int
+    min_opset: int
+
+    @property
+    def scaled(self) -> bool:
+        """Whether it needs a scale that is found by calibration."""
+        return isinstance(self, Scaled)
+
+    @property
+    def uniform(self) -> bool:
+        """Whether its steps are alike everywhere, so that a wide range leaves nothing for small values."""
+        return isinstance(self, Integer)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class Scaled(DType):
+    """Codes of QuantizeLinear and DequantizeLinear, with a scale.
+
+    Attributes:
+        onnx: the ``TensorProto.DataType`` of the codes.
+        numpy: the type that stores them.
+        qmin, qmax: the least and the greatest code.
+        emitted: whether QuantizeLinear writes it; otherwise it is for constants alone.
+    """
+
+    onnx: int
+    numpy: np.dtype[Any]
     qmin: int
     qmax: int
-    min_opset: int
+    emitted: bool = True
 
     @property
     def signed(self) -> bool:
@@ -44,17 +69,64 @@ class DType:
             narrow: leave out the least code of a signed format, so that codes are symmetric too.
             bits: use only so many bits; 0 for all.
         """
+        raise NotImplementedError
+
+    def encode(self, array: NDArray[Any], params: QParams, grid: Grid) -> NDArray[Any]:
+        """The codes of an array, of type ``numpy`` and of the array's shape."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Integer(Scaled):
+    """Two's complement or unsigned integers."""
+
+    def grid(self, *, symmetric: bool, pow2: bool = False, narrow: bool = False, bits: int = 0) -> Grid:
         spare = 1 << (self.bits - bits) if bits else 1
         qmin, qmax = self.qmin // spare, (self.qmax + 1) // spare - 1
         return Grid(qmin + (narrow and self.signed), qmax, symmetric, pow2)
 
-    def __str__(self) -> str:
-        return self.name
+    def encode(self, array: NDArray[Any], params: QParams, grid: Grid) -> NDArray[Any]:
+        return quantize(array, params, grid).astype(self.numpy)
 
 
-def integer(name: str, onnx: int, bits: int, signed: bool, min_opset: int) -> DType:
-    """Register an integer format."""
-    qmin = -(1 << (bits - 1)) if signed else 0
-    row = DType(name, onnx, np.dtype(name), bits, qmin, qmin + (1 << bits) - 1, min_opset)
-    DTYPES.add(name, row)
-    return row
+@dataclass(frozen=True)
+class Minifloat(Scaled):
+    """Floats of 8 bits and fewer; the scale brings the greatest magnitude to the greatest code, zero stays zero."""
+
+    def grid(self, *, symmetric: bool, pow2: bool = False, narrow: bool = False, bits: int = 0) -> Grid:
+        return Grid(self.qmin, self.qmax, True, pow2)
+
+    def encode(self, array: NDArray[Any], params: QParams, grid: Grid) -> NDArray[Any]:
+        scale, _ = params.spread(array.shape)
+        codes: NDArray[Any] = np.clip(np.asarray(array, np.float32) / scale, self.qmin, self.qmax).astype(self.numpy)
+        return codes
+
+
+@dataclass(frozen=True)
+class Half(DType):
+    """Sixteen-bit floats: a cast there and back.
+
+    Attributes:
+        onnx: the ``TensorProto.DataType``.
+        numpy: the type that stores it.
+        largest: the greatest finite value.
+    """
+
+    onnx: int
+    numpy: np.dtype[Any]
+    largest: float
+
+
+@dataclass(frozen=True)
+class Block(DType):
+    """Blocks of values that share an exponent, as one node of the vendor's domain.
+
+    Attributes:
+        op_type: of the node, in the domain ``com.amd.quark``.
+        attributes: of the node; ``axis`` comes from the plan.
+        block_size: values to a block.
+    """
+
+    op_type: str
+    attributes: tuple[tuple[str, Any], ...]
+    block_size: int

@@ -175,14 +175,10 @@ class Graph:
         self._names.update(outputs)
         return node
 
-    def add_constant(self, name: str, array: NDArray[Any], elem_type: int | None = None) -> str:
-        """Add an initializer under a fresh name, which is returned."""
+    def add_constant(self, name: str, array: NDArray[Any]) -> str:
+        """Add an initializer under a fresh name, which is returned; its type is the array's, ml_dtypes included."""
         name = self.fresh(name)
-        if elem_type is None:
-            tensor = numpy_helper.from_array(np.ascontiguousarray(array).reshape(array.shape), name)
-        else:
-            tensor = helper.make_tensor(name, elem_type, array.shape, array.tobytes(), raw=True)
-        self.initializers[name] = tensor
+        self.initializers[name] = numpy_helper.from_array(np.ascontiguousarray(array).reshape(array.shape), name)
         return name
 
     def add_input(self, name: str, elem_type: int, shape: Sequence[int]) -> str:

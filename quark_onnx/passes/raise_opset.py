@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Iterator
 
-from onnx import ModelProto, helper, version_converter
+from onnx import ModelProto, OperatorSetIdProto, helper, version_converter
 
 from calibrators.session import tensor_bytes
 from quark_onnx.graph import Graph
+from quark_onnx.graph.node import STANDARD_DOMAINS
 from quark_onnx.passes.fold_constants import store_constants
 
 logger = logging.getLogger(__name__)
@@ -39,7 +41,14 @@ def raise_opset(model: ModelProto, opset: int) -> ModelProto | None:
     result.graph.input.extend(model.graph.input)
     result.graph.output.extend(model.graph.output)
     result.graph.initializer.extend(heavy.values())
+    del result.opset_import[:]  # before types and shapes are inferred: rules differ from opset to opset
+    result.opset_import.extend(_raised(model.opset_import, opset))
     graph = Graph(result)
     graph.require(opset)
     store_constants(graph)  # what was an attribute, as the bounds of Clip, has become a Constant node
     return graph.to_model()
+
+
+def _raised(imports: Iterable[OperatorSetIdProto], opset: int) -> Iterator[OperatorSetIdProto]:
+    for entry in imports:
+        yield helper.make_opsetid(entry.domain, opset if entry.domain in STANDARD_DOMAINS else entry.version)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quark_onnx.config import QuantizationSpec, format_calibrator
+from quark_onnx.dtypes import Block
 
 
 @dataclass(frozen=True)
@@ -25,11 +26,11 @@ class Use:
 
 @dataclass(frozen=True)
 class Quantize:
-    """Its scale follows from its range, which is measured or known.
+    """It is rounded to a number format. A scale, if the format has one, follows from its range, measured or known.
 
     Attributes:
         spec: how.
-        axis: channel axis of a per-channel constant; None per tensor.
+        axis: of the channels of a constant or of its blocks; None per tensor, or for blocks wherever they usually run.
         bounds: the range, where it is known without measuring.
     """
 
@@ -37,11 +38,34 @@ class Quantize:
     axis: int | None = None
     bounds: tuple[float, float] | None = None
 
+    @property
+    def min_opset(self) -> int:
+        """First opset whose own operators can write it."""
+        spec = self.spec
+        least = [
+            (True, spec.dtype.min_opset),
+            (self.axis is not None, 13),
+            (spec.dynamic, 11),
+            (spec.block_size > 0, 21),
+        ]
+        return max(opset for needed, opset in least if needed)
+
+    @property
+    def anyhow(self) -> Quantize:
+        """The same with blocks along whatever axis."""
+        return replace(self, axis=None) if isinstance(self.spec.dtype, Block) else self
+
     def __str__(self) -> str:
         s = self.spec
-        words = ["quantize", s.dtype.name, "symmetric" if s.symmetric else "asymmetric"]
+        words = ["quantize", s.dtype.name]
+        axis = [f"axis {self.axis}"] if self.axis is not None else []
+        if not s.dtype.scaled:
+            return " ".join([*words, *axis])
+        words += ["symmetric" if s.symmetric else "asymmetric"]
         words += ["pow2"] if s.pow2 else []
-        words += [f"axis {self.axis}"] if self.axis is not None else []
+        words += [*axis, f"blocks of {s.block_size}"] if s.block_size else axis
+        if s.dynamic:
+            return " ".join([*words, "dynamic"])
         words += [f"[{self.bounds[0]:g}, {self.bounds[1]:g}]" if self.bounds else format_calibrator(s.calibrator)]
         return " ".join(words)
 
@@ -63,15 +87,18 @@ class BiasOf:
     Attributes:
         axis: the axis of the bias that runs over the channels of the weight.
         repeat: how often the channel scales of the weight repeat along it (grouped ConvTranspose).
+        stored: whether it is stored as integers. If it stays float it has to fit all the same: onnxruntime makes
+            integers of it when it loads the model, and does not mind an overflow.
     """
 
     x: Use
     w: Use
     axis: int = 0
     repeat: int = 1
+    stored: bool = True
 
     def __str__(self) -> str:
-        return f"bias of {self.x} and {self.w}"
+        return f"{'' if self.stored else 'float '}bias of {self.x} and {self.w}"
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 from onnx import TensorProto
 
+from quark_onnx.config import QuantizationSpec
+from quark_onnx.dtypes import Block, Integer
 from quark_onnx.errors import PlanError
 from quark_onnx.graph import Graph, Node
 from quark_onnx.plan.entries import BiasOf, Entry, Keep, Quantize, SameAs, Use
@@ -22,6 +24,7 @@ class Plan:
         specs: what the user asked for each node.
         entries: decision for each use. A use that has none stays float.
         kept: nodes that stay float by name, and why.
+        spoken: tensors whose producer has decided; a reader that wants another format gets what is left of them.
         safe: rules leave float what few bits are known to ruin.
     """
 
@@ -31,37 +34,65 @@ class Plan:
         self.safe = safe
         self.entries: dict[Use, Entry] = {}
         self.kept: dict[str, str] = {}
+        self.spoken: set[str] = set()
 
     # -- verbs for rules -------------------------------------------------------------------------------------------
 
-    def activation(self, node: Node, *tensors: str, bounds: tuple[float, float] | None = None) -> None:
+    def activation(
+        self, node: Node, *tensors: str, bounds: tuple[float, float] | None = None, along: int | None = None
+    ) -> None:
         """``node`` wants these tensors quantized as its activations; constants among them too.
 
         The producer of a tensor speaks first. A reader that wants another format gets an entry of its own.
+
+        Args:
+            bounds: the range of their values, where it is known.
+            along: the axis over which ``node`` sums their products with weights: the one that blocks run along. Scales
+                that are computed as the model runs are for such tensors alone, as nothing else is gained by them.
         """
         spec = self.specs[node].activation
         for tensor in tensors:
             if spec is None or self.ineligible(tensor):
                 continue
+            axis = self._axis(tensor, along) if isinstance(spec.dtype, Block) else None
             if self.graph.is_constant(tensor):
                 # its values are known, so there is nothing to clip away
-                self._put(node, tensor, Quantize(spec.with_(calibrator="minmse" if spec.pow2 else "minmax")))
-            else:
-                self._put(node, tensor, Quantize(spec, bounds=bounds))
+                known = spec.with_(calibrator="minmse" if spec.pow2 else "minmax", dynamic=False)
+                self._put(node, tensor, Quantize(known, axis))
+            elif along is not None or not spec.dynamic:
+                self._put(node, tensor, Quantize(spec, axis, bounds))
 
-    def weight(self, node: Node, tensor: str, axis: int | None) -> None:
-        """``node`` wants a weight quantized, along ``axis`` if per channel; a computed weight is an activation."""
+    def weight(self, node: Node, tensor: str, axis: int | None, along: int | None = None) -> None:
+        """``node`` wants a weight quantized; a computed weight is an activation.
+
+        Args:
+            axis: of its output channels, for scales per channel; None where such scales cannot be used.
+            along: the axis that ``node`` sums over, for blocks; None where blocks cannot be used.
+        """
         spec = self.specs[node].weight
         if not self.graph.is_constant(tensor):
-            self.activation(node, tensor)
+            self.activation(node, tensor, along=along)
         elif spec is not None and not self.ineligible(tensor):
-            self._put(node, tensor, Quantize(spec, axis if spec.per_channel else None))
+            blocks = spec.block_size or isinstance(spec.dtype, Block)
+            if blocks and along is None:
+                spec = spec.with_(block_size=0)
+            chosen = along if blocks else axis if spec.per_channel else None
+            self._put(node, tensor, Quantize(spec, chosen))
 
     def bias(self, node: Node, tensor: str, x: str, w: str, *, axis: int = 0, repeat: int = 1) -> None:
-        """A constant that is added to the product of ``x`` and ``w`` gets the product of their scales."""
-        both = self.quantized(x, node) and self.quantized(w, node)
-        if both and self.graph.is_constant(tensor) and not self.ineligible(tensor):
+        """A constant that is added to the product of ``x`` and ``w``.
+
+        Beside integers it gets the product of their scales, beside floats with a scale it stays float, and in formats
+        that need no scale it is rounded as the activations are.
+        """
+        spec = self.specs[node].activation
+        both = [self.entry(self.use(tensor, node)) for tensor in (x, w)]
+        if not self.graph.is_constant(tensor) or self.ineligible(tensor) or spec is None:
+            return
+        if all(isinstance(entry, Quantize) and _multiplies(entry.spec) for entry in both):
             self._put(node, tensor, BiasOf(self.use(x, node), self.use(w, node), axis, repeat))
+        elif not spec.dtype.scaled and self.quantized(x, node):
+            self._put(node, tensor, Quantize(spec, 0 if isinstance(spec.dtype, Block) else None))
 
     def same_as(self, node: Node, result: str, source: str) -> None:
         """``result`` holds nothing but values of ``source``: if that one is quantized, so is this one, alike.
@@ -69,9 +100,13 @@ class Plan:
         Unless its reader has asked for it in another format already, or it was decided that it stays float.
         """
         origin, present = self.entry(self.use(source, node)), self.entries.get(Use(result))
-        wanted = self.specs[node].activation is not None and isinstance(origin, Quantize)
-        shared = present is None or (isinstance(present, Quantize) and self._alike(origin, present))
-        if wanted and shared and not self.ineligible(result):
+        if self.specs[node].activation is None or not isinstance(origin, Quantize) or self.ineligible(result):
+            return
+        if not origin.spec.dtype.scaled:
+            self._put(node, result, Quantize(origin.spec))  # a format without a scale has none to hand on
+        elif not origin.spec.dynamic and (
+            present is None or (isinstance(present, Quantize) and _alike(origin, present))
+        ):
             self.entries[Use(result)] = SameAs(self.use(source, node))
 
     def keep(self, tensor: str, reason: str) -> None:
@@ -79,6 +114,11 @@ class Plan:
         own = [Use(tensor, node.name) for node in self.graph.consumers(tensor)]
         for use in (Use(tensor), *(use for use in own if use in self.entries)):
             self.entries[use] = Keep(reason)
+
+    def keep_for(self, node: Node, tensor: str, reason: str) -> None:
+        """``node`` reads the float value of a tensor, whatever others do."""
+        if self.specs[node].activation is not None and not self.ineligible(tensor):
+            self.entries[Use(tensor, node.name)] = Keep(reason)
 
     def keep_node(self, node: Node, reason: str) -> None:
         """A node stays float: it asks nothing of its tensors, though others may."""
@@ -88,7 +128,7 @@ class Plan:
         """A copy that lacks the entries of one kind: their tensors stay float."""
         copy = Plan(self.graph, self.specs, safe=self.safe)
         copy.entries = {use: entry for use, entry in self.entries.items() if not isinstance(entry, kind)}
-        copy.kept = dict(self.kept)
+        copy.kept, copy.spoken = dict(self.kept), set(self.spoken)
         return copy
 
     # -- reading ---------------------------------------------------------------------------------------------------
@@ -132,12 +172,17 @@ class Plan:
     def coarse(self, node: Node) -> bool:
         """Whether ``node`` is to be safe from too few bits: it is asked for less than 16."""
         spec = self.specs[node].activation
-        return self.safe and spec is not None and spec.dtype.bits < 16
+        return self.safe and spec is not None and spec.dtype.uniform and spec.dtype.bits < 16 and not spec.dynamic
 
     def integer_only(self, node: Node) -> bool:
         """Whether what runs ``node`` has no float arithmetic at all, as power-of-two scales tell."""
         spec = self.specs[node].activation
         return spec is not None and spec.pow2
+
+    def rounds_results(self, node: Node) -> bool:
+        """Whether what runs ``node`` has no float32 for its results: for want of float arithmetic, or of float32."""
+        spec = self.specs[node].activation
+        return spec is not None and (spec.pow2 or not spec.dtype.scaled)
 
     def masks(self, tensor: str) -> bool:
         """Whether a constant holds values that mean "never" rather than a number."""
@@ -149,17 +194,30 @@ class Plan:
     def _put(self, node: Node, tensor: str, entry: Entry) -> None:
         everybody = Use(tensor)
         present = self.entries.get(everybody)
-        if present is None:
+        if self.graph.producer(tensor) is node:
+            self.spoken.add(tensor)
+        refined = isinstance(entry, Quantize) and present == entry.anyhow  # the axis of its blocks is known now
+        if present is None or refined:
             self.entries[everybody] = entry
-        elif not self._alike(self.entry(everybody), entry):
+        elif not _alike(self.entry(everybody), entry):
             self.entries[Use(tensor, node.name)] = entry
 
-    @staticmethod
-    def _alike(present: Entry, wanted: Entry) -> bool:
-        """Whether a tensor that is quantized as ``present`` serves a reader that wants it as ``wanted``."""
-        if isinstance(present, Keep):
-            return True  # it was decided that this tensor stays float, whoever reads it
-        if isinstance(present, Quantize) and isinstance(wanted, Quantize):
-            same = present.spec.grid == wanted.spec.grid and present.spec.dtype == wanted.spec.dtype
-            return same and present.axis == wanted.axis
-        return present == wanted
+    def _axis(self, tensor: str, axis: int | None) -> int | None:
+        """An axis counted from the front, where the rank is known."""
+        shape = self.graph.shape(tensor)
+        return axis if axis is None or axis >= 0 or shape is None else axis % len(shape)
+
+
+def _alike(present: Entry, wanted: Entry) -> bool:
+    """Whether a tensor that is quantized as ``present`` serves a reader that wants it as ``wanted``."""
+    if isinstance(present, Keep):
+        return True  # it was decided that this tensor stays float, whoever reads it
+    if isinstance(present, Quantize) and isinstance(wanted, Quantize):
+        anyhow = wanted.axis is None and isinstance(wanted.spec.dtype, Block)
+        return present.spec.alike(wanted.spec) and (anyhow or present.axis == wanted.axis)
+    return present == wanted
+
+
+def _multiplies(spec: QuantizationSpec) -> bool:
+    """Whether products of such codes are integers with a scale that is known beforehand, and per channel at most."""
+    return isinstance(spec.dtype, Integer) and not spec.dynamic and not spec.block_size

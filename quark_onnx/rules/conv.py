@@ -11,8 +11,8 @@ from quark_onnx.rules.base import rule
 def conv(node: Node, plan: Plan) -> None:
     """Input, weight along the output channels (M, C/group, ...), int32 bias, output."""
     x, w, bias = node.input(0), node.input(1), node.input(2)
-    plan.activation(node, x)
-    plan.weight(node, w, axis=0)
+    plan.activation(node, x, along=1)
+    plan.weight(node, w, axis=0, along=1)
     plan.bias(node, bias, x, w)
     plan.activation(node, node.outputs[0])
 
@@ -21,7 +21,7 @@ def conv(node: Node, plan: Plan) -> None:
 def conv_transpose(node: Node, plan: Plan) -> None:
     """Like Conv, but the weight is (C, M/group, ...): a channel scale serves that channel of every group."""
     x, w, bias = node.input(0), node.input(1), node.input(2)
-    plan.activation(node, x)
-    plan.weight(node, w, axis=1)
+    plan.activation(node, x, along=1)
+    plan.weight(node, w, axis=1, along=0)
     plan.bias(node, bias, x, w, repeat=node.attribute("group", 1))
     plan.activation(node, node.outputs[0])

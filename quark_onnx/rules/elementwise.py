@@ -12,7 +12,7 @@ def add(node: Node, plan: Plan) -> None:
     """Like all arithmetic, but a bias is added before any rounding, and a residual stream is too wide for few bits."""
     if any(reader.kind in NORMALIZING for reader in plan.graph.followers(node)) and plan.coarse(node):
         plan.keep_node(node, RESIDUAL)
-    elif not plan.integer_only(node) and any(_is_bias(node, plan, i) for i in (0, 1)):
+    elif not plan.rounds_results(node) and any(_is_bias(node, plan, i) for i in (0, 1)):
         plan.keep_node(node, "it adds a bias to a product that is not rounded yet")
     else:
         _operands(node, plan, node.inputs)
@@ -26,7 +26,18 @@ def _is_bias(node: Node, plan: Plan, index: int) -> bool:
     return vector and layer is not None and layer.kind == "MatMul" and not plan.quantized(product)
 
 
-@rule("Sub", "Mul", "Div")
+@rule("Div")
+def division(node: Node, plan: Plan) -> None:
+    """Like all arithmetic, but a small denominator decides over everything, and is what few codes tell apart least."""
+    if plan.safe and not plan.integer_only(node):
+        _operands(node, plan, node.inputs, quantized=node.inputs[:1])
+        if node.name not in plan.kept:
+            plan.keep_for(node, node.inputs[1], "it is a denominator: the smallest ones matter most")
+    else:
+        _operands(node, plan, node.inputs)
+
+
+@rule("Sub", "Mul")
 def arithmetic(node: Node, plan: Plan) -> None:
     """Both operands and the result, unless one of them is a mask."""
     _operands(node, plan, node.inputs)
@@ -38,7 +49,8 @@ def where(node: Node, plan: Plan) -> None:
     _operands(node, plan, node.inputs[1:])
 
 
-def _operands(node: Node, plan: Plan, operands: tuple[str, ...]) -> None:
+def _operands(node: Node, plan: Plan, operands: tuple[str, ...], quantized: tuple[str, ...] | None = None) -> None:
+    """Quantize operands, all of them unless it is said which, and the result; nothing where a mask is among them."""
     for tensor in operands:
         if plan.masks(tensor):
             plan.keep_node(node, f"{tensor!r} holds values that mean 'never'; no scale spans them and real values")
@@ -46,5 +58,5 @@ def _operands(node: Node, plan: Plan, operands: tuple[str, ...]) -> None:
         if control(plan.graph, tensor):
             plan.keep_node(node, f"{tensor!r} is computed from integers alone: a mask or a position, not a signal")
             return
-    plan.activation(node, *operands)
+    plan.activation(node, *(operands if quantized is None else quantized))
     plan.activation(node, node.outputs[0])

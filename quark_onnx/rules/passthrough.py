@@ -36,8 +36,13 @@ def gather(node: Node, plan: Plan) -> None:
 
 @rule("Resize", "Upsample")
 def resize(node: Node, plan: Plan) -> None:
-    """Nearest and linear interpolation stay within the input's range; cubic interpolation overshoots."""
-    if node.attribute("mode", "nearest") == "cubic" or node.attribute("extrapolation_value", 0.0) != 0.0:
+    """Nearest and linear interpolation stay within the input's range; cubic interpolation and extrapolation leave it.
+
+    onnxruntime has no integer cubic resize, and refuses the Q/DQ pairs around one that it moves to another layout.
+    """
+    if node.attribute("mode", "nearest") == "cubic":
+        plan.keep_node(node, "onnxruntime has no integer cubic interpolation")
+    elif node.attribute("extrapolation_value", 0.0) != 0.0:
         plan.activation(node, node.inputs[0], node.outputs[0])
     else:
         plan.same_as(node, node.outputs[0], node.inputs[0])

@@ -39,7 +39,9 @@ def calibrate(
     for use in uses:
         entry = plan.entries[use]
         assert isinstance(entry, Quantize)
-        wanted.setdefault(Observation(use.tensor, entry.spec.calibrator), []).append(use)
+        # within known bounds nothing is clipped away: all that is asked is how much of them is used
+        calibrator = entry.spec.calibrator if entry.bounds is None else calibrators.MinMax()
+        wanted.setdefault(Observation(use.tensor, calibrator), []).append(use)
     try:
         found = collect(graph.to_model(), list(wanted), samples, executor=executor, progress=progress)
     except calibrators.CalibrationError as error:
@@ -47,16 +49,17 @@ def calibrate(
     ranges: Ranges = {}
     for statistic, readers in zip(found, wanted.values(), strict=True):
         for use in readers:
-            reason = _unfit(statistic)
-            if reason:
+            entry, reason = plan.entries[use], _unfit(statistic)
+            if reason and isinstance(entry, Quantize) and entry.bounds is None:
                 plan.keep(use.tensor, reason)
-            else:
+            elif not reason:
                 ranges[use] = statistic
     return ranges
 
 
 def _measured(graph: Graph, use: Use, entry: Quantize) -> bool:
-    return entry.bounds is None and not graph.is_constant(use.tensor)
+    static = entry.spec.dtype.scaled and not entry.spec.dynamic
+    return static and not graph.is_constant(use.tensor)
 
 
 def _unfit(statistic: Statistic) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 
 from calibrators import Range, params_for
 from quark_onnx.graph import Graph, Node, reach
-from quark_onnx.plan import Keep, Plan, Quantize
+from quark_onnx.plan import Keep, Plan, Quantize, Use
 from quark_onnx.rules import WEIGHTED
 from quark_onnx.steps.calibrate import Ranges
 
@@ -48,9 +48,12 @@ def guard(graph: Graph, plan: Plan, ranges: Ranges) -> list[str]:
             continue
         notes.append(f"{node.name} ({node.op_type}): {reason}; it and the decoding around it stay float")
         for member in reach([node], lambda n: [m for m in (*graph.leaders(n), *graph.followers(n)) if m in tail]):
-            plan.keep_node(member, f"part of the decoding around {node.name} ({node.op_type})")
+            part = f"part of the decoding around {node.name} ({node.op_type})"
+            plan.keep_node(member, part)
             for tensor in member.outputs:
-                plan.keep(tensor, f"part of the decoding around {node.name} ({node.op_type})")
+                plan.keep(tensor, part)
+            for tensor in filter(graph.is_constant, member.inputs):  # grids, strides, anchors
+                plan.entries[Use(tensor, member.name)] = Keep(part)
     return notes
 
 
@@ -83,10 +86,10 @@ def _reason(node: Node, plan: Plan, ranges: Ranges) -> str:
     for tensor in node.inputs:
         use = plan.root(plan.use(tensor, node))
         entry = plan.entries.get(use)
-        if use in ranges:
+        if isinstance(entry, Quantize) and entry.bounds:
+            reach_of[tensor] = max(abs(bound) for bound in entry.bounds)
+        elif use in ranges:
             reach_of[tensor] = max(float(-ranges[use].lo.min()), float(ranges[use].hi.max()))
-        elif entry is not None and getattr(entry, "bounds", None):
-            reach_of[tensor] = max(abs(bound) for bound in entry.bounds)  # type: ignore[union-attr]
     if len(reach_of) < 2:
         return ""
     scores = [t for t in node.inputs if getattr(plan.entry(plan.use(t, node)), "bounds", None) == (0.0, 1.0)]

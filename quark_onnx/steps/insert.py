@@ -9,19 +9,20 @@ import numpy as np
 from onnx import TensorProto
 
 from calibrators import QParams, quantize
-from quark_onnx.dtypes import INT32, DType
+from quark_onnx.dtypes import INT32, Block, Half, Scaled
 from quark_onnx.graph import Graph, Node
-from quark_onnx.plan import BiasOf, Keep, Plan, Quantize, Use
+from quark_onnx.plan import BiasOf, Entry, Keep, Plan, Quantize, Use
 from quark_onnx.steps.solve import Params
 
 _CONTRIB = "com.microsoft"
+_VENDOR = "com.amd.quark"
 
 
 @dataclass(frozen=True)
 class _Scale:
     """Scale and zero point as they stand in the graph."""
 
-    dtype: DType
+    dtype: Scaled
     params: QParams
     scale: str
     zero_point: str
@@ -68,47 +69,63 @@ class _Writer:
             self._write(tensor, sorted(uses, key=lambda use: use.node is not None))
 
     def drop_clipping(self) -> None:
-        """Drop each Relu and Clip whose bounds coincide with the ends of the grid that follows."""
+        """Drop each Relu and Clip whose bounds are the ends of the grid by which everybody reads its result."""
         for node in self.graph.nodes:
             if node.kind not in ("Relu", "Clip") or node.name in self.plan.kept:
                 continue
             producer, source, result = self.graph.producer(node.inputs[0]), node.inputs[0], node.outputs[0]
             alone = self.graph.consumers(source) == [node] and not self.graph.is_output(source)
             fused = isinstance(self.plan.entries.get(Use(source)), Keep)
-            if producer and alone and fused and self._saturates(node, Use(result)):
+            if producer and alone and fused and not self._read_float(result) and self._saturates(node, Use(result)):
                 self.graph.remove([node])
                 self.graph.set_output(producer, producer.outputs.index(source), result)
+
+    def _read_float(self, tensor: str) -> bool:
+        """Whether anybody reads the value before it is quantized."""
+        uses = [Use(tensor), *(self.plan.use(tensor, node) for node in self.graph.consumers(tensor))]
+        return self.graph.captured(tensor) or any(isinstance(self.plan.entry(use), Keep) for use in uses)
 
     def _saturates(self, node: Node, use: Use) -> bool:
         entry = self.plan.entries.get(use)
         bounds = _clip_bounds(self.graph, node)
         if not isinstance(entry, Quantize) or bounds is None:
             return False
-        grid = entry.spec.dtype.grid(symmetric=entry.spec.symmetric)
+        if use not in self.params.table or not entry.spec.dtype.uniform:
+            return False
+        grid = entry.spec.codes.grid(symmetric=entry.spec.symmetric)
         low, high = quantize(np.array(bounds), self.params.table[use], grid)
         return bool(low == grid.qmin and high == grid.qmax)
 
     def _write(self, tensor: str, uses: list[Use]) -> None:
         """Quantize one tensor: for everybody first, then for the readers with an entry of their own."""
-        constant = self.graph.is_constant(tensor)
         readers = self._readers(tensor, uses)
         value = quantized = self._release(tensor, uses)
         for use in uses:
-            root = self.plan.root(use)
-            if isinstance(self.plan.entries.get(root, Keep("")), Keep):
-                result = value
-            elif constant:
-                result = self._constant(tensor, use, root)
-            else:
-                result = self._pair(
-                    quantized, use, self._scale(root), tensor if value != tensor and not use.node else ""
-                )
+            source = quantized if tensor in self.plan.spoken else value
+            result = self._form(source, use, tensor if value != tensor and not use.node else "")
             if use.node is None:
                 quantized = result
             for node in readers[use]:
                 for index, name in enumerate(node.inputs):
                     if name == tensor:
                         self.graph.set_input(node, index, result)
+
+    def _form(self, source: str, use: Use, result: str) -> str:
+        """Write what becomes of a tensor under a use; the name of the value, ``result`` if it is given."""
+        root = self.plan.root(use)
+        entry: Entry = self.plan.entries.get(root, Keep(""))
+        if isinstance(entry, Keep) or (isinstance(entry, BiasOf) and not entry.stored):
+            return source
+        constant = self.graph.is_constant(use.tensor)
+        if isinstance(entry, Quantize) and isinstance(entry.spec.dtype, Half):
+            return self._cast(source, use, entry.spec.dtype, result, constant)
+        if isinstance(entry, Quantize) and isinstance(entry.spec.dtype, Block):
+            return self._block(source, use, entry.spec.dtype, entry.axis, result)
+        if isinstance(entry, Quantize) and entry.spec.dynamic:
+            return self._dynamic(source, use, result)
+        if constant:
+            return self._constant(use.tensor, use, root)
+        return self._pair(source, use, self._scale(root), result)
 
     def _readers(self, tensor: str, uses: list[Use]) -> dict[Use, list[Node]]:
         """Who reads the tensor under which use."""
@@ -136,6 +153,41 @@ class _Writer:
         self._node("DequantizeLinear", [codes, scale.scale, scale.zero_point], result, use, scale)
         return result
 
+    def _dynamic(self, source: str, use: Use, result: str) -> str:
+        """Let the model compute the scale itself; the name of what DQ computes, ``result`` if it is given."""
+        stem = use_name(use)
+        parts = [self.graph.fresh(f"{stem}_{part}") for part in ("quantized", "scale", "zero_point")]
+        result = result or self.graph.fresh(f"{stem}_dequantized")
+        self.graph.add("DynamicQuantizeLinear", [source], parts, name=f"{stem}_DynamicQuantizeLinear")
+        self.graph.add("DequantizeLinear", parts, [result], name=f"{stem}_DequantizeLinear")
+        return result
+
+    def _cast(self, source: str, use: Use, dtype: Half, result: str, constant: bool) -> str:
+        """Cast a tensor to 16 bits and back; a constant is stored in 16 bits."""
+        stem = use_name(use)
+        result = result or self.graph.fresh(f"{stem}_dequantized")
+        if constant:
+            array = self.graph.constant(source)
+            assert array is not None
+            narrow = self.graph.add_constant(f"{stem}_{dtype.name}", array.astype(dtype.numpy))
+        else:
+            narrow = self.graph.fresh(f"{stem}_{dtype.name}")
+            self.graph.add("Cast", [source], [narrow], name=f"{stem}_Cast_to_{dtype.name}", to=dtype.onnx)
+        self.graph.add("Cast", [narrow], [result], name=f"{stem}_Cast_from_{dtype.name}", to=int(TensorProto.FLOAT))
+        return result
+
+    def _block(self, source: str, use: Use, dtype: Block, axis: int | None, result: str) -> str:
+        """One node that rounds blocks; along the channels, which come second, unless the plan says otherwise."""
+        stem = use_name(use)
+        result = result or self.graph.fresh(f"{stem}_{dtype.name}")
+        if axis is None:
+            axis = 1 if len(self.graph.shape(use.tensor) or ()) > 1 else -1
+        self.graph.import_domain(_VENDOR)
+        attributes = {**dict(dtype.attributes), "axis": axis}
+        name = f"{stem}_{dtype.op_type}"
+        self.graph.add(dtype.op_type, [source], [result], name=name, domain=_VENDOR, **attributes)
+        return result
+
     def _constant(self, tensor: str, use: Use, root: Use) -> str:
         """Store a constant as codes with a DQ behind them; the name of what DQ computes."""
         array = self.graph.constant(tensor)
@@ -143,8 +195,8 @@ class _Writer:
         scale = self._scale(root)
         entry = self.plan.entries[root]
         grid = entry.spec.grid if isinstance(entry, Quantize) else INT32.grid(symmetric=True)
-        codes = quantize(array, scale.params, grid).astype(scale.dtype.numpy)
-        name = self.graph.add_constant(f"{use_name(use)}_quantized", codes, scale.dtype.onnx)
+        codes = scale.dtype.encode(array, scale.params, grid)
+        name = self.graph.add_constant(f"{use_name(use)}_quantized", codes)
         result = self.graph.fresh(f"{use_name(use)}_dequantized")
         self._node("DequantizeLinear", [name, scale.scale, scale.zero_point], result, use, scale)
         return result
@@ -153,10 +205,8 @@ class _Writer:
         """The scale and zero point of a root, written once."""
         if root not in self._scales:
             entry, params = self.plan.entries[root], self.params.table[root]
-            dtype = entry.spec.dtype if isinstance(entry, Quantize) else INT32
-            zero = self.graph.add_constant(
-                f"{use_name(root)}_zero_point", params.zero_point.astype(dtype.numpy), dtype.onnx
-            )
+            dtype = entry.spec.codes if isinstance(entry, Quantize) else INT32
+            zero = self.graph.add_constant(f"{use_name(root)}_zero_point", params.zero_point.astype(dtype.numpy))
             self._scales[root] = _Scale(dtype, params, self._store(root, params), zero)
         return self._scales[root]
 
@@ -165,12 +215,15 @@ class _Writer:
         return self.graph.add_constant(f"{use_name(root)}_scale", params.scale)
 
     def _node(self, op_type: str, inputs: list[str], output: str, use: Use, scale: _Scale) -> None:
-        standard = self.graph.opset >= max(scale.dtype.min_opset, 13 if scale.params.axis is not None else 0)
+        params = scale.params
+        standard = self.graph.opset >= max(scale.dtype.min_opset, 13 if params.axis is not None else 0)
         domain = "" if standard else _CONTRIB
         if domain:
             self.graph.import_domain(domain)
-        axis = {} if scale.params.axis is None else {"axis": scale.params.axis}
-        self.graph.add(op_type, inputs, [output], name=f"{use_name(use)}_{op_type}", domain=domain, **axis)
+        attributes = {} if params.axis is None else {"axis": params.axis}
+        if params.block_size:
+            attributes["block_size"] = params.block_size
+        self.graph.add(op_type, inputs, [output], name=f"{use_name(use)}_{op_type}", domain=domain, **attributes)
 
 
 class _LiveWriter(_Writer):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import quark_onnx.rules  # noqa: F401  (importing registers the rules)
 from quark_onnx.config import QConfig
 from quark_onnx.graph import Graph
@@ -23,7 +25,8 @@ def make_plan(graph: Graph, config: QConfig, *, strict: bool = True) -> Plan:
             rule(node, plan)
     _hand_on(plan)
     if not config.bias:
-        plan = plan.without(BiasOf)
+        floats = {use: replace(e, stored=False) for use, e in plan.entries.items() if isinstance(e, BiasOf)}
+        plan.entries.update(floats)
     _lift(plan)
     _spare_float_readers(plan)
     return plan

@@ -6,7 +6,8 @@ import logging
 from collections.abc import Sequence
 
 from quark_onnx.config import QConfig
-from quark_onnx.errors import QuarkError
+from quark_onnx.dtypes import Integer
+from quark_onnx.errors import ModelError, QuarkError
 from quark_onnx.graph import Graph
 from quark_onnx.passes import CLEANING, Pass, raise_opset
 from quark_onnx.plan import Plan, Quantize
@@ -14,8 +15,6 @@ from quark_onnx.steps.run import Reference, Sample, agree, run
 
 logger = logging.getLogger(__name__)
 
-#: First opset whose QuantizeLinear has an axis.
-PER_CHANNEL_OPSET = 13
 #: First opset with Round, which onnxruntime writes when it makes an integer of a float bias beside a quantized weight.
 ROUND_OPSET = 11
 
@@ -80,10 +79,12 @@ def raise_opset_for(graph: Graph, plan: Plan, reference: Reference, sample: Samp
 
     Otherwise the graph stays as it is, and Q/DQ nodes that its opset lacks are written in the com.microsoft domain,
     which has them at any opset.
+
+    Raises:
+        ModelError: that domain does not have them either.
     """
     quantized = [entry for entry in plan.entries.values() if isinstance(entry, Quantize)]
-    formats = [max(e.spec.dtype.min_opset, PER_CHANNEL_OPSET * (e.axis is not None)) for e in quantized]
-    needed = max(ROUND_OPSET, *formats) if formats else 0
+    needed = max(ROUND_OPSET, *(entry.min_opset for entry in quantized)) if quantized else 0
     if graph.opset >= needed:
         return graph, []
     before = graph.opset
@@ -92,6 +93,17 @@ def raise_opset_for(graph: Graph, plan: Plan, reference: Reference, sample: Samp
         candidate = Graph(converted)
         if _unchanged(candidate, sample, reference.repeatable(sample)):
             return candidate, [f"opset raised from {before} to {needed}"]
+    for entry in quantized:
+        if entry.min_opset > before and not _contributed(entry):
+            raise ModelError(
+                f"{entry.spec.dtype.name} needs opset {entry.min_opset}, and the model's opset {before} cannot be "
+                f"raised to {needed}; export the model at that opset, or choose another format"
+            )
     return graph, [
         f"opset {before} could not be raised to {needed}: Q/DQ nodes that it lacks use the com.microsoft domain"
     ]
+
+
+def _contributed(entry: Quantize) -> bool:
+    """Whether the com.microsoft domain can write it."""
+    return isinstance(entry.spec.dtype, Integer) and entry.spec.dtype.bits >= 4 and not entry.spec.block_size

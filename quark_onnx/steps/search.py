@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrators.session import open_session
-from quark_onnx.graph import Graph
+from quark_onnx.graph import Graph, Node
 from quark_onnx.plan import Plan, Quantize, Use
 from quark_onnx.progress import Progress
 from quark_onnx.steps.insert import insert_live
@@ -38,7 +38,8 @@ def search(graph: Graph, plan: Plan, params: Params, samples: Sequence[Sample], 
         samples: the few samples that the error is measured on.
         show: whether to show a progress bar, as ``Progress`` takes it.
     """
-    movable = [use for use in params.table if _movable(plan, use)]
+    order = _order(graph)
+    movable = sorted((use for use in params.table if _movable(plan, use)), key=lambda use: order.get(use, len(order)))
     if not movable or not samples:
         return 0
     live, names = insert_live(graph, plan, params, movable)
@@ -64,6 +65,31 @@ def search(graph: Graph, plan: Plan, params: Params, samples: Sequence[Sample], 
     for use in movable:
         params.table[use] = params.table[use].with_scale(scales[names[use]])
     return sum(bool((scales[name] != start[name]).any()) for name in start)
+
+
+def _order(graph: Graph) -> dict[Use, int]:
+    """A place for each use that follows from the graph alone, not from the order in which a file lists its nodes.
+
+    Tensors are counted as they are reached from the outputs, what a node reads before what it computes.
+    """
+    places, done = dict[Use, int](), set[Node]()
+    stack = [(node, False) for value in reversed(graph.outputs) if (node := graph.producer(value.name))]
+    while stack:
+        node, ready = stack.pop()
+        if node in done:
+            continue
+        if not ready:
+            stack.append((node, True))
+            before = [graph.producer(tensor) for tensor in reversed(node.inputs)]
+            stack += [(other, False) for other in before if other is not None and other not in done]
+            continue
+        done.add(node)
+        for tensor in node.inputs:
+            for use in (Use(tensor), Use(tensor, node.name)):
+                places.setdefault(use, len(places))
+        for tensor in node.outputs:
+            places.setdefault(Use(tensor), len(places))
+    return places
 
 
 def _movable(plan: Plan, use: Use) -> bool:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrators import QParams, Range, params_for, rows
+from calibrators import QParams, Range, Statistic, params_for, rows
 from calibrators.grid import SMALLEST_SCALE
 from quark_onnx.graph import Graph
 from quark_onnx.plan import BiasOf, Keep, Plan, Quantize, Use
 from quark_onnx.steps.calibrate import Ranges
 
-_INT32 = 2.0**31 - 1
+#: The largest code of a bias: the other half of an int32 is for the sum of the products that it is added to.
+_LARGEST_CODE = 2.0**30
 #: The largest scale of a bias, or of a weight for its sake: a float32, with room to round up to a power of two.
 _LARGEST_SCALE = 2.0**126
-#: Rows whose statistics are alive at a time.
-_ROWS = 256
+#: Known bounds are not halved beyond this share of them.
+_LEAST_SHARE = 2.0**-12
+#: Rows whose statistics are alive at a time, or as many as hold so many values.
+_ROWS, _VALUES = 256, 1 << 16
 
 
 @dataclass
@@ -42,8 +45,8 @@ def solve(graph: Graph, plan: Plan, ranges: Ranges) -> Params:
     """The scales and zero points of everything but biases."""
     params = Params()
     for use, entry in plan.entries.items():
-        if isinstance(entry, Quantize):
-            params.table[use] = params_for(_range(graph, ranges, use, entry), entry.spec.grid, entry.axis)
+        if isinstance(entry, Quantize) and entry.spec.dtype.scaled and not entry.spec.dynamic:
+            params.table[use] = _params(graph, use, entry, _range(graph, ranges, use, entry))
     return params
 
 
@@ -60,20 +63,43 @@ def solve_biases(graph: Graph, plan: Plan, params: Params) -> None:
             params.table[use] = _bias_params(plan, params, entry)
 
 
+def _params(graph: Graph, use: Use, entry: Quantize, found: Range) -> QParams:
+    params = params_for(found, entry.spec.grid, entry.axis)
+    if not entry.spec.block_size or entry.axis is None:
+        return params
+    shape = tuple(graph.initializers[use.tensor].dims)
+    return params.in_blocks(shape, entry.axis, entry.spec.block_size)
+
+
 def _range(graph: Graph, ranges: Ranges, use: Use, entry: Quantize) -> Range:
     if entry.bounds is not None:
-        return Range(np.array([entry.bounds[0]]), np.array([entry.bounds[1]]))
+        return _within(entry.bounds, ranges.get(use))
     calibrator = entry.spec.calibrator
     array = graph.constant(use.tensor)
     if array is None:
         return calibrator.range(ranges[use], entry.spec.grid)
     parts = []
-    table = rows(array, entry.axis)
-    for start in range(0, len(table), _ROWS):
+    table = rows(array, entry.axis, entry.spec.block_size)
+    step = max(_ROWS, _VALUES // max(1, table.shape[1]))
+    for start in range(0, len(table), step):
         statistic = calibrator.statistic()
-        statistic.observe(table[start : start + _ROWS])
+        statistic.observe(np.asarray(table[start : start + step], np.float32))
         parts.append(calibrator.range(statistic, entry.spec.grid))
     return Range(np.concatenate([part.lo for part in parts]), np.concatenate([part.hi for part in parts]))
+
+
+def _within(bounds: tuple[float, float], found: Statistic | None) -> Range:
+    """Known bounds, halved as often as they still hold everything that was measured.
+
+    A softmax over a thousand values leaves nearly all of the unit interval empty. Halving leaves a margin for what
+    other data may bring, and a function that does use its bounds keeps them.
+    """
+    lo, hi = (np.array([bound]) for bound in bounds)
+    if found is not None:
+        used = max(float(-found.lo.min()) / max(-bounds[0], SMALLEST_SCALE), float(found.hi.max()) / bounds[1])
+        share = 2.0 ** np.ceil(np.log2(max(used, _LEAST_SHARE)))
+        lo, hi = lo * min(share, 1.0), hi * min(share, 1.0)
+    return Range(lo, hi)
 
 
 def _bias_params(plan: Plan, params: Params, entry: BiasOf) -> QParams:
@@ -99,7 +125,7 @@ def _make_room(graph: Graph, plan: Plan, params: Params, use: Use, entry: BiasOf
         return
     x, w = params.table[source], params.table[root]
     magnitude = np.abs(bias.astype(np.float64))
-    least = np.maximum(magnitude / _INT32 * (1 + 1e-6), SMALLEST_SCALE) / x.scale.astype(np.float64)
+    least = np.maximum(magnitude / _LARGEST_CODE, SMALLEST_SCALE) / x.scale.astype(np.float64)
     largest = max(least.max(initial=0.0), float(w.scale.max()))
     if max(largest, largest * float(x.scale)) > _LARGEST_SCALE:
         plan.entries[use] = Keep("it would need a scale beyond what a float holds")
@@ -111,12 +137,35 @@ def _make_room(graph: Graph, plan: Plan, params: Params, use: Use, entry: BiasOf
         least = least.reshape(entry.repeat, -1).max(axis=0)
     short = least > w.scale
     if short.any():
-        weight = plan.entries[root]
+        own = _own_weight(graph, plan, use, entry, root)
+        if own is None:
+            plan.entries[use] = Keep("its scale would be that of a weight which is computed or has other readers")
+            return
+        weight = plan.entries[own]
         pow2 = isinstance(weight, Quantize) and weight.spec.pow2
         least = np.exp2(np.ceil(np.log2(least))) if pow2 else least
         raised = np.where(short, least, w.scale)
-        params.table[root] = w.with_scale(_up(raised if w.axis is not None else raised.max()))
+        params.table[own] = w.with_scale(_up(raised if w.axis is not None else raised.max()))
         params.raised[root.tensor] = params.raised.get(root.tensor, 0) + int(short.sum())
+
+
+def _own_weight(graph: Graph, plan: Plan, use: Use, entry: BiasOf, root: Use) -> Use | None:
+    """The use of the weight beside a bias whose scale may be raised without harm to others; None if there is none.
+
+    A weight that other nodes read, too, gets a second entry for the node that adds the bias.
+    """
+    if not graph.is_constant(root.tensor):
+        return None
+    adding = [node for node in graph.consumers(use.tensor) if plan.use(use.tensor, node) == use]
+    readers = [node for node in graph.consumers(root.tensor) if plan.root(plan.use(root.tensor, node)) == root]
+    if set(readers) <= set(adding) and root == plan.root(entry.w):
+        return root
+    if len(adding) != 1 or entry.w.tensor != root.tensor:
+        return None
+    own = Use(root.tensor, adding[0].name)
+    plan.entries[own] = plan.entries[root]
+    plan.entries[use] = replace(entry, w=own)
+    return own
 
 
 def _up(scale: NDArray[np.float64]) -> NDArray[np.float32]:

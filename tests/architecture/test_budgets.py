@@ -25,6 +25,8 @@ def test_budgets(path: Path) -> None:
     assert ast.get_docstring(tree), "a file says what its one job is"
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name not in NOT_OURS:
+            if isinstance(node.body[0], ast.Expr) and getattr(node.body[0].value, "value", None) is Ellipsis:
+                continue  # a declaration: the types of what a dataclass takes
             assert (node.end_lineno or 0) - node.lineno < FUNCTION_LINES, f"{node.name} is too long"
             a = node.args
             count = len([*a.posonlyargs, *a.args, *a.kwonlyargs, *filter(None, (a.vararg, a.kwarg))])

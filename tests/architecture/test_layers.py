@@ -16,6 +16,8 @@ LAYERS = """
 calibrators
 errors
 registry progress
+kernels
+functions
 dtypes
 config graph
 plan

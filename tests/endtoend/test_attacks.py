@@ -180,3 +180,138 @@ def test_output_over_a_file_that_is_no_model(tmp_path: Path) -> None:
     assert written.graph == quantized.graph
     assert sorted(contents(tmp_path)) == ["q.onnx", "q.onnx.data"]
     assert contents(tmp_path)["q.onnx.data"] == b"mine"
+
+
+def noise(model: ModelProto, quantized: ModelProto, feeds: dict[str, Any], *, optimize: bool = True) -> list[float]:
+    """SQNR of each output, in dB."""
+    found = [open_session(m, optimize=optimize).run(None, feeds) for m in (model, quantized)]
+    return [
+        float(10 * np.log10(np.square(a, dtype=np.float64).sum() / (np.square(b - a, dtype=np.float64).sum() + 1e-30)))
+        for a, b in zip(*found, strict=True)
+    ]
+
+
+def with_weights(text: str, **weights: Any) -> ModelProto:
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {text}')
+    model.graph.initializer.extend(numpy_helper.from_array(np.float32(w), name) for name, w in weights.items())
+    return model
+
+
+def gaussian(*shape: int, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("preset", ["A8W8", "S8S8", "A16W8"])
+def test_a_relu_that_somebody_reads_unquantized_is_not_dropped(preset: str) -> None:
+    branch = "=> (float[4, 5] {0}) {{ {0} = {1} (r) }}"
+    model = with_weights(
+        f"""g (float[4, 8] x, bool c) => (float[4, 5] y, float[4, 3] z) {{
+            g = MatMul (x, w)
+            r = Relu (g)
+            y = If (c) <then_branch = t () {branch.format("a", "Identity")},
+                        else_branch = e () {branch.format("b", "Neg")}>
+            z = MatMul (r, w2)
+        }}""",
+        w=gaussian(8, 5),
+        w2=gaussian(5, 3),
+    )
+    feeds = {"x": gaussian(4, 8, seed=1), "c": np.array(True)}
+    assert min(noise(model, quantize_static(model, [feeds], preset), feeds)) > 25
+
+
+@pytest.mark.parametrize("preset", ["A8W8", "S8S8", "A16W8"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_bias_near_the_limit_leaves_room_for_the_sum(preset: str, bias: bool) -> None:
+    """Its code shares an int32 with the sum of 512 products; the runtime lets it overflow."""
+    w = np.abs(gaussian(4, 512, 1, 1)) * 1e-6
+    model = with_weights(
+        "g (float[N, 512, 2, 2] x) => (float[N, 4, 2, 2] y) { y = Conv (x, w, b) }", w=w, b=[10.0, 20.0, 30.0, 40.0]
+    )
+    feeds = {"x": np.abs(gaussian(2, 512, 2, 2))}
+    quantized = quantize_static(model, [feeds], QConfig.of(preset).with_(bias=bias))
+    assert min(*noise(model, quantized, feeds), *noise(model, quantized, feeds, optimize=False)) > 30
+
+
+@pytest.mark.parametrize("preset", ["A8W8", "S8S8", "A16W8", "XINT8"])
+def test_room_for_a_bias_is_not_made_at_the_cost_of_others(preset: str) -> None:
+    """The weight is tied, and its other reader needs the fine scale; or it is computed, and others read it."""
+    tied = with_weights(
+        "g (float[N, 8] x, float[N, 8] u) => (float[N, 4] y, float[N, 4] z) { y = Gemm (x, w, b)  z = MatMul (u, w) }",
+        w=gaussian(8, 4),
+        b=10 * gaussian(4, seed=3),
+    )
+    feeds = {"x": 1e-6 * gaussian(16, 8, seed=1), "u": gaussian(16, 8, seed=2)}
+    assert min(noise(tied, quantize_static(tied, [feeds], preset), feeds)) > 20
+    computed = with_weights(
+        "g (float[2, 4] x) => (float[3, 4] a, float[2, 4] z) { a = Gemm (k, x, b)  z = Relu (x) }",
+        k=1e-3 * gaussian(3, 2),
+        b=300 * gaussian(4),
+    )
+    feeds = {"x": gaussian(2, 4)}
+    assert min(noise(computed, quantize_static(computed, [feeds], preset), feeds)) > 25
+
+
+@pytest.mark.parametrize("preset", ["A8W8", "S8S8", "A16W8"])
+def test_small_denominators(preset: str) -> None:
+    model = with_weights(
+        """g (float[N, 16] x) => (float[N, 16] y) {
+            c = MatMul (x, w)
+            n = ReduceL2 <axes = [-1]> (c)
+            y = Div (c, n)
+        }""",
+        w=gaussian(16, 16),
+    )
+    feeds = {"x": gaussian(32, 16, seed=1) * np.float32(10 ** np.linspace(-2, 0, 32))[:, None]}
+    plain = noise(model, quantize_static(model, [feeds], "A16W8"), feeds)
+    assert min(plain) > 20
+    constant = with_weights("g (float[N, 4] x) => (float[N, 4] y) { y = Div (x, k) }", k=[1e-3, 1, 10, 1])
+    feeds = {"x": np.abs(gaussian(64, 4))}
+    assert min(noise(constant, quantize_static(constant, [feeds], preset), feeds)) > 30
+
+
+@pytest.mark.parametrize("preset", ["A8W8", "S8S8", "XINT8"])
+def test_known_bounds_that_are_hardly_used(preset: str) -> None:
+    """A softmax over a thousand values, and a tangent close to zero."""
+    soft = "g (float[4, 1024] x) => (float[4, 8] y) { s = Softmax (x)  y = MatMul (s, w) }"
+    model = with_weights(soft, w=gaussian(1024, 8))
+    feeds = {"x": gaussian(4, 1024, seed=1)}
+    assert min(noise(model, quantize_static(model, [feeds], preset), feeds)) > 15
+    model = with_weights("g (float[4, 64] x) => (float[4, 8] y) { s = Tanh (x)  y = MatMul (s, w) }", w=gaussian(64, 8))
+    feeds = {"x": 0.01 * gaussian(4, 64, seed=1)}
+    assert min(noise(model, quantize_static(model, [feeds], preset), feeds)) > 25
+
+
+def test_a_reduced_dimension_keeps_its_name_when_the_opset_is_raised() -> None:
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 11]>
+        g (float[N, 6, 10] x) => (float[N, 6, 10] y) {
+            t = Tanh (x)
+            r = ReduceMean <axes = [1, -1], keepdims = 1> (t)
+            y = Sub (t, r)
+        }""")
+    quantized = quantize_static(model, [{"x": gaussian(3, 6, 10)}], "A16W8")
+    [r] = [value for value in quantized.graph.value_info if value.name == "r"]
+    assert [dim.dim_param or dim.dim_value for dim in r.type.tensor_type.shape.dim] == ["N", 1, 1]
+
+
+def test_what_the_guard_keeps_float_keeps_its_constants_float() -> None:
+    model = with_weights(
+        """g (float[1, 3, 8, 8] x) => (float[1, 16, 3] y) {
+            c = Conv (x, w)
+            flat = Reshape (c, shape)
+            t = Transpose <perm = [0, 2, 1]> (flat)
+            boxes, scores = Split <axis = 2> (t, sizes)
+            moved = Add (boxes, grid)
+            scaled = Mul (moved, stride)
+            s = Sigmoid (scores)
+            y = Concat <axis = 2> (scaled, s)
+        }""",
+        w=gaussian(3, 3, 5, 5),
+        grid=np.arange(16)[None, :, None].repeat(2, axis=2),
+        stride=[8.0, 32.0],
+    )
+    model.graph.initializer.extend(
+        [numpy_helper.from_array(np.int64([1, 3, 16]), "shape"), numpy_helper.from_array(np.int64([2, 1]), "sizes")]
+    )
+    quantized = quantize_static(model, [{"x": gaussian(1, 3, 8, 8)}], "A8W8")
+    floats = {t.name for t in quantized.graph.initializer if t.data_type == onnx.TensorProto.FLOAT}
+    assert {"grid", "stride"} <= floats

@@ -45,7 +45,7 @@ def test_json(cli: Any) -> None:
     assert keys == {
         "presets": ["name", "config"],
         "operators": ["name", "rule", "description"],
-        "formats": ["name", "bits", "qmin", "qmax", "min_opset"],
+        "formats": ["name", "family", "bits", "min_opset", "block_size", "node"],
         "calibrators": ["name", "settings", "description"],
     }
     assert all(row["description"] for row in document["operators"] + document["calibrators"])

@@ -181,7 +181,7 @@ def test_add_constant() -> None:
     graph = diamond()
     assert graph.add_constant("h", np.float32([1, 2])) == "h_1"
     assert graph.shape("h_1") == (2,) and graph.is_constant("h_1")
-    codes = graph.add_constant("codes", np.array(3, np.uint16), TensorProto.UINT16)
+    codes = graph.add_constant("codes", np.array(3, np.uint16))
     assert graph.elem_type(codes) == TensorProto.UINT16 and graph.constant(codes) == 3
 
 

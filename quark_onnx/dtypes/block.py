@@ -1,0 +1,45 @@
+"""The block formats: BFP16, the micro-exponents MX4, MX6 and MX9, and the OCP Microscaling formats.
+
+Their nodes are those of AMD's domain, with the attributes that AMD's presets write, each of them spelled out because
+defaults differ between releases. Rounding mode 2 is half to even.
+"""
+
+from quark_onnx.dtypes.base import Block
+from quark_onnx.registry import DTYPES
+
+#: First opset whose operators the bodies of the nodes are made of.
+BODY_OPSET = 18
+
+
+def _bfp(name: str, method: str, bits: int, block: int) -> Block:
+    attributes = {
+        "bfp_method": method,
+        "bit_width": bits,
+        "block_size": block,
+        "rounding_mode": 2,
+        "sub_block_size": 2,
+        "sub_block_shift_bits": 1,
+        "convert_to_bfloat_before_bfp": 0,
+    }
+    row = Block(name, bits, BODY_OPSET, "BFPQuantizeDequantize", tuple(attributes.items()), block)
+    DTYPES.add(name, row)
+    return row
+
+
+def _mx(name: str, element: str, bits: int) -> Block:
+    attributes = {"element_dtype": element, "block_size": 32, "rounding_mode": 2}
+    row = Block(name, bits, BODY_OPSET, "MXQuantizeDequantize", tuple(attributes.items()), 32)
+    DTYPES.add(name, row)
+    return row
+
+
+BFP16 = _bfp("bfp16", "to_bfp", 16, 8)
+MX4 = _bfp("mx4", "to_bfp_prime", 11, 16)
+MX6 = _bfp("mx6", "to_bfp_prime", 13, 16)
+MX9 = _bfp("mx9", "to_bfp_prime", 16, 16)
+MXFP8E4M3 = _mx("mxfp8e4m3", "fp8_e4m3", 8)
+MXFP8E5M2 = _mx("mxfp8e5m2", "fp8_e5m2", 8)
+MXFP6E3M2 = _mx("mxfp6e3m2", "fp6_e3m2", 6)
+MXFP6E2M3 = _mx("mxfp6e2m3", "fp6_e2m3", 6)
+MXFP4E2M1 = _mx("mxfp4e2m1", "fp4_e2m1", 4)
+MXINT8 = _mx("mxint8", "int8", 8)
