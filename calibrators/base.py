@@ -67,7 +67,7 @@ def register(name: str) -> Callable[[T], T]:
     return add
 
 
-def create(name: str, **settings: Any) -> Any:
+def create(name: str, /, **settings: Any) -> Any:
     """The calibrator called ``name`` with these settings.
 
     Raises:

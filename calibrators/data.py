@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -9,11 +10,13 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, count, islice
+from numbers import Integral
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 
+from calibrators.base import is_number
 from calibrators.errors import DataError, EmptyReader, ReaderEndedEarly, SampleMismatch, nearest
 from calibrators.files import ARRAY_SUFFIXES, find_files, read_arrays
 from calibrators.images import IMAGE_SUFFIXES, ImageSpec, read_images
@@ -49,6 +52,14 @@ class RandomData:
     seed: int = 0
     dims: Mapping[str, int] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        _check_count("RandomData.samples", self.samples, 1)
+        _check_count("RandomData.seed", self.seed, 0)
+        if not isinstance(self.dims, Mapping):
+            raise DataError(f"RandomData.dims is {self.dims!r}; it must be sizes by name, such as {{'batch': 4}}")
+        for name, size in self.dims.items():
+            _check_count(f"RandomData.dims[{name!r}]", size, 0)
+
     def draw(self, inputs: Sequence[InputSpec]) -> Iterator[Sample]:
         """The samples, for these inputs."""
         symbols = [dim for spec in inputs for dim in spec.shape or () if isinstance(dim, str)]
@@ -64,8 +75,17 @@ class RandomData:
         if spec.shape is None or not spec.tensor or dtype.kind not in "fiub":
             raise SampleMismatch(f"input {spec.name!r}: no random data for {dtype} of shape {spec.shape}")
         shape = [dim if isinstance(dim, int) else self.dims.get(dim or "", 1) for dim in spec.shape]
-        values = generator.random(shape) if dtype.kind == "f" else generator.integers(0, 2, shape)
-        return values.astype(dtype)
+        try:
+            values = generator.random(shape) if dtype.kind == "f" else generator.integers(0, 2, shape)
+            return values.astype(dtype)
+        except (MemoryError, ValueError) as error:  # the latter is of a size that no array has
+            found = f"{math.prod(shape):,} values of shape {shape}"
+            raise DataError(f"input {spec.name!r}: {found} do not fit into memory; choose smaller dims") from error
+
+
+def _check_count(name: str, value: Any, least: int) -> None:
+    if not is_number(value, Integral) or value < least:
+        raise DataError(f"{name} is {value!r}; it must be a whole number of at least {least}")
 
 
 @dataclass(frozen=True)
@@ -188,16 +208,19 @@ def open_reader(
         images: how to turn image files into arrays.
 
     Raises:
-        DataError: the data is of no such kind, or an option does not apply to it. The samples themselves are
-            checked when they are read.
+        DataError: the data is of no such kind, or an option is wrong or does not apply to it. The samples
+            themselves are checked when they are read.
 
     >>> image = InputSpec("image", np.dtype("float32"), ("batch", 2))
     >>> reader = open_reader([np.zeros((4, 2)), np.ones((4, 2))], [image])
     >>> reader.length, [sample["image"].mean().item() for sample in reader]
     (2, [0.0, 1.0])
     """
-    if limit is not None and limit < 1:
-        raise DataError(f"limit is {limit}; it must be at least 1")
+    for name, value in ("limit", limit), ("expected", expected):
+        if value is not None:
+            _check_count(name, value, 1)
+    if not isinstance(images, ImageSpec | None):
+        raise DataError(f"images is {images!r}; it must be an ImageSpec, such as ImageSpec(size=(224, 224))")
     if layout is not None and layout not in get_args(Layout):
         raise DataError(f"unknown layout {layout!r}{nearest(layout, get_args(Layout))}")
     if isinstance(data, str | os.PathLike):
@@ -238,14 +261,18 @@ def _from_object(data: Any, inputs: Sequence[InputSpec]) -> _Source:
         labelled = hasattr(data, "dataset") and hasattr(data, "batch_size")
         # Whether a batch has to be split shows only when it comes.
         length = None if splittable(inputs) else _length(data)
-        return _Source(partial(iter, data), length, labelled=labelled, refilled=not isinstance(data, list | tuple))
+        # Lists and tuples keep what they hold; what is derived from them may do anything when it is iterated.
+        return _Source(partial(iter, data), length, labelled=labelled, refilled=type(data) not in (list, tuple))
     raise DataError(f"got {type(data).__name__} as data; pass an iterable of {{input name: array}}")
 
 
 def _pull(reader: Any) -> Iterator[object]:
-    while (batch := reader.get_next()) is not None:
-        yield batch
-        del batch  # before the next one is made
+    try:
+        while (batch := reader.get_next()) is not None:
+            yield batch
+            del batch  # before the next one is made
+    except StopIteration as error:
+        raise DataError("get_next() raised StopIteration; at the end of the data it has to return None") from error
 
 
 def _rewound(reader: Any) -> Iterator[object]:

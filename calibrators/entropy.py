@@ -16,6 +16,9 @@ from calibrators.base import is_number, register, require
 from calibrators.grid import Floats, Grid, Range
 from calibrators.histogram import BINS, Histogram
 
+#: More thresholds than this only cost time: they are closer to each other than the bins.
+_MOST = 1 << 14
+
 
 @register("entropy")
 @dataclass(frozen=True)
@@ -32,8 +35,8 @@ class Entropy:
     candidates: int = 128
 
     def __post_init__(self) -> None:
-        fits = is_number(self.candidates, int) and self.candidates >= 1
-        require(fits, "candidates", self.candidates, "a number of thresholds, 1 or more")
+        fits = is_number(self.candidates, int) and 1 <= self.candidates <= _MOST
+        require(fits, "candidates", self.candidates, f"1 to {_MOST} thresholds")
 
     def statistic(self) -> Histogram:
         return Histogram()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,9 +10,11 @@ from typing import Any
 import numpy as np
 
 from calibrators.errors import DataError, SampleMismatch
-from calibrators.samples import Array, InputSpec, Sample
+from calibrators.samples import Array, InputSpec, Sample, is_empty
 
 ARRAY_SUFFIXES = frozenset({".npz", ".npy"})
+#: How the files begin; the latter, that of any zip archive, is also that of an empty one.
+_NPY, _ZIP = b"\x93NUMPY", b"PK"
 
 
 def find_files(path: Path, suffixes: frozenset[str]) -> list[Path]:
@@ -71,8 +71,14 @@ def _pair(path: Path, inputs: Sequence[InputSpec]) -> list[dict[str, Path]]:
 
 def _read_npz(path: Path, inputs: Sequence[InputSpec]) -> Iterator[Sample]:
     # Opened here, because np.load leaves a broken archive open.
-    with _reading(path), path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-        arrays: Sample = dict(archive)
+    with _reading(path), path.open("rb") as file:
+        _check_magic(path, file.read(len(_NPY)))
+        file.seek(0)
+        with np.load(file, allow_pickle=False) as archive:
+            arrays: Sample = dict(archive)
+    for name, array in arrays.items():
+        if not isinstance(array, np.ndarray):
+            raise DataError(f"{path}: what it holds as {name!r} is no array")
     for row in _rows({name: array.shape for name, array in arrays.items()}, inputs, path):
         yield {name: array[row] for name, array in arrays.items()}
 
@@ -87,12 +93,25 @@ def _read_npy(files: Mapping[str, Path], inputs: Sequence[InputSpec]) -> Iterato
 def _map(path: Path) -> Array:
     """The array in a .npy, read from the file only where it is looked at."""
     with _reading(path):
+        with path.open("rb") as file:
+            _check_magic(path, file.read(len(_NPY)))
         mapped: Array = np.load(path, mmap_mode="r", allow_pickle=False)
         return mapped
 
 
+def _check_magic(path: Path, start: bytes) -> None:
+    """The name of a file says how it is read: np.load would go by the content instead, and hand out something else."""
+    archive = path.suffix.lower() == ".npz"
+    if start.startswith(_NPY if archive else _ZIP):
+        is_, named = (".npy", ".npz") if archive else (".npz", ".npy")
+        raise DataError(f"{path} is a {is_} file that is named {named}; rename it")
+
+
 def _rows(shapes: Mapping[str, tuple[int, ...]], inputs: Sequence[InputSpec], path: Path) -> Sequence[Any]:
     """The indices that cut arrays into samples: one per row of a stack, else ``...``, which takes all."""
+    specs = {spec.name: spec for spec in inputs}
+    if specs.keys() == shapes.keys() and all(is_empty(shape, specs[name]) for name, shape in shapes.items()):
+        return ()
     ranks = {spec.name: len(spec.shape) for spec in inputs if spec.shape is not None}
     if ranks.keys() != shapes.keys():
         return (...,)  # ranks that may be anything, or wrong names, which the check of the sample reports
@@ -107,5 +126,8 @@ def _rows(shapes: Mapping[str, tuple[int, ...]], inputs: Sequence[InputSpec], pa
 def _reading(path: Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"{path} cannot be read as a NumPy file: {error}") from error
+    except DataError:
+        raise
+    except Exception as error:  # over a damaged file NumPy and zipfile raise many unrelated types
+        reason = str(error) or type(error).__name__
+        raise DataError(f"{path} cannot be read as a NumPy file: {reason}") from error

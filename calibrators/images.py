@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from math import isfinite
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
 
+from calibrators.base import is_number
 from calibrators.errors import CalibrationError, DataError
 
 #: What counts as an image. JPEG and PNG can be decoded on every system; others are reported, not passed over.
@@ -58,16 +61,25 @@ class ImageSpec:
                 choices = get_args(hint)
                 self._require(getattr(self, name) in choices, name, f"one of {', '.join(choices)}")
         for name, length in ("size", 2), ("mean", 3), ("std", 3):
-            self._require(len(getattr(self, name)) == length, name, f"{length} numbers")
-        self._require(min(self.size) > 0, "size", "positive")
+            values = getattr(self, name)
+            numbers = isinstance(values, Sequence | np.ndarray) and all(map(_is_finite, values))
+            self._require(numbers and len(values) == length, name, f"{length} numbers")
+        for name in ("scale", "pad_value"):
+            self._require(_is_finite(getattr(self, name)), name, "a number")
+        self._require(all(is_number(n, Integral) and n > 0 for n in self.size), "size", "positive whole numbers")
         self._require(all(self.std), "std", "other than zero")
         if self.resize_to is not None:
+            self._require(is_number(self.resize_to, Integral), "resize_to", "a whole number")
             self._require(self.resize == "crop", "resize_to", "left out unless resize is 'crop'")
             self._require(self.resize_to >= max(self.size), "resize_to", f"at least {max(self.size)}")
 
     def _require(self, holds: bool, name: str, what: str) -> None:
         if not holds:
             raise CalibrationError(f"ImageSpec.{name} is {getattr(self, name)!r}; it must be {what}")
+
+
+def _is_finite(value: object) -> bool:
+    return is_number(value, Real) and isfinite(value)  # type: ignore[arg-type]
 
 
 def read_images(files: Sequence[Path], spec: ImageSpec) -> Iterator[NDArray[np.float32]]:

@@ -18,6 +18,8 @@ from calibrators.histogram import Histogram
 
 #: Octaves below the clip-free power-of-two scale that are tried.
 _OCTAVES = 8
+#: More intervals than this only cost memory: they are closer to each other than the bins.
+_MOST = 1 << 14
 
 
 @register("minmse")
@@ -37,7 +39,7 @@ class MinMSE:
     least: float = 0.05
 
     def __post_init__(self) -> None:
-        require(is_number(self.steps, int) and self.steps >= 1, "steps", self.steps, "a number of intervals, 1 or more")
+        require(is_number(self.steps, int) and 1 <= self.steps <= _MOST, "steps", self.steps, f"1 to {_MOST} intervals")
         require(is_number(self.least) and 0 < self.least <= 1, "least", self.least, "a share greater than 0, at most 1")
 
     def statistic(self) -> Histogram:

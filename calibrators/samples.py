@@ -55,6 +55,18 @@ def is_array(value: object) -> bool:
     return hasattr(value, "__array__") or hasattr(value, "detach")
 
 
+def is_empty(shape: Sequence[int], spec: InputSpec) -> bool:
+    """Whether an array of this shape is a batch of no samples, for an input that does not ask for just that.
+
+    Another dimension may well be 0, such as the past of a decoder's first step.
+
+    >>> ids = InputSpec("ids", np.dtype("int64"), ("batch", "length"))
+    >>> is_empty((0, 7), ids), is_empty((1, 0), ids)
+    (True, False)
+    """
+    return len(shape) > 1 and shape[0] == 0 and not (spec.shape is not None and spec.shape[:1] == (0,))
+
+
 def name_arrays(batch: object, inputs: Sequence[InputSpec], index: int, *, labelled: bool = False) -> Sample:
     """What a source yields, as one array per input in the order of the inputs.
 
@@ -128,13 +140,13 @@ def conform(sample: Sample, inputs: Sequence[InputSpec], index: int, layout: Lay
         layout: ``"nhwc"`` transposes 4-D float arrays from NHWC to NCHW.
 
     Raises:
-        SampleMismatch: a type, a rank or a fixed dimension differs.
+        SampleMismatch: a type, a rank or a fixed dimension differs, or a batch holds nothing.
         NonFiniteSample: a float array holds NaN or infinity that its input does not take.
     """
     return {
         spec.name: _conform(sample[spec.name], spec, _place(index, spec.name), layout)
         if spec.tensor
-        else sample[spec.name]
+        else _conform_items(sample[spec.name], spec, _place(index, spec.name))
         for spec in inputs
     }
 
@@ -146,13 +158,27 @@ def _conform(array: Array, spec: InputSpec, place: str, layout: Layout | None) -
     if spec.shape is not None and not spec.fits(array.shape):
         hint = "; leave out layout='nhwc'" if spec.fits(given.shape) else _axes_hint(array, spec)
         raise SampleMismatch(f"{place}: got shape {_dims(array.shape)}, expected {_dims(spec.shape)}{hint}")
+    if is_empty(array.shape, spec):
+        raise SampleMismatch(f"{place}: got shape {_dims(array.shape)}, a batch of nothing; leave it out")
+    _check_values(array, spec, place)
+    return array
+
+
+def _conform_items(value: Any, spec: InputSpec, place: str) -> Any:
+    """What is no tensor goes on as it came; the arrays in a sequence are looked at."""
+    for position, item in enumerate(value if isinstance(value, list | tuple) else [value]):
+        if isinstance(item, np.ndarray):
+            _check_values(item, spec, f"{place}, element {position}")
+    return value
+
+
+def _check_values(array: Array, spec: InputSpec, place: str) -> None:
     if array.dtype.kind in "fc" and spec.values != "anything" and not (fine := np.isfinite(array)).all():
         fine |= (array == -np.inf) & (spec.values == "-inf")
         if not fine.all():
             first = np.argwhere(~fine)[0].tolist()
             bad = f"{array.size - np.count_nonzero(fine)} of {array.size} values are NaN or infinite"
             raise NonFiniteSample(f"{place}: {bad}, the first at {first} ({array[tuple(first)]})")
-    return array
 
 
 def _place(index: int, name: str) -> str:
@@ -160,21 +186,36 @@ def _place(index: int, name: str) -> str:
 
 
 def _to_numpy(value: Any, place: str) -> Array:
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        raise SampleMismatch(f"{place}: some values are masked, which a model cannot see; use array.filled(...)")
     try:
         return np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
-    except (TypeError, ValueError) as error:
+    except Exception as error:  # torch raises several unrelated types, over a tensor without data for instance
         raise SampleMismatch(f"{place}: a {type(value).__name__} that is no array: {error}") from error
 
 
 def _cast(array: Array, want: np.dtype[Any] | None, place: str) -> Array:
     got = array.dtype
+    if want is not None and want.kind == "O":
+        return _text(array, place)
     if want is None or got == want:
         return array
-    text = got.kind in "SU" and want.kind == "O"
-    if text or (got.kind == want.kind and (np.can_cast(got, want) or want == np.float32)):
+    if got.kind == want.kind and (np.can_cast(got, want) or want == np.float32):
         with np.errstate(over="ignore"):  # an overflow becomes infinite, and is reported as that
             return array.astype(want)
     raise SampleMismatch(f"{place}: got {got}, expected {want}; convert it with .astype(np.{want.name})")
+
+
+def _text(array: Array, place: str) -> Array:
+    """Strings as onnxruntime takes them: Python's own, as it writes anything else out, bytes as "b'...'" and so on."""
+    try:
+        array = (np.strings.decode(array, "utf-8") if array.dtype.kind == "S" else array).astype(object, copy=False)
+    except UnicodeDecodeError as error:
+        raise SampleMismatch(f"{place}: got bytes that are no UTF-8 text: {error}") from error
+    for item in array.flat:
+        if not isinstance(item, str):
+            raise SampleMismatch(f"{place}: got {item!r} of type {type(item).__name__}, expected strings")
+    return array
 
 
 def _axes_hint(array: Array, spec: InputSpec) -> str:

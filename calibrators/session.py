@@ -1,16 +1,24 @@
-"""Open an onnxruntime session on a model in memory, whatever its size and whatever operators it embeds."""
+"""Open an onnxruntime session on a model in memory, whatever its size and whatever operators it embeds.
+
+What does not fit into one protobuf message travels through files.
+"""
 
 from __future__ import annotations
 
 import math
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import onnx
+from onnx.external_data_helper import set_external_data
 
 #: A protobuf message ends at 2 GiB; above this estimate a model travels through a file with external data.
 PROTOBUF_LIMIT = 1_900_000_000
+
+#: Tensors below this size stay inside the model file.
+_SMALL_TENSOR = 1024
 
 _EXTENSION_DOMAINS = {"ai.onnx.contrib", "com.microsoft.extensions"}
 
@@ -40,25 +48,50 @@ def open_session(model: onnx.ModelProto | bytes | Path, *, threads: int = 0, opt
 def _open(source: str | bytes, options: Any) -> Any:
     import onnxruntime as ort
 
+    # Without the fallback: there is no other provider to fall back to, and onnxruntime prints it to stdout.
+    settings: dict[str, Any] = {"providers": ["CPUExecutionProvider"], "enable_fallback": 0}
     try:
-        return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+        return ort.InferenceSession(source, options, **settings)
     except Exception as error:
         if not any(domain in str(error) for domain in _EXTENSION_DOMAINS):
             raise
     import onnxruntime_extensions
 
     options.register_custom_ops_library(onnxruntime_extensions.get_library_path())
-    return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+    return ort.InferenceSession(source, options, **settings)
 
 
 def _open_large(model: onnx.ModelProto, options: Any) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
-        copy = onnx.ModelProto()
-        copy.CopyFrom(model)  # saving moves the tensors of the saved object into the file
-        onnx.save_model(copy, str(path), save_as_external_data=True, location="model.onnx.data")
-        del copy
+        write_external(model, path, path.with_name("model.onnx.data"))
         return _open(str(path), options)
+
+
+def write_external(model: onnx.ModelProto, path: Path, data: Path) -> None:
+    """Write a model, which is not changed, to ``path``, and its large initializers, if any, to ``data`` beside it.
+
+    onnx's own conversion refuses a name that a file in the current folder has, wherever the model goes.
+    """
+    stored = onnx.ModelProto()
+    stored.CopyFrom(model)
+    with data.open("wb") as file:
+        for tensor in _initializers(stored.graph):
+            if len(values := tensor.raw_data) >= _SMALL_TENSOR:
+                set_external_data(tensor, data.name, file.tell(), file.write(values))
+                tensor.ClearField("raw_data")
+    if not data.stat().st_size:
+        data.unlink()
+    path.write_bytes(stored.SerializeToString())
+
+
+def _initializers(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    """The initializers of a graph and its subgraphs."""
+    yield from graph.initializer
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                yield from _initializers(inner)
 
 
 def estimate_bytes(model: onnx.ModelProto) -> int:

@@ -7,7 +7,7 @@
 """
 
 from quark_onnx.analysis import Comparison, compare
-from quark_onnx.api import Result, quantize, quantize_static
+from quark_onnx.api import Result, quantize, quantize_dynamic, quantize_static, quantize_weights
 from quark_onnx.config import Override, QConfig, QuantizationSpec
 from quark_onnx.errors import QuarkError
 from quark_onnx.onnxruntime_spelling import CalibrationDataReader, CalibrationMethod, QuantFormat, QuantType
@@ -27,5 +27,7 @@ __all__ = [
     "Result",
     "compare",
     "quantize",
+    "quantize_dynamic",
     "quantize_static",
+    "quantize_weights",
 ]

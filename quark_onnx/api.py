@@ -1,48 +1,53 @@
-"""The straight line from a float model to a quantized one."""
+"""The straight line from a float model to a quantized one, for each strategy."""
 
 from __future__ import annotations
 
+import inspect
 import logging
-import os
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, overload
 
-import numpy as np
-import onnx
-from onnx import ModelProto, helper
+from onnx import ModelProto
 
-import calibrators
-from calibrators.data import InputSpec, Reader, open_reader
 from quark_onnx.config import QConfig
-from quark_onnx.errors import ConfigError, DataError, ModelError
+from quark_onnx.errors import ConfigError, ModelError, nearest
 from quark_onnx.graph import Graph
-from quark_onnx.graph.io import data_file, external_files, read
+from quark_onnx.graph.io import external_files, read
 from quark_onnx.onnxruntime_spelling import is_onnxruntime_call, translate
 from quark_onnx.passes import CLEANING
 from quark_onnx.plan import Plan, select
 from quark_onnx.progress import Progress
 from quark_onnx.report import Report, summarize
 from quark_onnx.steps import (
+    HoldOut,
+    Ranges,
     Reference,
+    Sample,
     calibrate,
     clean,
+    destination,
     finish,
+    first_sample,
+    fuse,
     guard,
     insert,
+    keeps_weights_beside,
     make_plan,
     prepare,
+    probe,
     raise_opset_for,
+    reader_for,
     search,
     solve,
     solve_biases,
-    tolerated,
 )
-from quark_onnx.steps.calibrate import HoldOut
 
 logger = logging.getLogger(__name__)
+
+#: What a user may write for a configuration.
+Config = QConfig | str | Path | dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -57,66 +62,170 @@ class Result:
 def quantize(
     model: str | Path | ModelProto,
     data: Any,
-    config: QConfig | str | Path | dict[str, Any] = "A8W8",
+    config: Config = "A8W8",
     output: str | Path | None = None,
     *,
     executor: Executor | None = None,
     progress: bool | None = False,
 ) -> Result:
-    """Quantize a model statically and say what was done; ``quantize_static`` returns the model alone.
+    """Quantize a model and say what was done; ``quantize_static`` and its neighbours return the model alone.
+
+    Args:
+        data: as for ``quantize_static``; None where the config leaves nothing to be measured: activations that stay
+            float, have a dynamic scale, or need none.
 
     Raises:
         QuarkError: see ``quark_onnx.errors``; nothing is written.
     """
-    config = QConfig.of(config)
-    target = _target(model, output)
-    original = load(model)
-    external = _external(model, target)
-    graph = Graph.of(original)
-    select(graph, config)  # patterns are held against the graph that the user knows
-    reader = reader_for(graph, data, config)
-    first = _first(reader)
-
-    reference = Reference(original, Path(model) if isinstance(model, str | Path) else None)
-    graph, notes = prepare(graph, config, reference, first)
-    plan = make_plan(graph, config, strict=False)
-    graph, raised = raise_opset_for(graph, plan, reference, first)
-    if raised:
-        plan = make_plan(graph, config, strict=False)
-    held = HoldOut(reader, remember=config.search)
+    if executor is not None and not callable(getattr(executor, "submit", None)):
+        raise ConfigError(f"executor is {executor!r}; it must be a concurrent.futures.Executor")
+    if progress not in (True, False, None):
+        raise ConfigError(f"progress is {progress!r}; it must be True, False, or None for a terminal only")
+    job = _Job.open(model, QConfig.of(config), output)
+    if data is None and not job.config.measures:
+        sample = probe(job.graph, job.reference)
+        graph, plan, notes = job.plan(sample)
+        return job.finish(graph, plan, {}, notes, [sample] if sample else [], progress)
+    reader = reader_for(job.graph, data, job.config)
+    first = first_sample(reader)
+    graph, plan, notes = job.plan(first)
+    held = HoldOut(reader, remember=job.config.search)
     with Progress(progress, reader.length, "calibrating", "sample") as bar:
         ranges = calibrate(graph, plan, held, executor=executor, progress=bar.update)
-    found = guard(graph, plan, ranges) if config.safe else []
-    params = solve(graph, plan, ranges)
-    count = search(graph, plan, params, held.first, progress)
-    moved = [f"{count} power-of-two scales moved by the error at the outputs"] if count else []
-    solve_biases(graph, plan, params)
-    result = insert(graph, plan, params)
-    quantized, errors = finish(
-        result, reference, held.samples or [first], target, min_sqnr=config.min_sqnr, external=external
-    )
-    operators, kept_nodes, kept_tensors = summarize(plan)
-    report = Report(
-        config=str(config),
-        samples=held.count,
-        held_out=len(held.samples),
-        bytes_before=original.ByteSize(),
-        bytes_after=quantized.ByteSize(),
-        operators=operators,
-        kept_nodes=kept_nodes,
-        kept_tensors=kept_tensors,
-        notes=[*notes, *raised, *found, *moved, *params.notes],
-        outputs=errors,
-    )
-    logger.debug("%s", report)
-    return Result(quantized, plan, report)
+    return job.finish(graph, plan, ranges, notes, [first], progress, held)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What a run starts from: the settings, where the result goes, and the float model."""
+
+    config: QConfig
+    target: Path | None
+    external: bool
+    original: ModelProto
+    graph: Graph
+    reference: Reference
+
+    @classmethod
+    def open(cls, model: str | Path | ModelProto, config: QConfig, output: str | Path | None) -> _Job:
+        target = destination(model, output)
+        original = load(model)
+        external = keeps_weights_beside(model, target)
+        graph = Graph.of(original)
+        select(graph, config)  # patterns are held against the graph that the user knows
+        reference = Reference(original, Path(model) if isinstance(model, str | Path) else None)
+        return cls(config, target, external, original, graph, reference)
+
+    def plan(self, sample: Sample | None) -> tuple[Graph, Plan, list[str]]:
+        """The prepared graph, what becomes of its tensors, and notes for the report."""
+        graph, notes = prepare(self.graph, self.config, self.reference, sample)
+        plan = make_plan(graph, self.config, strict=False)
+        graph, raised = raise_opset_for(graph, plan, self.reference, sample)
+        if raised:
+            plan = make_plan(graph, self.config, strict=False)
+        return graph, plan, [*notes, *raised]
+
+    def finish(
+        self,
+        graph: Graph,
+        plan: Plan,
+        ranges: Ranges,
+        notes: list[str],
+        samples: list[Sample],
+        progress: bool | None,
+        held: HoldOut | None = None,
+    ) -> Result:
+        """Scales, nodes, file and report; measured on what was held out, or on ``samples``."""
+        config = self.config
+        found = guard(graph, plan, ranges) if config.safe else []
+        params = solve(graph, plan, ranges)
+        count = search(graph, plan, params, held.first if held else [], progress)
+        moved = [f"{count} power-of-two scales moved by the error at the outputs"] if count else []
+        solve_biases(graph, plan, params)
+        result, fused = insert(graph, plan, params), list[str]()
+        if config.form == "operators":
+            result, fused = fuse(result, samples)
+        held_out = held.samples if held else []
+        quantized, errors = finish(
+            result, self.reference, held_out or samples, self.target, min_sqnr=config.min_sqnr, external=self.external
+        )
+        operators, kept_nodes, kept_tensors = summarize(plan)
+        report = Report(
+            config=str(config),
+            samples=held.count if held else 0,
+            held_out=len(held_out),
+            bytes_before=self.original.ByteSize(),
+            bytes_after=quantized.ByteSize(),
+            operators=operators,
+            kept_nodes=kept_nodes,
+            kept_tensors=kept_tensors,
+            notes=[*notes, *found, *moved, *params.notes, *fused],
+            outputs=errors,
+        )
+        logger.debug("%s", report)
+        return Result(quantized, plan, report)
+
+
+def quantize_dynamic(
+    model: str | Path | ModelProto,
+    config: Config = "DYNAMIC",
+    output: str | Path | None = None,
+    *,
+    progress: bool | None = False,
+) -> ModelProto:
+    """Quantize weights now, and what they are multiplied by as the model runs. No data is needed.
+
+    Args:
+        config: its weights and overrides count; activations become uint8 with a scale that each run computes.
+
+    Returns:
+        The quantized model. Its inputs and outputs are those of the float model.
+
+    Raises:
+        QuarkError: the model or a setting is wrong.
+
+    >>> from onnx import parser
+    >>> dense = parser.parse_model('''<ir_version: 8, opset_import: ["" : 17]>
+    ...     g (float[N, 2] x) => (float[N, 2] y) <float[2, 2] w = {1, 2, 3, 4}> { y = MatMul (x, w) }''')
+    >>> [node.op_type for node in quantize_dynamic(dense).graph.node]
+    ['DynamicQuantizeLinear', 'MatMulInteger', 'Cast', 'Mul', 'Mul']
+    """
+    dynamic = QConfig.of("DYNAMIC").activation
+    return quantize(model, None, QConfig.of(config).with_(activation=dynamic), output, progress=progress).model
+
+
+def quantize_weights(
+    model: str | Path | ModelProto,
+    config: Config = "INT8",
+    output: str | Path | None = None,
+    *,
+    progress: bool | None = False,
+) -> ModelProto:
+    """Quantize the weights alone; activations stay float. No data is needed.
+
+    Args:
+        config: its weights and overrides count.
+
+    Returns:
+        The quantized model. Its inputs and outputs are those of the float model.
+
+    Raises:
+        QuarkError: the model or a setting is wrong.
+
+    >>> from onnx import parser
+    >>> dense = parser.parse_model('''<ir_version: 8, opset_import: ["" : 17]>
+    ...     g (float[N, 2] x) => (float[N, 2] y) <float[2, 2] w = {1, 2, 3, 4}> { y = MatMul (x, w) }''')
+    >>> [node.op_type for node in quantize_weights(dense).graph.node]
+    ['DequantizeLinear', 'MatMul']
+    """
+    return quantize(model, None, QConfig.of(config).with_(activation=None), output, progress=progress).model
 
 
 @overload
 def quantize_static(
     model: str | Path | ModelProto,
     data: Any,
-    config: QConfig | str | Path | dict[str, Any] = "A8W8",
+    config: Config = "A8W8",
     output: str | Path | None = None,
     *,
     executor: Executor | None = None,
@@ -157,12 +266,18 @@ def quantize_static(*arguments: Any, **keywords: Any) -> ModelProto:
         QuarkError: the model, the data or a setting is wrong, or the result misses ``config.min_sqnr``.
     """
     if is_onnxruntime_call(arguments, keywords):
-        call = translate(arguments, keywords)
-        return quantize(call.model, call.data, call.config, call.output).model
-    return quantize(*arguments, **keywords).model
+        theirs = translate(arguments, keywords)
+        return quantize(theirs.model, theirs.data, theirs.config, theirs.output).model
+    try:
+        call = inspect.signature(quantize).bind(*arguments, **keywords)
+    except TypeError as error:
+        odd = next((name for name in keywords if name not in inspect.signature(quantize).parameters), "")
+        hint = nearest(odd, inspect.signature(quantize).parameters) if odd else ""
+        raise ConfigError(f"quantize_static(model, data, config, output): {error}{hint}") from error
+    return quantize(*call.args, **call.kwargs).model
 
 
-def plan_for(model: str | Path | ModelProto, config: QConfig | str | Path | dict[str, Any] = "A8W8") -> Plan:
+def plan_for(model: str | Path | ModelProto, config: Config = "A8W8") -> Plan:
     """What would become of each tensor, as far as that is known without data."""
     config = QConfig.of(config)
     graph = Graph.of(load(model))
@@ -179,77 +294,3 @@ def load(model: str | Path | ModelProto) -> ModelProto:
     if isinstance(model, str | Path):
         return read(Path(model))
     raise ModelError(f"model is a {type(model).__name__}; it must be a path or a ModelProto")
-
-
-def input_specs(graph: Graph, config: QConfig | None = None) -> list[InputSpec]:
-    """What the data has to provide: name, type, shape and possible values of each input that has no default."""
-    specs, allowed = [], tolerated(graph, make_plan(graph, config or QConfig()))
-    for value in graph.inputs:
-        if value.name in graph.initializers:
-            continue
-        kind = graph.elem_type(value.name)
-        try:
-            dtype = np.dtype(helper.tensor_dtype_to_np_dtype(kind)) if kind else None
-        except (KeyError, TypeError):
-            dtype = None
-        tensor = value.type.WhichOneof("value") in ("tensor_type", None)
-        shape = graph.shape(value.name) if tensor else None
-        specs.append(InputSpec(value.name, dtype, shape, allowed.get(value.name, "finite"), tensor))
-    return specs
-
-
-def reader_for(graph: Graph, data: Any, config: QConfig | None = None) -> Reader:
-    """The calibration data as a reader of checked samples; a ``partial`` of ``open_reader`` lacks only the inputs."""
-    if data is None:
-        raise DataError("no calibration data was given; pass an iterable of {input name: array}, a folder or a reader")
-    try:
-        if isinstance(data, Reader):
-            return data
-        opening = data if isinstance(data, partial) else partial(open_reader, data)
-        return opening(input_specs(graph, config))
-    except calibrators.CalibrationError as error:
-        raise DataError(str(error)) from error
-
-
-def _first(reader: Reader) -> Any:
-    try:
-        return reader.first()
-    except calibrators.CalibrationError as error:
-        raise DataError(str(error)) from error
-
-
-def _target(model: object, output: object) -> Path | None:
-    if output is None:
-        return None
-    if not isinstance(output, str | Path) or "\0" in str(output):
-        raise ConfigError(f"output is {output!r}; it must be a path")
-    target = Path(output)
-    if target.is_dir():
-        raise ConfigError(f"output {target} is a folder; give the name of the .onnx file to write")
-    if target.exists() and not target.is_file():
-        raise ConfigError(f"output {target} is a device or a pipe, which a file would replace; name a file")
-    if isinstance(model, str | Path) and _same_file(target, Path(model)):
-        raise ConfigError(f"output {target} is the input model itself; the float model is never overwritten")
-    folder = next(parent for parent in target.absolute().parents if parent.exists())
-    if not (folder.is_dir() and os.access(folder, os.W_OK)):
-        raise ConfigError(f"output {target} cannot be written: {folder} is no folder that can be written to")
-    return target
-
-
-def _external(model: str | Path | ModelProto, target: Path | None) -> bool:
-    """Whether a model keeps tensors in other files, which the output must not replace."""
-    if isinstance(model, ModelProto):
-        return False
-    files = external_files(onnx.load(str(model), load_external_data=False))
-    written = [] if target is None else [target, data_file(target)]
-    for name in files:
-        if any(_same_file(path, Path(model).parent / name) for path in written):
-            raise ConfigError(f"output {target} would replace {name!r}, which holds weights of the input model")
-    return bool(files)
-
-
-def _same_file(first: Path, second: Path) -> bool:
-    """Whether two paths lead to one file, also through links or in another case where the file system has none."""
-    if first.exists() and second.exists():
-        return first.samefile(second)
-    return first.resolve() == second.resolve()

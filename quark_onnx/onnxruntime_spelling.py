@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from calibrators import Calibrator, Entropy, MinMax, Percentile
+from calibrators import CalibrationError, Calibrator, Entropy, MinMax, Percentile
 from quark_onnx.config import QConfig, QuantizationSpec
 from quark_onnx.errors import ConfigError, nearest
 
@@ -90,11 +90,8 @@ def translate(positional: tuple[Any, ...], keywords: Mapping[str, Any]) -> Call:
         raise ConfigError(f"quantize_static in onnxruntime's spelling: {error}") from error
     bound.apply_defaults()
     a = bound.arguments
-    if _name(a["quant_format"]) != "QDQ":
-        raise ConfigError("quant_format QOperator is not written; use QuantFormat.QDQ, which onnxruntime runs alike")
-    if a["calibration_cache_path"] is not None:
-        raise ConfigError("calibration_cache_path is not supported: ranges are measured in each run")
-    options = dict(a["extra_options"] or {})
+    _check_surroundings(a)
+    options = _options(a["extra_options"])
     config = _config(a, options)
     for name in options:
         if name in _NEEDLESS:
@@ -104,6 +101,30 @@ def translate(positional: tuple[Any, ...], keywords: Mapping[str, Any]) -> Call:
         else:
             raise ConfigError(f"unknown extra option {name!r}{nearest(name, [*_TAKEN, *_NEEDLESS, *_REFUSED])}")
     return Call(a["model_input"], a["calibration_data_reader"], config, a["model_output"])
+
+
+def _check_surroundings(a: Mapping[str, Any]) -> None:
+    """What is not about numbers: which format is written, in which files, and what runs the calibration."""
+    written = _name(a["quant_format"])
+    if written == "QOperator":
+        raise ConfigError("quant_format QOperator is not written; use QuantFormat.QDQ, which onnxruntime runs alike")
+    if written != "QDQ":
+        raise ConfigError(f"quant_format is {a['quant_format']!r}; it must be QuantFormat.QDQ")
+    if a["calibration_cache_path"] is not None:
+        raise ConfigError("calibration_cache_path is not supported: ranges are measured in each run")
+    if _bool(a, "use_external_data_format"):
+        raise ConfigError(
+            "use_external_data_format=True is not supported: weights go to a second file where those of the input do, "
+            "or where one file cannot hold them; leave it out"
+        )
+    if set(_names(a, "calibration_providers")) - {"CPUExecutionProvider"}:
+        logger.warning("calibration_providers is %s, but calibration runs on the CPU", a["calibration_providers"])
+
+
+def _options(given: Any) -> dict[str, Any]:
+    if not isinstance(given, Mapping | None):
+        raise ConfigError(f"extra_options is {given!r}; it must be a dictionary")
+    return dict(given or {})
 
 
 def _config(a: Mapping[str, Any], options: dict[str, Any]) -> QConfig:
@@ -126,23 +147,38 @@ def _config(a: Mapping[str, Any], options: dict[str, Any]) -> QConfig:
         activation,
         weight,
         bias=options.pop("QuantizeBias", True),
-        op_types=tuple(a["op_types_to_quantize"] or ()),
-        nodes=tuple(a["nodes_to_quantize"] or ()),
-        exclude=tuple(a["nodes_to_exclude"] or ()),
+        op_types=_names(a, "op_types_to_quantize"),
+        nodes=_names(a, "nodes_to_quantize"),
+        exclude=_names(a, "nodes_to_exclude"),
     )
 
 
 def _calibrator(method: str, options: dict[str, Any]) -> Calibrator:
-    average = options.pop("CalibMovingAverage", False)
-    constant = options.pop("CalibMovingAverageConstant", 0.01)
-    percentile = options.pop("CalibPercentile", 99.999)
-    if method == "MinMax":
-        return MinMax(bool(average), constant)
-    if method == "Entropy":
-        return Entropy()
-    if method == "Percentile":
-        return Percentile(percentile)
-    raise ConfigError(f"calibrate_method {method!r} is not known{nearest(method, CalibrationMethod.__members__)}")
+    if method not in _CALIBRATORS:
+        raise ConfigError(f"calibrate_method {method!r} is not known{nearest(method, _CALIBRATORS)}")
+    calibrator, of_method = _CALIBRATORS[method]
+    for name in ("CalibMovingAverage", "CalibMovingAverageConstant", "CalibPercentile"):
+        if name in options and name not in of_method:
+            logger.info("extra option %s has no effect with calibrate_method %s", name, method)
+            del options[name]
+    given = {setting: name for name, setting in of_method.items() if name in options}
+    try:
+        return calibrator(**{setting: options.pop(name) for setting, name in given.items()})
+    except CalibrationError as error:
+        raise ConfigError(f"extra options {', '.join(given.values())}: {error}") from error
+
+
+def _names(a: Mapping[str, Any], argument: str) -> tuple[str, ...]:
+    value = a[argument]
+    if isinstance(value, list | tuple | set | None) and all(isinstance(item, str) for item in value or ()):
+        return tuple(value or ())
+    raise ConfigError(f"{argument} is {value!r}; it must be a list of names")
+
+
+def _bool(a: Mapping[str, Any], argument: str) -> bool:
+    if isinstance(value := a[argument], bool):
+        return value
+    raise ConfigError(f"{argument} is {value!r}; it must be True or False")
 
 
 def _dtype(value: Any) -> str:
@@ -179,6 +215,12 @@ def _signature(
 
 _SIGNATURE = inspect.signature(_signature)
 _NAMES = tuple(_SIGNATURE.parameters)
+#: What a calibration method is here, and which extra options are its settings.
+_CALIBRATORS: dict[str, tuple[type[Calibrator], dict[str, str]]] = {
+    "MinMax": (MinMax, {"CalibMovingAverage": "moving_average", "CalibMovingAverageConstant": "constant"}),
+    "Entropy": (Entropy, {}),
+    "Percentile": (Percentile, {"CalibPercentile": "percentile"}),
+}
 _TAKEN = (
     "ActivationSymmetric",
     "CalibMovingAverage",

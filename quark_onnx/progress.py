@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from types import TracebackType
 from typing import Any
 
@@ -10,7 +11,7 @@ class Progress:
     """Context manager around a tqdm bar.
 
     Args:
-        show: True shows it, False does not, None shows it if stderr is a terminal.
+        show: True shows it, False does not, None shows it if stderr is a terminal. Without a stderr there is no bar.
         total: number of steps if it is known; without it the bar has no ETA.
     """
 
@@ -24,7 +25,9 @@ class Progress:
     def __enter__(self) -> Progress:
         from tqdm import tqdm
 
-        disable = None if self._show is None else not self._show
+        disable: bool | None = None if self._show is None else not self._show
+        if sys.stderr is None:  # as Python leaves it where the process was started without one
+            disable = True
         self._bar = tqdm(total=self._total, desc=self._name, unit=self._unit, disable=disable, leave=False)
         return self
 

@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
 from onnx import ModelProto
 
 import calibrators
+from calibrators.base import is_number
 from calibrators.session import open_session
-from quark_onnx.api import load, reader_for
-from quark_onnx.errors import DataError, ModelError
+from quark_onnx.api import load
+from quark_onnx.errors import ConfigError, DataError, ModelError
 from quark_onnx.graph import Graph
 from quark_onnx.report.measure import OutputError, measure
+from quark_onnx.steps import reader_for
 
 
 @dataclass(frozen=True)
@@ -51,9 +54,12 @@ def compare(
         limit: use at most so many samples.
 
     Raises:
+        ConfigError: the limit is no whole number of at least 1.
         ModelError: a model cannot be loaded or run, or the outputs do not match.
         DataError: the data does not fit the reference.
     """
+    if limit is not None and not (is_number(limit, Integral) and limit > 0):
+        raise ConfigError(f"limit is {limit!r}; it must be a whole number of at least 1")
     before, after = load(reference), load(other)
     sessions = []
     for name, model in (("reference", before), ("other", after)):

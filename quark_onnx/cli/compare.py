@@ -20,7 +20,7 @@ EXAMPLE = """\
 example:
   quark-onnx compare model.onnx model_int8.onnx --data samples/ --limit 50 --min-sqnr 20
 
-exit codes: 0 done; 1 --min-sqnr missed; 2 bad input; 3 internal error"""
+exit codes: 0 done; 1 --min-sqnr missed; 2 bad input; 3 internal error; 128 + N ended by signal N"""
 
 
 def add_arguments(parser: Parser) -> None:

@@ -4,20 +4,26 @@
 1    the gate was missed: the model is less accurate than was asked for
 2    bad input: the command line, the model, the data or a setting
 3    internal error: a defect of this package
-130  interrupted
+129  the terminal went away (SIGHUP)
+130  interrupted (SIGINT)
+141  nobody reads stdout any more (SIGPIPE)
+143  asked to end (SIGTERM)
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
+import threading
 import traceback
 import warnings
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from calibrators import CalibrationError
@@ -35,21 +41,32 @@ COMMANDS = (quantize, explain, compare, listing)
 OK, GATE, BAD_INPUT, INTERNAL, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 3, 130, 141
 
 
+class Stopped(BaseException):
+    """A signal asks the process to end; an exception, so that workers and temporary files go with it."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; nothing is raised, whatever happens."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     wants_json = any(argument.partition("=")[0] == "--json" for argument in arguments)
-    options = Namespace(json=STDOUT if wants_json else None, verbose=False)  # until they are parsed
+    command = next((module.NAME for module in COMMANDS if arguments[:1] == [module.NAME]), None)
+    options = Namespace(json=STDOUT if wants_json else None, verbose=False, command=command)  # until they are parsed
+    _occupy_standard_streams()
     try:
-        options = parse(arguments)
-        with _diagnostics(options.verbose):
-            answer: Answer = options.run(options)
-        return _publish(answer, options)
+        with _signals_raise():
+            options = parse(arguments)
+            with _diagnostics(options.verbose):
+                answer: Answer = options.run(options)
+            return _publish(answer, options)
     except SystemExit as done:  # --help and --version
         return int(done.code or OK)
     except KeyboardInterrupt:
         _complain("interrupted")
         return INTERRUPTED
+    except Stopped as stopped:
+        (number,) = stopped.args
+        _complain(f"ended by {signal.Signals(number).name}")
+        return 128 + int(number)
     except BrokenPipeError:  # as in: quark-onnx list | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
@@ -125,6 +142,8 @@ def _fail(error: Exception, options: Namespace) -> int:
     kind, message = type(error).__name__, " ".join(str(error).split())
     if isinstance(error, QuarkError | CalibrationError) and not isinstance(error, PlanError):
         code, message = GATE if isinstance(error, AccuracyError) else BAD_INPUT, in_flags(message, options)
+    elif isinstance(error, MemoryError):
+        code, message = BAD_INPUT, f"the memory does not suffice: {message}".removesuffix(": ")
     elif isinstance(error, OSError):
         code, message = BAD_INPUT, f"{error.filename}: {error.strerror}" if error.filename else message
     else:
@@ -135,14 +154,45 @@ def _fail(error: Exception, options: Namespace) -> int:
             message += "; this is a defect; run with --verbose for the traceback"
     _complain(f"error: {message}")
     try:
-        _deliver(error_document(kind, message), options.json)
+        _deliver({"command": options.command, **error_document(kind, message)}, options.json)
     except OSError as unwritable:
         _complain(f"error: {options.json}: {unwritable.strerror}")
     return code
 
 
 def _complain(text: str) -> None:
-    say(f"{PROGRAM}: {text}", sys.stderr)
+    with suppress(OSError):  # a stderr that nobody reads changes nothing
+        say(f"{PROGRAM}: {text}", sys.stderr)
+
+
+def _occupy_standard_streams() -> None:
+    """The number of a stream that is closed goes to the next file, into which C++ would write its messages."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # gets the least free number, which this is
+
+
+@contextmanager
+def _signals_raise() -> Iterator[None]:
+    """SIGTERM and SIGHUP raise Stopped, once, where they would end the process and leave workers and files behind."""
+
+    def stop(number: int, _: FrameType | None) -> None:
+        for each in taken:
+            signal.signal(each, signal.SIG_IGN)  # what follows is the clean-up, which nothing may cut short
+        raise Stopped(number)
+
+    every = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    free = threading.current_thread() is threading.main_thread()  # no other may set what happens
+    taken = [each for each in every if free and signal.getsignal(each) is signal.SIG_DFL]
+    for each in taken:
+        signal.signal(each, stop)
+    try:
+        yield
+    finally:
+        for each in taken:
+            signal.signal(each, signal.SIG_DFL)
 
 
 @contextmanager

@@ -30,8 +30,13 @@ class Answer:
     failure: QuarkError | None = None
 
 
-def say(text: str, stream: TextIO) -> None:
-    """Print; what the stream's encoding lacks becomes an escape such as ``\\u0444``."""
+def say(text: str, stream: TextIO | None) -> None:
+    """Print; what the stream's encoding lacks becomes an escape such as ``\\u0444``.
+
+    A stream that the process was started without is None; for ``print`` that would be stdout.
+    """
+    if stream is None:
+        return
     encoding = getattr(stream, "encoding", None) or "utf-8"
     print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import threading
 from argparse import Namespace
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from multiprocessing import get_context
+from multiprocessing import connection, get_context, parent_process
 from time import perf_counter
 
 from quark_onnx import api
@@ -29,7 +31,7 @@ examples:
   quark-onnx quantize resnet.onnx -o resnet_int8.onnx --data images/ --image-size 224 224 --resize crop \\
       --resize-to 256 --mean 0.485 0.456 0.406 --std 0.229 0.224 0.225 --per-channel --min-sqnr 20
 
-exit codes: 0 done; 1 --min-sqnr missed; 2 bad input; 3 internal error"""
+exit codes: 0 done; 1 --min-sqnr missed; 2 bad input; 3 internal error; 128 + N ended by signal N"""
 
 
 def add_arguments(parser: Parser) -> None:
@@ -100,15 +102,27 @@ def _complete(report: Report) -> Iterator[str]:
 
 @contextmanager
 def _workers(number: int) -> Iterator[Executor | None]:
-    """Processes to calibrate in, none for a single worker. Ctrl-C is for this process: it stops the others."""
+    """Processes to calibrate in, none for a single worker."""
     if number == 1:
         yield None
         return
-    ignore = (signal.SIGINT, signal.SIG_IGN)
-    with ProcessPoolExecutor(number, get_context("spawn"), initializer=signal.signal, initargs=ignore) as pool:
+    with ProcessPoolExecutor(number, get_context("spawn"), initializer=_start_worker) as pool:
         try:
             yield pool
         except BrokenProcessPool as error:
             raise ModelError(
                 f"one of the {number} calibrating processes ended unexpectedly; if memory ran out, try fewer --workers"
             ) from error
+
+
+def _start_worker() -> None:
+    """Ctrl-C is for the process that this one works for, which stops it; and with that process it ends, however."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_follow_parent, daemon=True).start()
+
+
+def _follow_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        connection.wait([parent.sentinel])
+        os._exit(1)

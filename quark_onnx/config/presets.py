@@ -9,8 +9,8 @@ for all (minmax).
 from calibrators import MinMSE, Percentile
 from quark_onnx.config.qconfig import QConfig
 from quark_onnx.config.spec import QuantizationSpec
-from quark_onnx.dtypes import INT8, UINT16
-from quark_onnx.registry import PRESETS
+from quark_onnx.dtypes import INT4, INT8, INT16, UINT4, UINT8, UINT16, DType, Integer
+from quark_onnx.registry import DTYPES, PRESETS
 
 _POW2 = QuantizationSpec(INT8, pow2=True, calibrator=MinMSE())
 
@@ -22,3 +22,28 @@ S8S8 = PRESETS.add("S8S8", QConfig(QuantizationSpec(INT8, calibrator=Percentile(
 A16W8 = PRESETS.add("A16W8", QConfig(QuantizationSpec(UINT16, symmetric=False)))
 #: 8-bit signed codes and power-of-two scales, one for each tensor, for integer-only accelerators.
 XINT8 = PRESETS.add("XINT8", QConfig(_POW2, _POW2, search=8))
+
+#: 16-bit signed codes throughout, with a scale for each output channel of a weight; and 8-bit ones.
+PRESETS.add("INT16", QConfig(QuantizationSpec(INT16), QuantizationSpec(INT16, per_channel=True)))
+PRESETS.add("INT8", S8S8)
+
+_BLOCKS = QuantizationSpec(INT4, block_size=32)
+#: Weights of 4 bits in blocks, activations float.
+PRESETS.add("INT4", QConfig(None, _BLOCKS, form="operators"))
+PRESETS.add("UINT4", QConfig(None, _BLOCKS.with_(dtype=UINT4, symmetric=False), form="operators"))
+#: 16-bit activations and weights of 4 bits in blocks.
+PRESETS.add("A16W4", A16W8.with_(weight=_BLOCKS))
+#: Weights of 8 bits; activations of 8 bits with a scale that each run computes.
+PRESETS.add("DYNAMIC", QConfig(QuantizationSpec(UINT8, symmetric=False, dynamic=True), form="operators"))
+
+
+def _same_for_both(row: DType) -> QConfig:
+    """The same format for activations and weights."""
+    spec = QuantizationSpec(row)
+    return QConfig(spec, spec.with_(per_channel=row.scaled))
+
+
+#: The floating and the block formats, under their customary names.
+for _row in map(DTYPES.__getitem__, DTYPES):
+    if not isinstance(_row, Integer):
+        PRESETS.add({"float16": "FP16", "bfloat16": "BF16"}.get(_row.name, _row.name.upper()), _same_for_both(_row))

@@ -18,6 +18,10 @@ from quark_onnx.registry import PRESETS, RULES
 _SHORT_CUTS = {"calibrator": "activation", "per_channel": "weight"}
 
 
+#: How the result is written.
+FORMS = ("qdq", "operators")
+
+
 def _strings(value: Any, where: str) -> tuple[str, ...]:
     """A tuple of strings from one string or any collection of them."""
     if isinstance(value, str):
@@ -29,6 +33,21 @@ def _strings(value: Any, where: str) -> tuple[str, ...]:
     if not all(isinstance(item, str) for item in items):
         raise ConfigError(f"{where} is {value!r}; it must be a name or a list of names")
     return items
+
+
+def _check_granularity(activation: QuantizationSpec | None, weight: QuantizationSpec | None, where: str = "") -> None:
+    if activation is not None:
+        for name in ("per_channel", "block_size"):
+            if getattr(activation, name):
+                raise ConfigError(
+                    f"activation{where}: activations are quantized per tensor; {name} belongs to the weight"
+                )
+        if activation.dynamic and (activation.dtype.name, activation.symmetric) != ("uint8", False):
+            raise ConfigError(f"activation{where}: a dynamic scale is for uint8, asymmetric, not for {activation}")
+    if weight is not None and weight.dynamic:
+        raise ConfigError(
+            f"weight{where}: the scale of a weight is known beforehand; dynamic belongs to the activation"
+        )
 
 
 @dataclass(frozen=True)
@@ -89,6 +108,7 @@ class Override:
             spec = getattr(self, name)
             if spec is not None and not isinstance(spec, QuantizationSpec):
                 raise ConfigError(f"{name} of the override for {self.where} is {spec!r}, not a QuantizationSpec")
+        _check_granularity(self.activation, self.weight, f" of the override for {self.where}")
 
     @property
     def where(self) -> str:
@@ -114,6 +134,9 @@ class QConfig:
         search: on how many samples power-of-two scales are settled by the error at the outputs, 0 for not at all. As
             the scales move by octaves, the error of a tensor alone does not tell which one serves the model.
         prepare: fold and clean the float graph first.
+        form: "qdq" leaves operators between Q/DQ pairs; "operators" writes those of ONNX and onnxruntime that compute
+            on codes (MatMulInteger, ConvInteger, MatMulNBits), where there are any.
+        functions: nodes of a vendor's domain carry a body of standard operators, so that every runtime runs them.
         min_sqnr: the least acceptable signal-to-noise ratio of any output, in dB; None asks for none.
 
     >>> config = QConfig.of("A8W8").with_(calibrator="entropy", per_channel=True)
@@ -131,6 +154,8 @@ class QConfig:
     safe: bool = True
     search: int = 0
     prepare: bool = True
+    form: str = "qdq"
+    functions: bool = True
     min_sqnr: float | None = None
 
     def __post_init__(self) -> None:
@@ -144,14 +169,15 @@ class QConfig:
             spec = getattr(self, name)
             if spec is not None and not isinstance(spec, QuantizationSpec):
                 raise ConfigError(f"{name} is {spec!r}; it must be a QuantizationSpec or None")
-        for name in ("bias", "safe", "prepare"):
+        if self.form not in FORMS:
+            raise ConfigError(f"form is {self.form!r}; it must be one of: {', '.join(FORMS)}")
+        for name in ("bias", "safe", "prepare", "functions"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; it must be true or false")
         for override in self.overrides:
             if not isinstance(override, Override):
                 raise ConfigError(f"overrides holds {override!r}, which is not an Override")
-        if self.activation is not None and self.activation.per_channel:
-            raise ConfigError("activations are quantized per tensor; per_channel belongs to the weight")
+        _check_granularity(self.activation, self.weight)
         if type(self.search) is not int or self.search < 0:
             raise ConfigError(f"search is {self.search!r}; it must be a number of samples, 0 or more")
         if self.min_sqnr is not None and not (is_number(self.min_sqnr) and self.min_sqnr == self.min_sqnr):  # no NaN
@@ -191,6 +217,12 @@ class QConfig:
                 changes[target] = spec.with_(**{name: changes.pop(name)})
         check_names(changes, type(self))
         return replace(self, **changes)
+
+    @property
+    def measures(self) -> bool:
+        """Whether there are scales that only data can tell."""
+        specs = [self.activation, *(override.activation for override in self.overrides)]
+        return any(spec is not None and spec.dtype.scaled and not spec.dynamic for spec in specs)
 
     def __str__(self) -> str:
         default = QConfig()

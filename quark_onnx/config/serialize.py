@@ -10,7 +10,8 @@ import yaml
 
 from quark_onnx.config.qconfig import Override, QConfig
 from quark_onnx.config.spec import QuantizationSpec, check_names, format_calibrator
-from quark_onnx.errors import ConfigError
+from quark_onnx.errors import ConfigError, nearest
+from quark_onnx.registry import PRESETS
 
 
 def to_dict(config: QConfig) -> dict[str, Any]:
@@ -38,7 +39,10 @@ def from_dict(data: dict[str, Any]) -> QConfig:
     True
     """
     changes = dict(_mapping(data, "the config"))
-    base = QConfig.of(changes.pop("preset", "A8W8"))
+    preset = changes.pop("preset", "A8W8")
+    if not isinstance(preset, str | QConfig):
+        raise ConfigError(f"preset is {preset!r}; it must be a preset's name{nearest(str(preset), PRESETS)}")
+    base: QConfig = preset if isinstance(preset, QConfig) else PRESETS[preset.upper()]
     for name in ("activation", "weight"):
         if name in changes:
             changes[name] = _spec(changes[name], getattr(base, name), name)
@@ -77,6 +81,17 @@ def _mapping(data: Any, where: str) -> dict[str, Any]:
     return data
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that is given twice, of which YAML would take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for place, key in enumerate(keys):
+            if key in keys[:place]:
+                raise yaml.constructor.ConstructorError(None, None, f"{key!r} is given twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
 def load_yaml(path: Path) -> QConfig:
     """The config in a YAML file.
 
@@ -84,10 +99,10 @@ def load_yaml(path: Path) -> QConfig:
         ConfigError: the file is missing, is no YAML, or describes no config; the message names it.
     """
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except OSError as error:
         raise ConfigError(f"config file {path} cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"config file {path} is not valid YAML: {error}") from error
     try:
         return from_dict({} if data is None else data)

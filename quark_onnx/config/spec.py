@@ -11,6 +11,9 @@ from quark_onnx.dtypes import INT8, DType, Scaled
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.registry import DTYPES
 
+#: How scales of blocks are found.
+SOLVERS = ("nearest", "hqq")
+
 
 @dataclass(frozen=True)
 class QuantizationSpec:
@@ -24,6 +27,8 @@ class QuantizationSpec:
         narrow: a signed format leaves out its least code (-127..127 in 8 bits).
         reduce_range: leave one bit unused, for processors whose 8-bit products saturate.
         block_size: one scale for so many values along the axis that an operator sums over (weights only); 0 for none.
+        solver: how the scale of a block is found: "nearest", the better of two that the range suggests; or "hqq", which
+            also moves the zero point (half-quadratic quantization, Badri and Shaji 2023).
         dynamic: the scale is computed as the model runs, from the values themselves (activations only).
         calibrator: how the range is found; a calibrator, its name, or ``"name:setting=value,..."``.
 
@@ -38,6 +43,7 @@ class QuantizationSpec:
     narrow: bool = False
     reduce_range: bool = False
     block_size: int = 0
+    solver: str = "nearest"
     dynamic: bool = False
     calibrator: Calibrator = field(default_factory=MinMax)
 
@@ -52,6 +58,7 @@ class QuantizationSpec:
             narrow: bool = False,
             reduce_range: bool = False,
             block_size: int = 0,
+            solver: str = "nearest",
             dynamic: bool = False,
             calibrator: Calibrator | str = ...,
         ) -> None: ...
@@ -68,6 +75,10 @@ class QuantizationSpec:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; it must be true or false")
         if type(self.block_size) is not int or self.block_size < 0:
             raise ConfigError(f"block_size is {self.block_size!r}; it must be a number of values, or 0 for no blocks")
+        if self.solver not in SOLVERS:
+            raise ConfigError(f"solver is {self.solver!r}; it must be one of: {', '.join(SOLVERS)}")
+        if self.solver == "hqq" and (self.symmetric or not self.block_size):
+            raise ConfigError("solver hqq moves the zero points of blocks; set symmetric to false and a block_size")
         if self.block_size and not self.dtype.scaled:
             raise ConfigError(
                 f"{self.dtype.name} has blocks of its own, or none; block_size is for formats with a scale"
@@ -107,6 +118,7 @@ class QuantizationSpec:
         parts = [self.dtype.name, "symmetric" if self.symmetric else "asymmetric"]
         parts += [word for word in ("per_channel", "pow2", "narrow", "reduce_range", "dynamic") if getattr(self, word)]
         parts += [f"blocks of {self.block_size}"] if self.block_size else []
+        parts += [self.solver] if self.solver != "nearest" else []
         return " ".join([*parts, format_calibrator(self.calibrator)])
 
 
@@ -130,6 +142,8 @@ def parse_calibrator(text: str) -> Calibrator:
         key, equals, value = part.partition("=")
         if not equals:
             raise ConfigError(f"calibrator {text!r}: {part!r} is not of the form setting=value")
+        if key.strip() in settings:
+            raise ConfigError(f"calibrator {text!r}: {key.strip()!r} is given twice")
         settings[key.strip()] = _value(value.strip(), text)
     try:
         return calibrators.create(name.strip(), **settings)  # type: ignore[no-any-return]

@@ -41,6 +41,7 @@ class Graph:
         """
         graph = model.graph
         self._shell = model
+        graph.name = graph.name or "graph"  # onnx's checker wants one, onnxruntime does not
         self.nodes: list[Node] = [Node(proto) for proto in graph.node]
         tensors = graph.initializer if initializers is None else initializers
         self.initializers: dict[str, TensorProto] = {tensor.name: tensor for tensor in tensors}

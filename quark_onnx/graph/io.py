@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import onnx
-from google.protobuf.message import DecodeError
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, external_data_helper
+from google.protobuf.message import DecodeError, EncodeError, Message
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 from onnx.external_data_helper import uses_external_data
 
-from calibrators.session import estimate_bytes
+from calibrators.session import estimate_bytes, write_external
 from quark_onnx.errors import ModelError
 from quark_onnx.graph.node import subgraphs
 
 #: A protobuf message ends at 2 GiB; above this size tensors go to a file beside the model.
 EXTERNAL_DATA_LIMIT = 1_900_000_000
-#: Tensors below this size stay inside the model file.
-_SMALL_TENSOR = 1024
 
 
 def read(path: Path) -> ModelProto:
@@ -28,6 +27,21 @@ def read(path: Path) -> ModelProto:
 
     Raises:
         ModelError: the file or its external data is missing or malformed; the message names the file and the tensor.
+    """
+    model = read_stored(path)
+    for tensor in _tensors(model):
+        if uses_external_data(tensor):
+            _load_external(tensor, path)
+    return model
+
+
+def read_stored(path: Path) -> ModelProto:
+    """The model in a file as it is stored there: what lies in other files is not loaded.
+
+    It is protobuf, whatever the suffix of the file.
+
+    Raises:
+        ModelError: the file is missing or malformed; the message names it.
     """
     if path.is_dir():
         raise ModelError(f"{path} is a folder; give the .onnx file in it")
@@ -43,10 +57,28 @@ def read(path: Path) -> ModelProto:
         raise ModelError(f"model file {path} is {kind}") from error
     if not model.HasField("graph") or (not model.opset_import and not model.graph.node):
         raise ModelError(f"model file {path} holds no graph; is it an ONNX model?")
-    for tensor in _tensors(model):
-        if uses_external_data(tensor):
-            _load_external(tensor, path.parent)
+    try:
+        check_text(model)
+    except ModelError as error:
+        raise ModelError(f"model file {path} is damaged: {error}") from error
     return model
+
+
+def check_text(message: Message) -> None:
+    """Names are UTF-8, or nothing that comes after can rely on them; protobuf parses any bytes.
+
+    Raises:
+        ModelError: a text somewhere in the message, such as a node's name, is not.
+    """
+    for field, value in message.ListFields():
+        if field.type == field.TYPE_STRING:
+            for text in [value] if isinstance(value, str | bytes) else value:
+                if isinstance(text, bytes):  # which is how protobuf hands out what it cannot decode
+                    kind = message.DESCRIPTOR.name.removesuffix("Proto")
+                    raise ModelError(f"the {field.name} of a {kind} is no UTF-8 text: {text[:80]!r}")
+        elif field.type == field.TYPE_MESSAGE:
+            for part in [value] if isinstance(value, Message) else value:
+                check_text(part)
 
 
 def _tensors(model: ModelProto) -> Iterator[TensorProto]:
@@ -76,29 +108,56 @@ def _node_tensors(node: NodeProto) -> Iterator[TensorProto]:
         yield from _graph_tensors(graph)
 
 
-def _load_external(tensor: TensorProto, folder: Path) -> None:
+def _load_external(tensor: TensorProto, model: Path) -> None:
+    """Move the values of a tensor of the model in a file from where they lie into the tensor."""
     info = {entry.key: entry.value for entry in tensor.external_data}
-    location = info.get("location", "")
-    path = (folder / location).resolve()
-    if not path.is_relative_to(folder.resolve()):
-        raise ModelError(f"tensor {tensor.name!r}: external data {location!r} lies outside the model's folder {folder}")
-    offset = int(info.get("offset", 0))
+    offset, length = _whole(tensor, info, "offset"), _whole(tensor, info, "length")
+    path = _locate(tensor, info.get("location", ""), model)
+    where = f"tensor {tensor.name!r}: external data file {path}"
     try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise ModelError(f"{where} is a folder or a device, not a file")
+        rest = max(0, status.st_size - (offset or 0))
+        if rest < (length or 0):
+            raise ModelError(f"{where} ends after {rest} of {length} bytes from offset {offset or 0}")
         with path.open("rb") as file:
-            file.seek(offset)
-            data = file.read(int(info["length"])) if "length" in info else file.read()
+            file.seek(min(offset or 0, status.st_size))
+            tensor.raw_data = file.read(rest if length is None else length)
     except OSError as error:
-        raise ModelError(
-            f"tensor {tensor.name!r}: external data file {path} cannot be read: {error.strerror}"
-        ) from error
-    if "length" in info and len(data) < int(info["length"]):
-        raise ModelError(
-            f"tensor {tensor.name!r}: external data file {path} ends after {len(data)} of {info['length']} bytes "
-            f"from offset {offset}"
-        )
-    tensor.raw_data = data
+        raise ModelError(f"{where} cannot be read: {error.strerror}") from error
     del tensor.external_data[:]
     tensor.ClearField("data_location")
+
+
+def _whole(tensor: TensorProto, info: dict[str, str], key: str) -> int | None:
+    text = info.get(key)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) < 20):  # of what 64 bits hold
+        raise ModelError(
+            f"tensor {tensor.name!r}: the {key} of its external data is {text[:80]!r}; it must be a number of bytes"
+        )
+    return int(text)
+
+
+def _locate(tensor: TensorProto, location: str, model: Path) -> Path:
+    """The file that holds a tensor: in the folder of the model, or, where the model is a symbolic link, in the folder
+    of the file that it leads to, which is how caches lay models out. Anything else may be an attack (CVE-2025-51480).
+    """
+    written = f"tensor {tensor.name!r}: external data {location!r}"
+    if "\0" in location:
+        raise ModelError(f"{written} is not the name of a file")
+    named = os.path.normpath(location)
+    try:
+        path = (model.parent / location).resolve()
+        homes = [model.parent.resolve(), model.resolve().parent]
+    except (OSError, RuntimeError) as error:  # links that lead in a circle
+        raise ModelError(f"{written} cannot be found: {error}") from error
+    climbs = Path(named).is_absolute() or ".." in Path(named).parts
+    if climbs or not any(map(path.is_relative_to, homes)):
+        raise ModelError(f"{written} lies outside the model's folder {model.parent}")
+    return path
 
 
 def external_files(model: ModelProto) -> set[str]:
@@ -109,7 +168,7 @@ def external_files(model: ModelProto) -> set[str]:
 
 def has_external_data(path: Path) -> bool:
     """Whether any tensor of the model in a file lies in another file."""
-    return bool(external_files(onnx.load(str(path), load_external_data=False)))
+    return bool(external_files(read_stored(path)))
 
 
 def data_file(path: Path) -> Path:
@@ -137,14 +196,9 @@ def staged(model: ModelProto, path: Path, *, external: bool) -> Iterator[Path]:
         temporary = Path(name) / path.name
         with _writing(path):
             if external or estimate_bytes(model) > EXTERNAL_DATA_LIMIT:
-                stored = ModelProto()
-                stored.CopyFrom(model)  # saving moves the tensors out of the object
-                external_data_helper.convert_model_to_external_data(
-                    stored, location=data, size_threshold=_SMALL_TENSOR, convert_attribute=False
-                )
-                onnx.save_model(stored, str(temporary))
+                write_external(model, temporary, temporary.with_name(data))
             else:
-                onnx.save_model(model, str(temporary))
+                temporary.write_bytes(model.SerializeToString())
         yield temporary
         with _writing(path):
             if (Path(name) / data).exists():
@@ -159,12 +213,12 @@ def staged(model: ModelProto, path: Path, *, external: bool) -> Iterator[Path]:
 def _writing(path: Path) -> Iterator[None]:
     try:
         yield
-    except OSError as error:
-        raise ModelError(f"{path} cannot be written: {error.strerror or error}") from error
+    except (OSError, EncodeError) as error:  # the latter is a message of more than 2 GiB
+        raise ModelError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}") from error
 
 
 def _remove_stale(path: Path, data: Path) -> None:
     """Data of an earlier version of the same output would only mislead."""
-    with contextlib.suppress(DecodeError):  # what is no model has no data
+    with contextlib.suppress(ModelError):  # what is no model has no data
         if path.exists() and data.exists() and has_external_data(path):
             data.unlink()

@@ -46,7 +46,7 @@ class Node:
         for attribute in self._proto.attribute:
             if attribute.name == name:
                 value = helper.get_attribute_value(attribute)
-                return value.decode() if isinstance(value, bytes) else value
+                return value.decode(errors="backslashreplace") if isinstance(value, bytes) else value
         return default
 
     def set_attribute(self, name: str, value: Any) -> None:

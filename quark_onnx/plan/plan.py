@@ -47,8 +47,9 @@ class Plan:
 
         Args:
             bounds: the range of their values, where it is known.
-            along: the axis over which ``node`` sums their products with weights: the one that blocks run along. Scales
-                that are computed as the model runs are for such tensors alone, as nothing else is gained by them.
+            along: the axis over which ``node`` sums their products: the one that blocks run along. Scales that are
+                computed as the model runs are for such tensors alone, and only beside a constant weight, as nothing is
+                gained by them elsewhere.
         """
         spec = self.specs[node].activation
         for tensor in tensors:
@@ -59,7 +60,7 @@ class Plan:
                 # its values are known, so there is nothing to clip away
                 known = spec.with_(calibrator="minmse" if spec.pow2 else "minmax", dynamic=False)
                 self._put(node, tensor, Quantize(known, axis))
-            elif along is not None or not spec.dynamic:
+            elif not spec.dynamic or (along is not None and any(map(self.graph.is_constant, node.inputs[:2]))):
                 self._put(node, tensor, Quantize(spec, axis, bounds))
 
     def weight(self, node: Node, tensor: str, axis: int | None, along: int | None = None) -> None:

@@ -11,6 +11,8 @@ from quark_onnx.config import Override, QConfig, QuantizationSpec
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.graph import Graph, Node, reach
 
+_OTHER_TYPE, _OTHER_NODE = "its operator type was not asked for", "it was not asked for"
+
 
 @dataclass(frozen=True)
 class NodeSpec:
@@ -47,17 +49,19 @@ def select(graph: Graph, config: QConfig, *, strict: bool = True) -> dict[Node, 
             )
         for node in graph.nodes:
             if node.kind not in config.op_types:
-                chosen[node] = NodeSpec(None, None, "its operator type was not asked for")
+                chosen[node] = NodeSpec(None, None, _OTHER_TYPE)
     if config.nodes:
         wanted = _matching(graph, Override(config.nodes, keep=True), strict)
         for node in graph.nodes:
             if node not in wanted:
-                chosen[node] = NodeSpec(None, None, "it was not asked for")
+                chosen[node] = NodeSpec(None, None, _OTHER_NODE)
     overrides = list(config.overrides)
     if config.exclude:
         overrides.append(Override(config.exclude, keep=True))
     for override in overrides:
         for node in _matching(graph, override, strict):
+            if chosen[node].keep in (_OTHER_TYPE, _OTHER_NODE):
+                continue  # an override says how, not whether
             if override.keep:
                 chosen[node] = NodeSpec(None, None, "excluded")
             else:
@@ -125,6 +129,8 @@ def _nodes_at(graph: Graph, names: tuple[str, ...], strict: bool, *, reading: bo
             result.append(producer)
         elif strict:
             tensors = {tensor for node in graph.nodes for tensor in (*node.inputs, *node.outputs)}
+            if name in tensors:
+                raise ConfigError(f"between: no node {'reads' if reading else 'computes'} {name!r}")
             raise ConfigError(
                 f"between: {name!r} is no node or tensor of the model{nearest(name, {*by_name, *tensors})}"
             )

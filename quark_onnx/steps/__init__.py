@@ -1,28 +1,41 @@
 """quantize_static in reading order, one file a step."""
 
-from quark_onnx.steps.calibrate import Ranges, calibrate
+from quark_onnx.steps.calibrate import HoldOut, Ranges, calibrate
+from quark_onnx.steps.destination import destination, keeps_weights_beside
 from quark_onnx.steps.finish import finish
+from quark_onnx.steps.fuse import fuse
 from quark_onnx.steps.guard import guard
 from quark_onnx.steps.insert import insert
 from quark_onnx.steps.make_plan import make_plan
 from quark_onnx.steps.prepare import clean, prepare, raise_opset_for
-from quark_onnx.steps.run import Reference
+from quark_onnx.steps.probe import probe
+from quark_onnx.steps.read import first_sample, input_specs, reader_for
+from quark_onnx.steps.run import Reference, Sample
 from quark_onnx.steps.search import search
 from quark_onnx.steps.solve import Params, solve, solve_biases
 from quark_onnx.steps.tolerate import tolerated
 
 __all__ = [
+    "HoldOut",
     "Params",
     "Ranges",
     "Reference",
+    "Sample",
     "calibrate",
     "clean",
+    "destination",
     "finish",
+    "first_sample",
+    "fuse",
     "guard",
+    "input_specs",
     "insert",
+    "keeps_weights_beside",
     "make_plan",
     "prepare",
+    "probe",
     "raise_opset_for",
+    "reader_for",
     "search",
     "solve",
     "solve_biases",

@@ -65,7 +65,12 @@ def _measured(
         errors = measure(reference.session, session, samples)
     except Exception as error:
         raise ModelError(f"the quantized model cannot be measured against the float one: {error}") from error
-    worst, name = min(((e.sqnr, e.name) for e in errors if e.sqnr is not None), default=(float("inf"), ""))
+    measured = [(e.sqnr, e.name) for e in errors if e.sqnr is not None]
+    if min_sqnr is not None and not measured:
+        raise AccuracyError(
+            f"no output has float values to measure the {min_sqnr:g} dB asked for on; nothing was written"
+        )
+    worst, name = min(measured, default=(float("inf"), ""))
     if min_sqnr is not None and worst < min_sqnr:
         raise AccuracyError(
             f"output {name!r} has {worst:.2f} dB SQNR, below the {min_sqnr:g} dB asked for: "

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import onnx
+
 import quark_onnx.rules  # noqa: F401  (importing registers the rules)
 from quark_onnx.config import QConfig
-from quark_onnx.graph import Graph
+from quark_onnx.errors import ModelError
+from quark_onnx.graph import Graph, Node
 from quark_onnx.plan import BiasOf, Keep, Plan, Quantize, SameAs, Use, select
 from quark_onnx.registry import RULES
 from quark_onnx.rules.passthrough import HANDING_ON, REARRANGING
@@ -17,6 +20,7 @@ def make_plan(graph: Graph, config: QConfig, *, strict: bool = True) -> Plan:
     plan = Plan(graph, select(graph, config, strict=strict), safe=config.safe)
     for node in graph.nodes:
         rule = RULES.get(node.kind)
+        _check_arity(node, graph.opset)
         if plan.specs[node].keep:
             plan.keep_node(node, plan.specs[node].keep)
         elif rule is None:
@@ -30,6 +34,20 @@ def make_plan(graph: Graph, config: QConfig, *, strict: bool = True) -> Plan:
     _lift(plan)
     _spare_float_readers(plan)
     return plan
+
+
+def _check_arity(node: Node, opset: int) -> None:
+    """Rules read a node's required inputs and outputs without asking whether they are there."""
+    if node.domain or not onnx.defs.has(node.op_type):
+        return
+    try:
+        schema = onnx.defs.get_schema(node.op_type, opset)
+    except onnx.defs.SchemaError:
+        return  # the operator is newer than the model's opset: onnxruntime will say so
+    for what, names, least in (("inputs", node.inputs, schema.min_input), ("outputs", node.outputs, schema.min_output)):
+        if len(names) < least or not all(names[:least]):
+            found = f"{len(names)} {what}" if len(names) < least else f"{what} {list(names)}"
+            raise ModelError(f"node {node.name!r} ({node.op_type}) has {found}; the operator needs at least {least}")
 
 
 def _hand_on(plan: Plan) -> None:

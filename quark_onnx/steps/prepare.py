@@ -19,12 +19,15 @@ logger = logging.getLogger(__name__)
 ROUND_OPSET = 11
 
 
-def prepare(graph: Graph, config: QConfig, reference: Reference, sample: Sample) -> tuple[Graph, list[str]]:
+def prepare(graph: Graph, config: QConfig, reference: Reference, sample: Sample | None) -> tuple[Graph, list[str]]:
     """The cleaned graph, and notes for the report: what was rewritten, and which pass was rolled back.
 
     All passes run at once and are verified together on ``sample``. Only if the outputs have changed, they run again one
-    by one, each verified, and those that changed them are left out.
+    by one, each verified, and those that changed them are left out. Without a sample nothing can be verified, and the
+    graph stays as it is.
     """
+    if sample is None:
+        return graph, ["the model runs on no random sample: nothing could be verified, the float graph was not cleaned"]
     expected = reference.outputs(sample)  # a model that does not run is nothing to begin with
     if not config.prepare:
         return graph, []
@@ -73,7 +76,7 @@ def _unchanged(graph: Graph, sample: Sample, expected: dict[str, object]) -> boo
     return found.keys() >= expected.keys() and all(agree(expected[name], found[name]) for name in expected)
 
 
-def raise_opset_for(graph: Graph, plan: Plan, reference: Reference, sample: Sample) -> tuple[Graph, list[str]]:
+def raise_opset_for(graph: Graph, plan: Plan, reference: Reference, sample: Sample | None) -> tuple[Graph, list[str]]:
     """The graph at the least opset that the plan's number formats and onnxruntime's rewrites of them need, if onnx can
     convert it without changing outputs.
 
@@ -91,7 +94,7 @@ def raise_opset_for(graph: Graph, plan: Plan, reference: Reference, sample: Samp
     converted = raise_opset(graph.to_model(), needed)
     if converted is not None:
         candidate = Graph(converted)
-        if _unchanged(candidate, sample, reference.repeatable(sample)):
+        if sample is None or _unchanged(candidate, sample, reference.repeatable(sample)):
             return candidate, [f"opset raised from {before} to {needed}"]
     for entry in quantized:
         if entry.min_opset > before and not _contributed(entry):

@@ -9,7 +9,11 @@ from numpy.typing import NDArray
 
 from calibrators import QParams, Range, Statistic, params_for, rows
 from calibrators.grid import SMALLEST_SCALE
+from quark_onnx.dtypes import Integer
 from quark_onnx.graph import Graph
+from quark_onnx.kernels.hqq import half_quadratic
+from quark_onnx.kernels.nbits import round_to_nearest
+from quark_onnx.kernels.packing import BITS
 from quark_onnx.plan import BiasOf, Keep, Plan, Quantize, Use
 from quark_onnx.steps.calibrate import Ranges
 
@@ -17,6 +21,8 @@ from quark_onnx.steps.calibrate import Ranges
 _LARGEST_CODE = 2.0**30
 #: The largest scale of a bias, or of a weight for its sake: a float32, with room to round up to a power of two.
 _LARGEST_SCALE = 2.0**126
+#: Blocks that are solved for at a time.
+_BLOCKS = 1 << 14
 #: Known bounds are not halved beyond this share of them.
 _LEAST_SHARE = 2.0**-12
 #: Rows whose statistics are alive at a time, or as many as hold so many values.
@@ -46,7 +52,10 @@ def solve(graph: Graph, plan: Plan, ranges: Ranges) -> Params:
     params = Params()
     for use, entry in plan.entries.items():
         if isinstance(entry, Quantize) and entry.spec.dtype.scaled and not entry.spec.dynamic:
-            params.table[use] = _params(graph, use, entry, _range(graph, ranges, use, entry))
+            if isinstance(entry.spec.dtype, Integer) and entry.spec.block_size and entry.spec.dtype.bits in BITS:
+                params.table[use] = _in_blocks(graph, use, entry, entry.spec.dtype)
+            else:
+                params.table[use] = _params(graph, use, entry, _range(graph, ranges, use, entry))
     return params
 
 
@@ -61,6 +70,22 @@ def solve_biases(graph: Graph, plan: Plan, params: Params) -> None:
     for use, entry in plan.entries.items():
         if isinstance(entry, BiasOf):
             params.table[use] = _bias_params(plan, params, entry)
+
+
+def _in_blocks(graph: Graph, use: Use, entry: Quantize, dtype: Integer) -> QParams:
+    """Scales of a constant in blocks, by the solver of its spec; the sign of a scale is that of the greatest value."""
+    array = graph.constant(use.tensor)
+    assert array is not None and entry.axis is not None
+    spec, parts = entry.spec, []
+    table = rows(array, entry.axis, spec.block_size)
+    for start in range(0, len(table), _BLOCKS):
+        blocks = np.ascontiguousarray(table[start : start + _BLOCKS], np.float32)
+        if spec.solver == "hqq":
+            parts.append(half_quadratic(blocks, dtype.bits))
+        else:
+            parts.append(round_to_nearest(blocks, dtype.bits, symmetric=spec.symmetric)[1])
+    scale, zero = (np.concatenate([getattr(part, name) for part in parts]) for name in ("scale", "zero_point"))
+    return QParams(scale, zero + dtype.qmin, 0).in_blocks(array.shape, entry.axis, spec.block_size)
 
 
 def _params(graph: Graph, use: Use, entry: Quantize, found: Range) -> QParams:

@@ -31,7 +31,8 @@ def instance(name: str, *, optional: bool, shape: list[int] | None, constant: bo
     """A graph of one node, its inputs after the first constants if asked for."""
     domain, _, op_type = name.rpartition("::")
     schema = onnx.defs.get_schema(op_type, OPSET) if not domain else None
-    least, most, results = (schema.min_input, min(schema.max_input, 4), schema.min_output) if schema else (1, 2, 1)
+    least, most, results = (schema.min_input, schema.max_input, schema.min_output) if schema else (1, 2, 1)
+    most = max(least, min(most, 4))
     attributes = {k: _VALUES[a.type] for k, a in schema.attributes.items() if a.required} if schema else {}
     inputs = [f"i{place}" for place in range(most if optional else least)]
     outputs = [f"o{place}" for place in range(results)]

@@ -105,7 +105,7 @@ def test_only_what_is_asked_for() -> None:
         ({"op_types": "Expp"}, "the model has no operator of type 'Expp'; did you mean 'Exp'?"),
         ({"op_types": "Conv"}, "the model has no operator of type 'Conv'"),
         ({"between": ("/b/rel", "y")}, "between: '/b/rel' is no node or tensor of the model; did you mean '/b/relu'?"),
-        ({"between": ("x", "x")}, "between: 'x' is no node or tensor of the model"),
+        ({"between": ("x", "x")}, "between: no node computes 'x'"),
         ({"between": ("/join", "/a/conv")}, "no node lies between /join .. /a/conv; is a start downstream of an end?"),
     ],
 )

@@ -1,0 +1,82 @@
+"""Products with a scale that the model computes: MatMulInteger and ConvInteger, and one multiplication by both scales.
+
+The shape Cast, Mul, Mul is the one that onnxruntime recognizes and runs as one operator.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from onnx import TensorProto
+
+from quark_onnx.fusions.base import Codes, codes_of, replace, stored_codes, value, zero_points
+from quark_onnx.graph import Graph, Node
+
+
+def matmul_integer(graph: Graph, node: Node) -> bool:
+    """MatMul and Gemm by a constant matrix with one scale, or one for each column."""
+    x, w = _operands(graph, node)
+    if x is None or w is None:
+        return False
+    factors = node.attribute("alpha", 1.0), node.attribute("beta", 1.0)
+    transposed = bool(node.attribute("transB", 0))
+    stored, scale = value(graph, w.codes), value(graph, w.scale)
+    columns = 0 if transposed else stored.ndim - 1
+    if stored.ndim != 2 or node.attribute("transA", 0) or factors != (1.0, 1.0):
+        return False
+    if scale.ndim and w.axis % stored.ndim != columns:
+        return False
+    weight = graph.add_constant(f"{w.codes}_transposed", np.asarray(stored).T) if transposed else w.codes
+    return _write(graph, node, "MatMulInteger", x, w, weight, w.scale)
+
+
+def conv_integer(graph: Graph, node: Node) -> bool:
+    """Conv by a constant kernel with one scale, or one for each output channel, and zero points of zero."""
+    x, w = _operands(graph, node)
+    if x is None or w is None or zero_points(graph, w).any():
+        return False
+    stored, scale = value(graph, w.codes), value(graph, w.scale)
+    if scale.ndim and w.axis % stored.ndim != 0:
+        return False
+    by_channel = scale.reshape(-1, *[1] * (stored.ndim - 2)) if scale.ndim else scale
+    factor = graph.add_constant(f"{w.scale}_by_channel", by_channel)
+    return _write(graph, node, "ConvInteger", x, w, w.codes, factor)
+
+
+def _operands(graph: Graph, node: Node) -> tuple[Codes | None, Codes | None]:
+    """Dynamic codes on the left and 8-bit constant ones on the right, where both are there."""
+    x, w = codes_of(graph, node.input(0)), stored_codes(graph, node.input(1))
+    producer = graph.producer(x.codes) if x is not None else None
+    if producer is None or producer.op_type != "DynamicQuantizeLinear" or w is None or w.block_size:
+        return None, None
+    bytes_ = graph.elem_type(w.codes) in (TensorProto.INT8, TensorProto.UINT8)
+    return (x, w) if bytes_ else (None, None)
+
+
+def _write(graph: Graph, node: Node, op_type: str, x: Codes, w: Codes, weight: str, factor: str) -> bool:
+    zeros = [x.zero_point] + ([w.zero_point] if zero_points(graph, w).any() else [])
+    names = [graph.fresh(f"{node.name}_{part}") for part in ("sum", "float", "scale", "product")]
+    attributes = {
+        name: node.attribute(name)
+        for name in ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
+        if node.attribute(name) is not None
+    }
+    graph.add(op_type, [x.codes, weight, *zeros], names[:1], name=node.name, **attributes)
+    graph.add("Cast", names[:1], names[1:2], to=int(TensorProto.FLOAT))
+    graph.add("Mul", [x.scale, factor], names[2:3])
+    graph.add("Mul", names[1:3], names[3:])
+    result, bias = names[3], node.input(2)
+    if bias:
+        if op_type == "ConvInteger":
+            spatial = len(graph.shape(weight) or ()) - 2
+            if not graph.is_constant(bias):
+                return _undo(graph, names)
+            bias = graph.add_constant(f"{bias}_by_channel", value(graph, bias).reshape(-1, *[1] * spatial))
+        result = graph.fresh(f"{node.name}_biased")
+        graph.add("Add", [names[3], bias], [result])
+    replace(graph, node, result)
+    return True
+
+
+def _undo(graph: Graph, results: list[str]) -> bool:
+    graph.remove([node for name in results if (node := graph.producer(name)) is not None])
+    return False

@@ -1,0 +1,56 @@
+"""MatMul and Gemm by a weight in blocks: com.microsoft::MatMulNBits, which unpacks as it multiplies."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from quark_onnx.fusions.base import CONTRIB, Codes, replace, stored_codes, value, zero_points
+from quark_onnx.graph import Graph, Node
+from quark_onnx.kernels.nbits import BLOCK_SIZES, NBitsWeight, from_codes
+from quark_onnx.kernels.packing import BITS
+
+_TYPES = {f"{sign}int{bits}": bits for bits in BITS for sign in ("", "u")}
+
+
+def matmul_nbits(graph: Graph, node: Node) -> bool:
+    """A matrix product whose right side is a constant of 2, 4 or 8 bits with scales for blocks of its rows."""
+    codes = stored_codes(graph, node.input(1))
+    if codes is None or codes.block_size not in BLOCK_SIZES or not _plain(node):
+        return False
+    stored = value(graph, codes.codes)
+    transposed = bool(node.attribute("transB", 0))
+    if stored.ndim != 2 or str(stored.dtype) not in _TYPES or codes.axis % 2 != int(transposed):
+        return False
+    weight = _packed(graph, codes, _TYPES[str(stored.dtype)], transposed)
+    names = ("quantized", "scales", "zero_points")
+    inputs = [graph.add_constant(f"{node.name}_{n}", a) for n, a in zip(names, weight.inputs, strict=False)]
+    bias = node.input(2)
+    if bias:
+        inputs += [""] * (5 - 1 - len(inputs)) + [bias]  # after x, zero points and the group index may be missing
+    result = graph.fresh(f"{node.name}_product")
+    graph.import_domain(CONTRIB)
+    graph.add("MatMulNBits", [node.inputs[0], *inputs], [result], name=node.name, domain=CONTRIB, **weight.attributes)
+    replace(graph, node, result)
+    return True
+
+
+def _plain(node: Node) -> bool:
+    """Whether a Gemm is a product and a sum, without factors."""
+    return not node.attribute("transA", 0) and node.attribute("alpha", 1.0) == 1.0 == node.attribute("beta", 1.0)
+
+
+def _packed(graph: Graph, codes: Codes, bits: int, transposed: bool) -> NBitsWeight:
+    """The same weight in the operator's layout: rows are columns, codes and zero points unsigned."""
+    stored, scales = value(graph, codes.codes), value(graph, codes.scale).astype(np.float32)
+    zeros = zero_points(graph, codes)
+    offset = 0 if str(stored.dtype).startswith("u") else 1 << bits - 1
+    lines = np.asarray(stored if transposed else stored.T)
+    k, blocks = lines.shape[1], -(-lines.shape[1] // codes.block_size)
+    unsigned = np.full((len(lines), blocks * codes.block_size), offset, np.uint8)
+    unsigned[:, :k] = (lines.astype(np.int16) + offset).astype(np.uint8)
+    scales, zeros = (scales, zeros) if transposed else (scales.T, zeros.T)
+    zeros = zeros + offset
+    middle = (zeros == 1 << bits - 1).all()
+    return from_codes(
+        unsigned.reshape(len(lines), blocks, codes.block_size), scales, None if middle else zeros, bits, k
+    )

@@ -1,0 +1,78 @@
+"""destination: where the result may be written, found out before any work is done."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import onnx
+from google.protobuf.message import DecodeError
+from onnx import ModelProto
+
+from quark_onnx.errors import ConfigError
+from quark_onnx.graph.io import data_file, external_files
+
+
+def destination(model: object, output: object) -> Path | None:
+    """The file to write, None for none.
+
+    Raises:
+        ConfigError: it is no file, cannot be written, or is one that must not be replaced.
+    """
+    if output is None:
+        return None
+    if not isinstance(output, str | Path) or "\0" in str(output):
+        raise ConfigError(f"output is {output!r}; it must be a path")
+    target = Path(output)
+    try:
+        found = target.exists()
+    except OSError as error:
+        raise ConfigError(f"output {target} is no path that a file can have: {error.strerror}") from error
+    if target.is_dir():
+        raise ConfigError(f"output {target} is a folder; give the name of the .onnx file to write")
+    if found and not target.is_file():
+        raise ConfigError(f"output {target} is a device or a pipe, which a file would replace; name a file")
+    if found and target.suffix.lower() != ".onnx":
+        raise ConfigError(f"output {target} exists and is not named .onnx; it is not replaced by a model")
+    if isinstance(model, str | Path) and _same_file(target, Path(model)):
+        raise ConfigError(f"output {target} is the input model itself; the float model is never overwritten")
+    folder = next(parent for parent in target.absolute().parents if parent.exists())
+    if not (folder.is_dir() and os.access(folder, os.W_OK)):
+        raise ConfigError(f"output {target} cannot be written: {folder} is no folder that can be written to")
+    return target
+
+
+def keeps_weights_beside(model: str | Path | ModelProto, target: Path | None) -> bool:
+    """Whether a model keeps tensors in other files, which the output must not replace.
+
+    Raises:
+        ConfigError: it would, or it would replace a file of somebody else.
+    """
+    if isinstance(model, ModelProto):
+        return False
+    files = _stored_beside(Path(model))
+    written = [] if target is None else [target, data_file(target)]
+    for name in files:
+        if any(_same_file(path, Path(model).parent / name) for path in written):
+            raise ConfigError(f"output {target} would replace {name!r}, which holds weights of the input model")
+    taken = files and target is not None and data_file(target).exists()
+    if target is not None and taken and not (target.exists() and data_file(target).name in _stored_beside(target)):
+        raise ConfigError(
+            f"output {target} needs {data_file(target)} for its weights, which exists and is not an earlier output's"
+        )
+    return bool(files)
+
+
+def _stored_beside(model: Path) -> set[str]:
+    """The files in which a model's large tensors lie, by its own words; none if it is no model."""
+    try:
+        return external_files(onnx.load(str(model), format="protobuf", load_external_data=False))
+    except DecodeError:
+        return set()
+
+
+def _same_file(first: Path, second: Path) -> bool:
+    """Whether two paths lead to one file, also through links or in another case where the file system has none."""
+    if first.exists() and second.exists():
+        return first.samefile(second)
+    return first.resolve() == second.resolve()

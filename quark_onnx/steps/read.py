@@ -1,0 +1,60 @@
+"""read: the calibration data as a stream of samples that fit the model."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+from onnx import helper
+
+import calibrators
+from calibrators.data import InputSpec, Reader, open_reader
+from quark_onnx.config import QConfig
+from quark_onnx.errors import DataError
+from quark_onnx.graph import Graph
+from quark_onnx.steps.make_plan import make_plan
+from quark_onnx.steps.run import Sample
+from quark_onnx.steps.tolerate import tolerated
+
+
+def input_specs(graph: Graph, config: QConfig | None = None) -> list[InputSpec]:
+    """What the data has to provide: name, type, shape and possible values of each input that has no default."""
+    specs, allowed = [], tolerated(graph, make_plan(graph, config or QConfig()))
+    for value in graph.inputs:
+        if value.name in graph.initializers:
+            continue
+        kind = graph.elem_type(value.name)
+        try:
+            dtype = np.dtype(helper.tensor_dtype_to_np_dtype(kind)) if kind else None
+        except (KeyError, TypeError):
+            dtype = None
+        tensor = value.type.WhichOneof("value") in ("tensor_type", None)
+        shape = graph.shape(value.name) if tensor else None
+        specs.append(InputSpec(value.name, dtype, shape, allowed.get(value.name, "finite"), tensor))
+    return specs
+
+
+def reader_for(graph: Graph, data: Any, config: QConfig | None = None) -> Reader:
+    """The calibration data as a reader of checked samples; a ``partial`` of ``open_reader`` lacks only the inputs."""
+    if data is None:
+        raise DataError("no calibration data was given; pass an iterable of {input name: array}, a folder or a reader")
+    try:
+        if isinstance(data, Reader):
+            return data
+        opening = data if isinstance(data, partial) else partial(open_reader, data)
+        return opening(input_specs(graph, config))
+    except calibrators.CalibrationError as error:
+        raise DataError(str(error)) from error
+
+
+def first_sample(reader: Reader) -> Sample:
+    """The first sample, which stays part of the pass.
+
+    Raises:
+        DataError: there is none, or it does not fit.
+    """
+    try:
+        return reader.first()
+    except calibrators.CalibrationError as error:
+        raise DataError(str(error)) from error

@@ -1,0 +1,227 @@
+"""Weights of 2, 4 and 8 bits, run by onnxruntime's MatMulNBits and measured against onnxruntime's own quantizer."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+from onnxruntime.capi import _pybind_state
+
+from calibrators import Grid, Range, params_for, quantize
+from quark_onnx.errors import ConfigError, ModelError, PlanError
+from quark_onnx.kernels import nbits
+from quark_onnx.kernels.nbits import BLOCK_SIZES, NBitsWeight, dequantize_nbits, from_codes, quantize_nbits
+from quark_onnx.kernels.packing import unpack
+
+F32 = np.finfo(np.float32)
+VARIABLE = "QUARK_ONNX_DATA"
+KINDS = [(bits, symmetric) for bits in (2, 4, 8) for symmetric in (True, False)]
+
+
+def normal(k: int, n: int, seed: int = 0) -> NDArray[np.float32]:
+    return np.random.default_rng(seed).normal(size=(k, n)).astype(np.float32)
+
+
+def run(weight: NBitsWeight, x: NDArray[np.float32], level: int = 0) -> NDArray[np.float32]:
+    """x @ weight, by a stock session."""
+    names = ["B", "scales", "zero_points"][: len(weight.inputs)]
+    initializers = [numpy_helper.from_array(array, name) for array, name in zip(weight.inputs, names, strict=True)]
+    k, n = weight.shape
+    node = helper.make_node(
+        "MatMulNBits", ["x", *names], ["y"], domain="com.microsoft", accuracy_level=level, **weight.attributes
+    )
+    x_info, y_info = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, [None, size]) for name, size in (("x", k), ("y", n))
+    )
+    model = helper.make_model(
+        helper.make_graph([node], "nbits", [x_info], [y_info], initializers),
+        opset_imports=[helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)],
+        ir_version=10,
+    )
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 4  # what is refused is an exception as well
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    y: NDArray[np.float32] = session.run(None, {"x": x})[0]
+    return y
+
+
+def assert_runs(weight: NBitsWeight, rows: int = 3, level: int = 0, tolerance: float = 2e-6) -> None:
+    x = normal(rows, weight.shape[0], seed=1)
+    exact = x.astype(np.float64) @ dequantize_nbits(weight).astype(np.float64)
+    np.testing.assert_allclose(run(weight, x, level), exact, rtol=0, atol=tolerance * np.abs(exact).max())
+
+
+@pytest.mark.parametrize("block_size", BLOCK_SIZES)
+@pytest.mark.parametrize(("bits", "symmetric"), KINDS)
+def test_onnxruntime_computes_the_product(bits: int, symmetric: bool, block_size: int) -> None:
+    for k, n in ((512, 24), (300, 33), (10, 1)):
+        weight = quantize_nbits(normal(k, n), bits, block_size, symmetric=symmetric)
+        for rows in (1, 17):
+            assert_runs(weight, rows)
+            assert_runs(weight, rows, level=4, tolerance=5e-2)
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+def test_onnxruntime_runs_float_zero_points(bits: int) -> None:
+    rng = np.random.default_rng(0)
+    codes = rng.integers(0, 2**bits, (5, 3, 32))
+    scales, zeros = (rng.uniform(1, 2, (5, 3)).astype(np.float32) for _ in range(2))
+    weight = from_codes(codes, scales, zeros, bits, rows=70)
+    expected = ((codes - zeros.astype(np.float64)[..., None]) * scales[..., None]).reshape(5, -1)[:, :70].T
+    np.testing.assert_allclose(dequantize_nbits(weight), expected, rtol=1e-6, atol=1e-6)
+    assert_runs(weight, level=4)
+
+
+def test_onnxruntime_refuses_what_the_module_says() -> None:
+    small = NBitsWeight(np.zeros((1, 1, 4), np.uint8), np.ones((1, 1), np.float32), None, 4, 8, 8)
+    with pytest.raises(Exception, match="block_size"):
+        run(small, normal(1, 8))
+    floats = from_codes(np.zeros((1, 1, 16), int), np.ones((1, 1), np.float32), np.ones((1, 1)), 8, 16)
+    with pytest.raises(Exception, match="matmul_nbits"):
+        run(floats, normal(1, 16))
+
+
+@pytest.mark.parametrize(("bits", "symmetric"), KINDS)
+def test_unusual_columns(bits: int, symmetric: bool) -> None:
+    w = normal(40, 8)
+    w[:, 1], w[:, 2], w[:, 3] = 0, 2.5, -2.5
+    w[:, 4] *= np.float32(1e-30)
+    w[:, 5] *= np.float32(1e30)
+    w[:, 6] = np.where(w[:, 6] > 0, F32.max, -F32.max)
+    w[:, 7] = F32.smallest_subnormal
+    weight = quantize_nbits(w, bits, 16, symmetric=symmetric)
+    real = dequantize_nbits(weight)
+    assert np.isfinite(real).all() and (real[:, 1] == 0).all()
+    assert (np.abs(weight.scales) >= F32.tiny).all()
+    np.testing.assert_allclose(real[:, 2:4], w[:, 2:4], rtol=1e-6)
+    blocks = np.pad(w.astype(np.float64), [(0, 8), (0, 0)]).reshape(3, 16, 8)
+    steps = np.abs(np.pad(real, [(0, 8), (0, 0)]).reshape(3, 16, 8) - blocks) / np.abs(weight.scales.T[:, None])
+    assert steps.max() <= 1.001  # what is clipped is off by a step at most
+    x = normal(2, 40, seed=1) / 1024
+    exact = x.astype(np.float64) @ real.astype(np.float64)
+    got = run(weight, x)
+    size = np.abs(exact).max(axis=0).clip(F32.tiny)
+    np.testing.assert_allclose(got / size, exact / size, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize(("bits", "symmetric"), KINDS)
+@pytest.mark.parametrize("block_size", [16, 64])
+def test_a_block_is_what_the_block_alone_would_be(bits: int, symmetric: bool, block_size: int) -> None:
+    """Slabs, padding, packed rows of zero points: against one block at a time in float64."""
+    w = normal(150, 5000 // block_size)
+    weight = quantize_nbits(w, bits, block_size, symmetric=symmetric)
+    real, zeros = dequantize_nbits(weight), nbits.zero_points_of(weight)
+    codes = unpack(weight.packed, bits, block_size).astype(np.float64)
+    for column in range(0, w.shape[1], 7):
+        for block in range(-(-150 // block_size)):
+            at = slice(block * block_size, min((block + 1) * block_size, 150))
+            alone = quantize_nbits(w[at, column : column + 1], bits, block_size, symmetric=symmetric)
+            assert alone.scales[0, 0] == weight.scales[column, block]
+            np.testing.assert_array_equal(alone.packed[0, 0], weight.packed[column, block])
+            plain = (codes[column, block] - zeros[column, block]) * float(weight.scales[column, block])
+            np.testing.assert_allclose(real[at, column], plain[: at.stop - at.start], rtol=1e-6)
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_the_codes_are_those_of_the_projects_arithmetic(bits: int) -> None:
+    grid = Grid(0, 2**bits - 1, symmetric=False)
+    blocks = np.float32(np.random.default_rng(0).standard_t(2, size=(500, 32)))
+    blocks[:100] = np.rint(blocks[:100] * 2) / 2  # ties
+    blocks[0] = F32.smallest_subnormal
+    params = params_for(Range(blocks.min(1), blocks.max(1)), grid, axis=0)
+    for some in (params, params.with_scale(-params.scale), params.with_scale(np.full(500, F32.tiny))):
+        np.testing.assert_array_equal(nbits._codes(blocks, some, grid.qmax), quantize(blocks, some, grid))
+
+
+def onnxruntimes(w: NDArray[np.float32], bits: int, block_size: int, symmetric: bool) -> NBitsWeight:
+    """What onnxruntime's quantizer makes of a matrix: the compiled function behind its matmul_nbits_quantizer."""
+    k, n = w.shape
+    count = -(-k // block_size)
+    packed, scales = np.zeros((n, count, block_size * bits // 8), np.uint8), np.zeros((n, count), np.float32)
+    zeros = np.zeros((n, -(-count * bits // 8)), np.uint8)
+    padded = np.pad(w, [(0, count * block_size - k), (0, 0)])
+    quantizer = getattr(_pybind_state, f"quantize_matmul_{bits}bits")
+    quantizer(packed, padded, scales, zeros, block_size, n, k, symmetric)
+    return NBitsWeight(packed, scales, None if symmetric else zeros, bits, block_size, k)
+
+
+def block_errors(w: NDArray[np.float32], weight: NBitsWeight) -> NDArray[np.float64]:
+    difference = np.square(w.astype(np.float64) - dequantize_nbits(weight)).T
+    starts = np.arange(0, w.shape[0], weight.block_size)
+    return np.add.reduceat(difference, starts, axis=1)
+
+
+def assert_no_worse(w: NDArray[np.float32], bits: int, block_size: int, symmetric: bool) -> None:
+    ours = block_errors(w, quantize_nbits(w, bits, block_size, symmetric=symmetric))
+    theirs = block_errors(w, onnxruntimes(w, bits, block_size, symmetric))
+    assert (ours <= theirs * (1 + 1e-4) + 1e-30).all()
+    assert ours.sum() <= theirs.sum() * (1 + 1e-6)
+
+
+@pytest.mark.parametrize(("bits", "symmetric"), KINDS)
+@pytest.mark.parametrize("block_size", [16, 32, 128])
+def test_no_block_is_worse_than_onnxruntimes(bits: int, symmetric: bool, block_size: int) -> None:
+    rng = np.random.default_rng(0)
+    for w in (rng.normal(size=(256, 96)), rng.standard_t(3, size=(300, 64)), rng.exponential(size=(256, 64))):
+        assert_no_worse(w.astype(np.float32), bits, block_size, symmetric)
+
+
+@pytest.mark.realdata
+@pytest.mark.parametrize(("bits", "symmetric"), KINDS)
+def test_no_block_of_real_weights_is_worse_than_onnxruntimes(bits: int, symmetric: bool) -> None:
+    file = Path(os.environ.get(VARIABLE, ""), "realdata.py")
+    if not os.environ.get(VARIABLE) or not file.is_file():
+        pytest.skip(f"{VARIABLE} does not name a folder with realdata.py, real models and their data")
+    paths = sorted(file.parent.rglob("*minilm*.onnx"))
+    if not paths:
+        pytest.skip(f"{VARIABLE} has no MiniLM model")
+    constants = (numpy_helper.to_array(tensor) for tensor in onnx.load(paths[0]).graph.initializer)
+    matrices = [w.astype(np.float32) for w in constants if w.ndim == 2 and min(w.shape) >= 384 and max(w.shape) < 2000]
+    assert matrices
+    for w in matrices[::8]:
+        assert_no_worse(w, bits, 32, symmetric)
+
+
+def test_refusals() -> None:
+    w = normal(20, 3)
+    for bits in (3, 16):
+        with pytest.raises(ConfigError, match=f"bits is {bits}"):
+            quantize_nbits(w, bits)
+    for block_size in (8, 48, 512):
+        with pytest.raises(ConfigError, match=f"block_size is {block_size}"):
+            quantize_nbits(w, block_size=block_size)
+    wrong: list[NDArray[Any]] = [w[0], w[None], w.astype(int), w[:0], w[:, :0]]
+    for array in wrong:
+        with pytest.raises(ModelError, match="must be a filled matrix of floats"):
+            quantize_nbits(array)
+    for value in (np.nan, np.inf, -np.inf, 1e39):
+        bad = w.astype(np.float64)
+        bad[17, 2] = value
+        with pytest.raises(ModelError, match=r"\[17, 2\]"):
+            quantize_nbits(bad)
+    codes, scales = np.zeros((2, 3, 16), int), np.ones((2, 3), np.float32)
+    with pytest.raises(PlanError, match="matrix of 20 rows"):
+        from_codes(codes, scales, None, 4, rows=20)
+    with pytest.raises(PlanError, match="differ in shape"):
+        from_codes(codes, scales, np.zeros((3, 2)), 4, rows=40)
+    with pytest.raises(PlanError, match="do not fit"):
+        from_codes(codes + 16, scales, None, 4, rows=40)
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float64])
+def test_other_floats_and_layouts_give_the_same(kind: type[np.floating[Any]]) -> None:
+    w = normal(50, 7).astype(np.float16)
+    before = w.copy()
+    expected = quantize_nbits(w.astype(np.float32), 4, 16, symmetric=False)
+    for same in (w.astype(kind), np.asfortranarray(w.astype(kind)), w.astype(kind)[::-1][::-1]):
+        for a, b in zip(quantize_nbits(same, 4, 16, symmetric=False).inputs, expected.inputs, strict=True):
+            np.testing.assert_array_equal(a, b)
+    np.testing.assert_array_equal(w, before)
