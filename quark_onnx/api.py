@@ -13,11 +13,11 @@ from onnx import ModelProto
 
 from quark_onnx.config import QConfig
 from quark_onnx.errors import ConfigError, ModelError, nearest
-from quark_onnx.graph import Graph
+from quark_onnx.graph import Graph, Narrowing, inlined, widened
 from quark_onnx.graph.io import external_files, read
 from quark_onnx.onnxruntime_spelling import is_onnxruntime_call, translate
 from quark_onnx.passes import CLEANING
-from quark_onnx.plan import Plan, select
+from quark_onnx.plan import Plan, Quantize, select
 from quark_onnx.progress import Progress
 from quark_onnx.report import Report, summarize
 from quark_onnx.steps import (
@@ -105,16 +105,18 @@ class _Job:
     original: ModelProto
     graph: Graph
     reference: Reference
+    narrowing: Narrowing
 
     @classmethod
     def open(cls, model: str | Path | ModelProto, config: QConfig, output: str | Path | None) -> _Job:
         target = destination(model, output)
         original = load(model)
         external = keeps_weights_beside(model, target)
-        graph = Graph.of(original)
+        plain, narrowing = widened(inlined(original))
+        graph = Graph.of(plain)
         select(graph, config)  # patterns are held against the graph that the user knows
-        reference = Reference(original, Path(model) if isinstance(model, str | Path) else None)
-        return cls(config, target, external, original, graph, reference)
+        reference = Reference(plain, Path(model) if plain is original and isinstance(model, str | Path) else None)
+        return cls(config, target, external, original, graph, reference, narrowing)
 
     def plan(self, sample: Sample | None) -> tuple[Graph, Plan, list[str]]:
         """The prepared graph, what becomes of its tensors, and notes for the report."""
@@ -145,9 +147,20 @@ class _Job:
         result, fused = insert(graph, plan, params), list[str]()
         if config.form == "operators":
             result, fused = fuse(result, samples)
+        narrowing = self.narrowing
+        narrowing.store_constants(result)
         held_out = held.samples if held else []
+        if not any(isinstance(entry, Quantize) for entry in plan.entries.values()):
+            result, narrowing, samples, held_out = Graph.of(self.original), Narrowing(), [], []
+            fused = ["nothing was quantized: the result is the float model"]
         quantized, errors = finish(
-            result, self.reference, held_out or samples, self.target, min_sqnr=config.min_sqnr, external=self.external
+            result,
+            self.reference,
+            held_out or samples,
+            self.target,
+            min_sqnr=config.min_sqnr,
+            external=self.external,
+            narrowing=narrowing,
         )
         operators, kept_nodes, kept_tensors = summarize(plan)
         report = Report(
@@ -280,7 +293,7 @@ def quantize_static(*arguments: Any, **keywords: Any) -> ModelProto:
 def plan_for(model: str | Path | ModelProto, config: Config = "A8W8") -> Plan:
     """What would become of each tensor, as far as that is known without data."""
     config = QConfig.of(config)
-    graph = Graph.of(load(model))
+    graph = Graph.of(widened(inlined(load(model)))[0])
     select(graph, config)  # patterns are held against the graph that the user knows
     return make_plan(clean(graph, CLEANING)[0] if config.prepare else graph, config, strict=False)
 

@@ -133,6 +133,7 @@ class QConfig:
             share one scale, and the residual stream around layer normalizations.
         search: on how many samples power-of-two scales are settled by the error at the outputs, 0 for not at all. As
             the scales move by octaves, the error of a tensor alone does not tell which one serves the model.
+        keep_existing: leave what is quantized already as it is and go on with the rest, instead of refusing the model.
         prepare: fold and clean the float graph first.
         form: "qdq" leaves operators between Q/DQ pairs; "operators" writes those of ONNX and onnxruntime that compute
             on codes (MatMulInteger, ConvInteger, MatMulNBits), where there are any.
@@ -153,6 +154,7 @@ class QConfig:
     exclude: tuple[str, ...] = ()
     safe: bool = True
     search: int = 0
+    keep_existing: bool = False
     prepare: bool = True
     form: str = "qdq"
     functions: bool = True
@@ -171,7 +173,7 @@ class QConfig:
                 raise ConfigError(f"{name} is {spec!r}; it must be a QuantizationSpec or None")
         if self.form not in FORMS:
             raise ConfigError(f"form is {self.form!r}; it must be one of: {', '.join(FORMS)}")
-        for name in ("bias", "safe", "prepare", "functions"):
+        for name in ("bias", "safe", "keep_existing", "prepare", "functions"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; it must be true or false")
         for override in self.overrides:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from quark_onnx.config import Override, QConfig, QuantizationSpec
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.graph import Graph, Node, reach
+from quark_onnx.plan.existing import existing
 
 _OTHER_TYPE, _OTHER_NODE = "its operator type was not asked for", "it was not asked for"
 
@@ -55,12 +56,16 @@ def select(graph: Graph, config: QConfig, *, strict: bool = True) -> dict[Node, 
         for node in graph.nodes:
             if node not in wanted:
                 chosen[node] = NodeSpec(None, None, _OTHER_NODE)
+    present = existing(graph, keep=config.keep_existing)
+    for node in graph.nodes:
+        if node.name in present:
+            chosen[node] = NodeSpec(None, None, present[node.name])
     overrides = list(config.overrides)
     if config.exclude:
         overrides.append(Override(config.exclude, keep=True))
     for override in overrides:
         for node in _matching(graph, override, strict):
-            if chosen[node].keep in (_OTHER_TYPE, _OTHER_NODE):
+            if chosen[node].keep in (_OTHER_TYPE, _OTHER_NODE) or node.name in present:
                 continue  # an override says how, not whether
             if override.keep:
                 chosen[node] = NodeSpec(None, None, "excluded")

@@ -10,7 +10,7 @@ from onnx import ModelProto
 
 from calibrators.session import PROTOBUF_LIMIT, estimate_bytes, open_session
 from quark_onnx.errors import AccuracyError, ModelError
-from quark_onnx.graph import Graph
+from quark_onnx.graph import Graph, Narrowing
 from quark_onnx.graph.io import staged
 from quark_onnx.report.measure import OutputError, measure
 from quark_onnx.steps.run import Reference, Sample
@@ -24,6 +24,7 @@ def finish(
     *,
     min_sqnr: float | None = None,
     external: bool = False,
+    narrowing: Narrowing | None = None,
 ) -> tuple[ModelProto, list[OutputError]]:
     """The finished model, which has been checked, loaded and run, and its error at each output on the samples.
 
@@ -32,6 +33,7 @@ def finish(
     Args:
         min_sqnr: the least signal-to-noise ratio of any output, in dB; None asks for none.
         external: keep large tensors in a second file even if protobuf could hold them.
+        narrowing: the types that inputs and outputs get back, after the error was measured.
 
     Raises:
         AccuracyError: an output is worse than ``min_sqnr``; nothing is written.
@@ -40,6 +42,15 @@ def finish(
     """
     graph.infer()
     model = graph.to_model()
+    if narrowing:
+        errors = _measured(model, reference, samples, min_sqnr)
+        model, samples, min_sqnr = narrowing.restore_interface(model), [], None
+        if output is None:
+            _measured(model, reference, samples, min_sqnr)
+        else:
+            with staged(model, output, external=external) as path:
+                _measured(path, reference, samples, min_sqnr)
+        return model, errors
     if output is None:
         return model, _measured(model, reference, samples, min_sqnr)
     with staged(model, output, external=external) as path:

@@ -1,0 +1,160 @@
+"""Models that compute in float16 or bfloat16, as a float32 graph with the same names, and back again at the interface.
+
+Few kernels of a CPU runtime compute in 16 bits, and none calibrates in them; and the scale of a Q/DQ pair has the type
+of the tensor. So a graph is planned, measured and quantized in float32. In the end its inputs and outputs get their
+types back by a Cast each, and constants that stayed float are stored in 16 bits again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, helper, numpy_helper
+
+from quark_onnx.graph.graph import Graph
+
+HALVES = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16})
+#: Attributes that name a type.
+_TYPES = frozenset({"to", "dtype", "output_dtype", "stash_type"})
+
+
+@dataclass
+class Narrowing:
+    """What was in 16 bits: names of inputs, outputs and constants, with their ``TensorProto.DataType``."""
+
+    inputs: dict[str, int] = field(default_factory=dict)
+    outputs: dict[str, int] = field(default_factory=dict)
+    constants: dict[str, int] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.inputs or self.outputs or self.constants)
+
+    def store_constants(self, graph: Graph) -> None:
+        """Store in 16 bits again what is left of the constants, with a Cast behind them."""
+        for name, kind in self.constants.items():
+            tensor = graph.initializers.get(name)
+            if tensor is None or tensor.data_type != TensorProto.FLOAT or not graph.consumers(name):
+                continue
+            if graph.is_output(name) or graph.captured(name):
+                continue
+            array = numpy_helper.to_array(tensor).astype(helper.tensor_dtype_to_np_dtype(kind))
+            narrow, wide = graph.add_constant(f"{name}_narrow", array), graph.fresh(f"{name}_wide")
+            graph.replace_uses(name, wide)
+            graph.add("Cast", [narrow], [wide], to=int(TensorProto.FLOAT))
+        graph.drop_unused()
+
+    def restore_interface(self, model: ModelProto) -> ModelProto:
+        """A copy of a model whose inputs and outputs have their types back."""
+        result = ModelProto()
+        result.CopyFrom(model)
+        graph = result.graph
+        taken = {name for node in graph.node for name in (*node.input, *node.output)} | {
+            t.name for t in graph.initializer
+        }
+        wide = {name: _fresh(f"{name}_float", taken) for name in (*self.inputs, *self.outputs)}
+        for node in graph.node:
+            _rename(node, wide)
+        casts = [
+            helper.make_node("Cast", [name], [wide[name]], _fresh(f"{name}_Cast", taken), to=int(TensorProto.FLOAT))
+            for name in self.inputs
+        ]
+        nodes = [*casts, *graph.node]
+        nodes += [
+            helper.make_node("Cast", [wide[name]], [name], _fresh(f"{name}_Cast", taken), to=kind)
+            for name, kind in self.outputs.items()
+            if name not in self.inputs
+        ]
+        del graph.node[:]
+        graph.node.extend(nodes)
+        for tensor in graph.initializer:
+            tensor.name = wide.get(tensor.name, tensor.name) if tensor.name in self.outputs else tensor.name
+        for value in (*graph.input, *graph.output):
+            kind = {**self.inputs, **self.outputs}.get(value.name)
+            if kind is not None:
+                value.type.tensor_type.elem_type = kind
+        return result
+
+
+def widened(model: ModelProto) -> tuple[ModelProto, Narrowing]:
+    """``model`` with float32 in place of every 16-bit float, and what was changed; ``model`` itself if it has none."""
+    if not _has_halves(model.graph):
+        return model, Narrowing()
+    result, narrowing = ModelProto(), Narrowing()
+    result.CopyFrom(model)
+    graph = result.graph
+    for values, names in ((graph.input, narrowing.inputs), (graph.output, narrowing.outputs)):
+        for value in values:
+            kind = value.type.tensor_type.elem_type
+            if kind in HALVES:
+                names[value.name] = kind
+    narrowing.constants.update({t.name: t.data_type for t in graph.initializer if t.data_type in HALVES})
+    _widen(graph)
+    return result, narrowing
+
+
+def _has_halves(graph: GraphProto) -> bool:
+    values = (*graph.input, *graph.output, *graph.value_info)
+    tensors = any(tensor.data_type in HALVES for tensor in graph.initializer)
+    return tensors or any(value.type.tensor_type.elem_type in HALVES for value in values) or _casts(graph.node)
+
+
+def _casts(nodes: Iterable[NodeProto]) -> bool:
+    for node in nodes:
+        for attribute in node.attribute:
+            if attribute.name in _TYPES and attribute.i in HALVES:
+                return True
+            if any(_has_halves(inner) for inner in (attribute.g, *attribute.graphs)):
+                return True
+    return False
+
+
+def _widen(graph: GraphProto) -> None:
+    for tensor in graph.initializer:
+        _widen_tensor(tensor)
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        _widen_type(value.type)
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.name in _TYPES and attribute.i in HALVES:
+                attribute.i = TensorProto.FLOAT
+            for tensor in [attribute.t] if attribute.type == AttributeProto.TENSOR else attribute.tensors:
+                _widen_tensor(tensor)
+            for inner in [attribute.g] if attribute.type == AttributeProto.GRAPH else attribute.graphs:
+                _widen(inner)
+
+
+def _widen_tensor(tensor: TensorProto) -> None:
+    if tensor.data_type in HALVES:
+        tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float32), tensor.name))
+
+
+def _widen_type(type_: TypeProto) -> None:
+    kind = type_.WhichOneof("value")
+    if kind == "tensor_type" and type_.tensor_type.elem_type in HALVES:
+        type_.tensor_type.elem_type = TensorProto.FLOAT
+    elif kind == "sequence_type":
+        _widen_type(type_.sequence_type.elem_type)
+    elif kind == "optional_type":
+        _widen_type(type_.optional_type.elem_type)
+
+
+def _rename(node: NodeProto, names: dict[str, str]) -> None:
+    for place, name in enumerate(node.input):
+        node.input[place] = names.get(name, name)
+    for place, name in enumerate(node.output):
+        node.output[place] = names.get(name, name)
+    for attribute in node.attribute:
+        for inner in [attribute.g] if attribute.type == AttributeProto.GRAPH else attribute.graphs:
+            own = {item.name for item in (*inner.input, *inner.initializer)}
+            own |= {name for child in inner.node for name in child.output}
+            for child in inner.node:
+                _rename(child, {old: new for old, new in names.items() if old not in own})
+
+
+def _fresh(name: str, taken: set[str]) -> str:
+    while name in taken:
+        name += "_"
+    taken.add(name)
+    return name

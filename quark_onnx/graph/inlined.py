@@ -1,0 +1,30 @@
+"""Model-local functions, written out where they are called."""
+
+from __future__ import annotations
+
+import logging
+
+from onnx import ModelProto, inliner
+
+from quark_onnx.errors import ModelError
+
+logger = logging.getLogger(__name__)
+
+
+def inlined(model: ModelProto) -> ModelProto:
+    """``model`` without functions of its own; ``model`` itself if it has none.
+
+    Raises:
+        ModelError: a function cannot be written out, as one that calls itself.
+    """
+    if not model.functions:
+        return model
+    light = ModelProto()
+    light.CopyFrom(model)
+    del light.graph.initializer[:]  # the inliner serializes the model, and has no use for weights
+    try:
+        result = inliner.inline_local_functions(light)
+    except Exception as error:  # the inliner raises several unrelated types
+        raise ModelError(f"the functions of the model cannot be written out: {error}") from error
+    result.graph.initializer.extend(model.graph.initializer)
+    return result

@@ -1,0 +1,48 @@
+"""What of a model is quantized already: refused, or left as it is."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from quark_onnx.errors import ModelError
+from quark_onnx.graph import Graph, Node
+
+_PAIRS = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
+_VENDORS = frozenset({"com.amd.quark", "com.vai.quantize"})
+
+
+def is_quantizing(node: Node) -> bool:
+    """Whether a node reads, writes or makes codes."""
+    name = node.op_type
+    integer = name.startswith("QLinear") or name in ("QGemm", "QAttention", "ConvInteger", "MatMulInteger")
+    blocks = name in (
+        "MatMulNBits",
+        "MatMulBnb4",
+        "GatherBlockQuantized",
+        "DynamicQuantizeMatMul",
+        "MatMulIntegerToFloat",
+    )
+    return name in _PAIRS or integer or blocks or node.domain in _VENDORS
+
+
+def existing(graph: Graph, *, keep: bool) -> dict[str, str]:
+    """Nodes that stay as they are because they touch codes already, with the reason.
+
+    Args:
+        keep: leave them, and quantize the rest.
+
+    Raises:
+        ModelError: there are some, and they are not to be kept.
+    """
+    found = [node for node in graph.nodes if is_quantizing(node)]
+    if found and not keep:
+        counts = Counter(node.op_type for node in found).most_common(4)
+        words = ", ".join(f"{count} {name}" for name, count in counts)
+        raise ModelError(
+            f"the model is quantized already: it has {words}, the first of them {found[0].name!r}; "
+            "give the float model, or keep what is quantized and go on with the rest (keep_existing, --keep-existing)"
+        )
+    touched = dict.fromkeys(node.name for node in found)
+    for node in found:
+        touched.update(dict.fromkeys(near.name for near in (*graph.leaders(node), *graph.followers(node))))
+    return dict.fromkeys(touched, "it touches what is quantized already")
