@@ -144,7 +144,7 @@ class _Job:
         count = search(graph, plan, params, held.first if held else [], progress)
         moved = [f"{count} power-of-two scales moved by the error at the outputs"] if count else []
         solve_biases(graph, plan, params)
-        result, fused = insert(graph, plan, params), list[str]()
+        result, fused = insert(graph, plan, params, functions=config.functions), list[str]()
         if config.form == "operators":
             result, fused = fuse(result, samples)
         narrowing = self.narrowing

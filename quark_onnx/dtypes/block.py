@@ -8,7 +8,7 @@ from quark_onnx.dtypes.base import Block
 from quark_onnx.registry import DTYPES
 
 #: First opset whose operators the bodies of the nodes are made of.
-BODY_OPSET = 18
+BODY_OPSET = 17
 
 
 def _bfp(name: str, method: str, bits: int, block: int) -> Block:

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from google.protobuf.message import Message
 from numpy.typing import NDArray
-from onnx import ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx import FunctionProto, ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from quark_onnx.errors import ModelError
 from quark_onnx.graph.node import STANDARD_DOMAINS, Node, all_names
@@ -265,6 +265,11 @@ class Graph:
         taken = {"" if entry.domain in STANDARD_DOMAINS else entry.domain for entry in self._shell.opset_import}
         if domain not in taken:
             self._shell.opset_import.append(helper.make_opsetid(domain, version))
+
+    def set_functions(self, functions: Iterable[FunctionProto]) -> None:
+        """Let the model carry these functions, instead of those it had."""
+        del self._shell.functions[:]
+        self._shell.functions.extend(functions)
 
     def set_metadata(self, key: str, value: str) -> None:
         kept = [entry for entry in self._shell.metadata_props if entry.key != key]

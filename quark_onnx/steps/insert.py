@@ -8,14 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import TensorProto
 
+import calibrators
 from calibrators import QParams, quantize
-from quark_onnx.dtypes import INT32, Block, Half, Scaled
+from quark_onnx.dtypes import INT32, Block, Half, Minifloat, Scaled
+from quark_onnx.functions import DOMAIN, definitions
 from quark_onnx.graph import Graph, Node
 from quark_onnx.plan import BiasOf, Entry, Keep, Plan, Quantize, Use
+from quark_onnx.rules.passthrough import HANDING_ON
 from quark_onnx.steps.solve import Params
 
 _CONTRIB = "com.microsoft"
-_VENDOR = "com.amd.quark"
 
 
 @dataclass(frozen=True)
@@ -28,17 +30,30 @@ class _Scale:
     zero_point: str
 
 
-def insert(graph: Graph, plan: Plan, params: Params) -> Graph:
+def insert(graph: Graph, plan: Plan, params: Params, *, functions: bool = True) -> Graph:
     """A copy of ``graph`` in which every planned tensor passes through a Q/DQ pair or is stored quantized.
 
     An activation gets one pair, which everybody reads; a reader with an entry of its own gets a second pair behind it.
     A graph output keeps its name. A Relu or Clip that saturation makes superfluous is dropped.
+
+    Args:
+        functions: the model carries a body of standard operators for each operator of the vendor's domain.
     """
     writer = _Writer(graph, plan, params)
     writer.drop_clipping()
     writer.write_all()
     writer.graph.drop_unused()
+    if functions:
+        _define(writer.graph)
     return writer.graph
+
+
+def _define(graph: Graph) -> None:
+    nodes = [node.to_proto() for node in graph.nodes if node.domain == DOMAIN]
+    if nodes:
+        types = {name: tensor.data_type for name, tensor in graph.initializers.items()}
+        graph.set_functions(definitions(nodes, graph.opset, types))
+        graph.require(graph.opset)
 
 
 def insert_live(graph: Graph, plan: Plan, params: Params, live: Iterable[Use]) -> tuple[Graph, dict[Use, str]]:
@@ -147,10 +162,26 @@ class _Writer:
 
     def _pair(self, source: str, use: Use, scale: _Scale, result: str = "") -> str:
         """Append Q and DQ to a tensor; the name of what DQ computes, ``result`` if it is given."""
-        codes = self.graph.fresh(f"{use_name(use)}_quantized")
         result = result or self.graph.fresh(f"{use_name(use)}_dequantized")
+        codes = self.graph.fresh(f"{use_name(use)}_quantized")
+        apart = isinstance(scale.dtype, Minifloat) or scale.dtype.bits < 4
+        plain = self.graph.fresh(f"{use_name(use)}_plain") if apart else result
+        producer = self.graph.producer(source)
+        if apart and producer is not None and producer.kind in HANDING_ON | {"Relu", "Clip"}:
+            source = self._apart(source, use, scale, self.graph.fresh(f"{use_name(use)}_float"))
         self._node("QuantizeLinear", [source, scale.scale, scale.zero_point], codes, use, scale)
-        self._node("DequantizeLinear", [codes, scale.scale, scale.zero_point], result, use, scale)
+        self._node("DequantizeLinear", [codes, scale.scale, scale.zero_point], plain, use, scale)
+        return self._apart(plain, use, scale, result) if apart else result
+
+    def _apart(self, source: str, use: Use, scale: _Scale, result: str) -> str:
+        """A node that does nothing, as no value is above what the greatest code stands for.
+
+        Between Q/DQ pairs, onnxruntime 1.31 makes operators integer ones, drops a Relu and moves rearrangements about,
+        also for types of codes that these do not have; and then it refuses the model.
+        """
+        end = calibrators.covered(scale.params, scale.dtype.grid(symmetric=False)).hi[0]
+        greatest = self.graph.add_constant(f"{use_name(use)}_greatest", np.float32(end))
+        self.graph.add("Min", [source, greatest], [result], name=f"{result}_Min")
         return result
 
     def _dynamic(self, source: str, use: Use, result: str) -> str:
@@ -182,10 +213,10 @@ class _Writer:
         result = result or self.graph.fresh(f"{stem}_{dtype.name}")
         if axis is None:
             axis = 1 if len(self.graph.shape(use.tensor) or ()) > 1 else -1
-        self.graph.import_domain(_VENDOR)
+        self.graph.import_domain(DOMAIN)
         attributes = {**dict(dtype.attributes), "axis": axis}
         name = f"{stem}_{dtype.op_type}"
-        self.graph.add(dtype.op_type, [source], [result], name=name, domain=_VENDOR, **attributes)
+        self.graph.add(dtype.op_type, [source], [result], name=name, domain=DOMAIN, **attributes)
         return result
 
     def _constant(self, tensor: str, use: Use, root: Use) -> str:

@@ -1,0 +1,162 @@
+"""BFPQuantizeDequantize as an ONNX function: block floating point, plain or with sub-blocks (MX4, MX6, MX9).
+
+Computes what ``quark_onnx.kernels.blockfloat`` does, bit for bit, with operators of opset 17 that are the same up to
+opset 26.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from onnx import FunctionProto, NodeProto, TensorProto
+
+from quark_onnx.errors import ModelError
+from quark_onnx.functions.blocks import doubled_power, from_rows, is_finite, passing_on, step, to_rows, to_steps
+from quark_onnx.functions.body import Body, Settings, dispatch, distinct, function, settings, where
+from quark_onnx.kernels.blockfloat import BIT_WIDTHS, EXPONENT_AND_SIGN
+
+NAME = "BFPQuantizeDequantize"
+
+#: The attributes, as nodes that leave them out have them.
+DEFAULTS: Settings = {
+    "bfp_method": "to_bfp",
+    "axis": 1,
+    "bit_width": 16,
+    "block_size": 8,
+    "rounding_mode": 0,
+    "sub_block_size": 2,
+    "sub_block_shift_bits": 1,
+    "convert_to_bfloat_before_bfp": 0,
+    "use_compiler_version_cpu_kernel": 0,
+}
+
+#: The attributes that matter to each method, but for the axis.
+_PLAIN = ("bfp_method", "bit_width", "block_size", "rounding_mode")
+_KEYS = {"to_bfp": _PLAIN, "to_bfp_prime": (*_PLAIN, "sub_block_size", "sub_block_shift_bits")}
+
+_LEAST_NORMAL_EXPONENT = -126
+#: Exponents of float32 do not differ by more.
+_GREATEST_SHIFT = 254
+
+
+def definitions(nodes: Iterable[NodeProto], opset: int) -> list[FunctionProto]:
+    """One function for all BFPQuantizeDequantize nodes of a model.
+
+    The function holds a variant for each combination of attributes that occurs, and no other; the axis is free. It
+    takes float32 of any shape of rank 1 or more, static or dynamic. The model needs opset 17 or later, IR version 8 or
+    later and an import of the vendor's domain.
+
+    Args:
+        nodes: the model's nodes; those of other operators are passed over.
+        opset: of the default domain, as the model imports it.
+
+    Returns:
+        One function, or none without such nodes.
+
+    Raises:
+        ModelError: an attribute has a value that cannot be computed, or the opset is too old or too new.
+
+    >>> from onnx import helper
+    >>> node = helper.make_node(NAME, ["x"], ["y"], domain="com.amd.quark", rounding_mode=2)
+    >>> [function.name for function in definitions([node], 17)]
+    ['BFPQuantizeDequantize']
+    """
+    found = [_checked(node) for node in nodes if node.op_type == NAME]
+    if not found:
+        return []
+    variants: list[Settings] = []
+    for method, keys in _KEYS.items():
+        variants += distinct([each for each in found if each["bfp_method"] == method], keys)
+    body = Body()
+    dispatch(body, variants, _variant)
+    return [function(NAME, ["x"], body, DEFAULTS, opset)]
+
+
+def _checked(node: NodeProto) -> Settings:
+    found = settings(node, DEFAULTS)
+    allowed = {
+        "bfp_method": tuple(_KEYS),
+        "bit_width": BIT_WIDTHS,
+        "block_size": range(1, 1 << 16),
+        "rounding_mode": range(3),
+        "convert_to_bfloat_before_bfp": range(1),
+        "use_compiler_version_cpu_kernel": range(1),
+    }
+    for name, values in allowed.items():
+        if found[name] not in values:
+            raise ModelError(f"{where(node)}: {name} = {found[name]!r} cannot be computed; allowed: {values}")
+    if found["bfp_method"] == "to_bfp_prime":
+        size, parts, bits = (int(found[key]) for key in ("block_size", "sub_block_size", "sub_block_shift_bits"))
+        if parts < 1 or size % parts or bits < 0:
+            raise ModelError(
+                f"{where(node)}: sub-blocks of {parts} do not divide blocks of {size}, or a shift has {bits} bits"
+            )
+    return found
+
+
+def _variant(body: Body, variant: Settings) -> str:
+    size = int(variant["block_size"])
+    rows = to_rows(body, "x", size)
+    if variant["bfp_method"] == "to_bfp":
+        bits, rounding = _bits(variant), int(variant["rounding_mode"])
+
+        def core(inner: Body, values: str, top: str) -> str:
+            steps = step(inner, doubled_power(inner, top), 1 - bits)
+            return to_steps(inner, values, steps, (1 - 2**bits, 2**bits - 1), rounding)
+
+        return from_rows(body, passing_on(body, rows.values, size, core), rows, size)
+    parts = int(variant["sub_block_size"])
+    split = body.op("Concat", body.ints(size // parts, parts), rows.columns, axis=0)
+    values = body.op("Reshape", rows.values, split, allowzero=1)
+    return from_rows(body, _prime(body, values, variant), rows, size)
+
+
+def _bits(variant: Settings) -> int:
+    return int(variant["bit_width"]) - EXPONENT_AND_SIGN
+
+
+def _prime(body: Body, values: str, variant: Settings) -> str:
+    """What becomes of values (sub-blocks of a block, places in a sub-block, blocks)."""
+    sub_size = int(variant["sub_block_size"])
+    subs = int(variant["block_size"]) // sub_size
+    sub_top = body.largest(body.op("Abs", values), 1, sub_size)
+    top = body.largest(sub_top, 0, subs)
+
+    def cautious(inner: Body) -> str:
+        magnitudes = inner.op("Abs", values)
+        finite = is_finite(inner, magnitudes)
+        normal = inner.op("GreaterOrEqual", magnitudes, inner.constant(2.0**_LEAST_NORMAL_EXPONENT))
+        clean = inner.op("Where", inner.op("And", finite, normal), values, inner.constant(0))
+        sub = inner.largest(inner.op("Abs", clean), 1, sub_size)
+        result = _in_sub_blocks(inner, clean, sub, inner.largest(sub, 0, subs), variant)
+        broken = inner.op("Cast", inner.op("Not", finite), to=TensorProto.FLOAT)
+        broken = inner.largest(inner.largest(broken, 1, sub_size), 0, subs)
+        broken = inner.op("Greater", broken, inner.constant(0))
+        return inner.op("Where", broken, inner.constant(np.nan), result)
+
+    # in other blocks each step is more than twice a subnormal, which becomes zero by itself
+    exponent = _LEAST_NORMAL_EXPONENT + 1 + _shift(variant) + _bits(variant) - 1
+    regular = body.op("GreaterOrEqual", top, body.constant(2.0**exponent if exponent < 128 else np.inf))
+    regular = body.op("Or", regular, body.op("Equal", top, body.constant(0)))
+    odd = body.any(body.op("Not", body.op("And", regular, is_finite(body, top))))
+    return body.choose(
+        odd, cautious, lambda inner: _in_sub_blocks(inner, values, sub_top, top, variant), TensorProto.FLOAT
+    )
+
+
+def _shift(variant: Settings) -> int:
+    return int(min(2 ** int(variant["sub_block_shift_bits"]) - 1, _GREATEST_SHIFT))
+
+
+def _in_sub_blocks(body: Body, values: str, sub_top: str, top: str, variant: Settings) -> str:
+    bits = _bits(variant)
+    block = doubled_power(body, top)
+    shifted = body.op("Mul", block, body.constant(2.0 ** -_shift(variant), np.float64))
+    # zeros have no exponent, and may lead to a step of zero neither in a sub-block nor in a whole block
+    shifted = body.op("Max", shifted, body.constant(2.0 ** (_LEAST_NORMAL_EXPONENT + 1), np.float64))
+    positive = body.op("Greater", block, body.constant(0, np.float64))
+    shifted = body.op("Where", positive, shifted, body.constant(2.0**bits, np.float64))
+    power = body.op("Max", doubled_power(body, sub_top), shifted)
+    steps = body.op("Cast", body.op("Mul", power, body.constant(2.0**-bits, np.float64)), to=TensorProto.FLOAT)
+    return to_steps(body, values, steps, (1 - 2**bits, 2**bits - 1), int(variant["rounding_mode"]))

@@ -1,0 +1,201 @@
+"""Builds the body of an ONNX function, operator by operator.
+
+Follows the ONNX IR specification, section Functions. onnxruntime 1.31 ignores the overload of a function (IR 10), so
+that one body has to serve all nodes of an operator: ``dispatch`` picks among variants by the attributes of a node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike
+from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TensorProto, helper, numpy_helper
+
+from quark_onnx.errors import ModelError
+
+#: Where the vendor's operators live.
+DOMAIN = "com.amd.quark"
+#: First opset with all that the bodies use.
+MIN_OPSET = 17
+#: Last opset that they are known to be right for.
+MAX_OPSET = 26
+
+Value = int | str
+Settings = Mapping[str, Value]
+
+
+@dataclass(frozen=True)
+class Ref:
+    """The value that a node gives to an attribute of the function."""
+
+    name: str
+    kind: AttributeProto.AttributeType = AttributeProto.INT
+
+
+@dataclass
+class Body:
+    """Nodes so far. Every method that adds some returns the name of the tensor they compute.
+
+    Attributes:
+        nodes: in order of execution.
+        used: names given out, shared with the branches: a branch may not give a name of its surroundings again.
+    """
+
+    nodes: list[NodeProto] = field(default_factory=list)
+    used: list[str] = field(default_factory=list)
+
+    def name(self) -> str:
+        """A name that nothing has yet.
+
+        >>> body = Body()
+        >>> body.name(), body.name()
+        ('t0', 't1')
+        """
+        self.used.append(f"t{len(self.used)}")
+        return self.used[-1]
+
+    def op(self, kind: str, *inputs: str, output: str = "", **attributes: Any) -> str:
+        """A node with one output; an attribute may be a ``Ref``.
+
+        >>> body = Body()
+        >>> body.op("Neg", body.op("Abs", "x"), output="y")
+        'y'
+        >>> [node.op_type for node in body.nodes]
+        ['Abs', 'Neg']
+        """
+        fixed = {key: value for key, value in attributes.items() if not isinstance(value, Ref)}
+        output = output or self.name()
+        node = helper.make_node(kind, inputs, [output], **fixed)
+        for key, value in attributes.items():
+            if isinstance(value, Ref):
+                node.attribute.append(AttributeProto(name=key, ref_attr_name=value.name, type=value.kind))
+        self.nodes.append(node)
+        return output
+
+    def constant(self, value: ArrayLike, dtype: DTypeLike = np.float32) -> str:
+        """A tensor that does not depend on anything."""
+        return self.op("Constant", value=numpy_helper.from_array(np.asarray(value, dtype)))
+
+    def ints(self, *values: int) -> str:
+        """A vector of int64, as shapes and positions are given."""
+        return self.constant(values, np.int64)
+
+    def largest(self, x: str, axis: int, count: int) -> str:
+        """The maximum along an axis of length ``count``, which is kept; NaN where there is a NaN.
+
+        ReduceMax may lose a NaN in onnxruntime, and is slower where ``count`` is small.
+        """
+        if count == 1:
+            return x
+        parts = [self.name() for _ in range(count)]
+        self.nodes.append(helper.make_node("Split", [x, self.ints(*[1] * count)], parts, axis=axis))
+        return self.op("Max", *parts)
+
+    def any(self, flags: str) -> str:
+        """Whether a tensor of bool, which may be empty, has a true element; a scalar."""
+        count = self.op("ReduceSum", self.op("Cast", flags, to=TensorProto.FLOAT), keepdims=0)
+        return self.op("Greater", count, self.constant(0))
+
+    def choose(self, condition: str, yes: Callable[[Body], str], no: Callable[[Body], str], dtype: int) -> str:
+        """What ``yes`` computes where the scalar ``condition`` holds, else what ``no`` computes; of type ``dtype``."""
+        return self.op("If", condition, then_branch=self._branch(yes, dtype), else_branch=self._branch(no, dtype))
+
+    def _branch(self, build: Callable[[Body], str], dtype: int) -> GraphProto:
+        inner = Body(used=self.used)
+        output = build(inner)
+        if not inner.nodes or inner.nodes[-1].output[0] != output:
+            output = inner.op("Identity", output)  # a branch has to compute what it returns
+        return helper.make_graph(inner.nodes, self.name(), [], [helper.make_tensor_value_info(output, dtype, None)])
+
+    def is_value(self, attribute: str, value: Value) -> str:
+        """Whether a node gives ``value`` to an attribute; a scalar."""
+        if isinstance(value, int):
+            return self.op("Equal", self.op("Constant", value_int=Ref(attribute)), self.constant(value, np.int64))
+        # Equal knows strings only since opset 19: of two strings, one is left if the first is a stop word
+        given = self.op("Constant", value_string=Ref(attribute, AttributeProto.STRING))
+        both = self.op(
+            "Concat", self.op("Reshape", given, self.ints(1)), self.op("Constant", value_strings=["-"]), axis=0
+        )
+        left = self.op("StringNormalizer", both, stopwords=[value], is_case_sensitive=1)
+        return self.op("Equal", self.op("Size", left), self.constant(1, np.int64))
+
+
+def dispatch(
+    body: Body, variants: Sequence[Settings], build: Callable[[Body, Settings], str], dtype: int = TensorProto.FLOAT
+) -> str:
+    """What ``build`` makes of the variant that has the attributes of the node.
+
+    Args:
+        body: where to add nodes.
+        variants: the settings that occur; each has the keys that matter to it. At least one.
+        build: adds what one variant computes and returns its name.
+        dtype: the element type of the result.
+    """
+    variant, *others = variants
+    if not others:
+        return build(body, variant)
+    differing = [key for key in variant if any(other.get(key) != variant[key] for other in others)]
+    condition = ""
+    for key in differing:
+        holds = body.is_value(key, variant[key])
+        condition = body.op("And", condition, holds) if condition else holds
+    return body.choose(
+        condition, lambda inner: build(inner, variant), lambda inner: dispatch(inner, others, build, dtype), dtype
+    )
+
+
+def settings(node: NodeProto, defaults: Settings) -> dict[str, Value]:
+    """The attributes of a vendor node, defaults included.
+
+    Raises:
+        ModelError: the node has an attribute that is not among the defaults, or of another type.
+
+    >>> node = helper.make_node("MXQuantizeDequantize", ["x"], ["y"], domain=DOMAIN, block_size=16)
+    >>> settings(node, {"axis": 1, "block_size": 32})
+    {'axis': 1, 'block_size': 16}
+    """
+    found = dict(defaults)
+    for attribute in node.attribute:
+        value = helper.get_attribute_value(attribute)
+        value = value.decode() if isinstance(value, bytes) else value
+        if attribute.name not in defaults:
+            raise ModelError(f"{where(node)}: attribute {attribute.name!r} is unknown; known are {', '.join(defaults)}")
+        if not isinstance(value, type(defaults[attribute.name])):
+            raise ModelError(f"{where(node)}: attribute {attribute.name!r} has the value {value!r} of another type")
+        found[attribute.name] = value
+    return found
+
+
+def where(node: NodeProto) -> str:
+    """How messages call a node."""
+    if node.name:
+        return f"{node.op_type} node {node.name!r}"
+    return f"the {node.op_type} node that computes {', '.join(map(repr, node.output))}"
+
+
+def distinct(nodes: Iterable[Settings], keys: Iterable[str]) -> list[Settings]:
+    """The different values that nodes give to some attributes, in order.
+
+    >>> distinct([{"a": 1, "b": 2}, {"a": 1, "b": 3}], ["a"])
+    [{'a': 1}]
+    """
+    names = list(keys)
+    rows = dict.fromkeys(tuple(node[name] for name in names) for node in nodes)
+    return [dict(zip(names, row, strict=True)) for row in rows]
+
+
+def function(name: str, inputs: Sequence[str], body: Body, defaults: Settings, opset: int) -> FunctionProto:
+    """The function of the vendor's domain that returns what the last node of the body computes.
+
+    Raises:
+        ModelError: the opset is too old or too new for the body.
+    """
+    if not MIN_OPSET <= opset <= MAX_OPSET:
+        raise ModelError(f"{name} can be written for the opsets {MIN_OPSET} to {MAX_OPSET}, not for opset {opset}")
+    output = body.nodes[-1].output[0]
+    made = helper.make_function(DOMAIN, name, inputs, [output], body.nodes, [helper.make_opsetid("", opset)])
+    made.attribute_proto.extend(helper.make_attribute(key, value) for key, value in defaults.items())
+    return made

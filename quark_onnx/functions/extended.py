@@ -1,0 +1,169 @@
+"""ExtendedQuantizeLinear and ExtendedDequantizeLinear as ONNX functions.
+
+Follows the ONNX operators QuantizeLinear and DequantizeLinear, of which these are versions for more types: 32-bit codes
+saturate(round-half-even(x / scale) + zero_point), and x / scale + zero_point as float16, clipped to its range, or as
+bfloat16. The operators are those of opset 17, which are the same up to opset 26.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import DTypeLike
+from onnx import FunctionProto, NodeProto, TensorProto, helper
+
+from quark_onnx.errors import ModelError
+from quark_onnx.functions.body import Body, Ref, Settings, function, settings, where
+from quark_onnx.kernels.minifloat import FP16
+
+QUANTIZE = "ExtendedQuantizeLinear"
+DEQUANTIZE = "ExtendedDequantizeLinear"
+
+#: The attributes, as nodes that leave them out have them.
+DEFAULTS: Settings = {"axis": 1}
+
+_BYTES = frozenset({TensorProto.INT8, TensorProto.UINT8})
+_WORDS = frozenset({TensorProto.INT16, TensorProto.UINT16})
+_LONGS = frozenset({TensorProto.INT32, TensorProto.UINT32})
+_INTEGERS = _BYTES | _WORDS | _LONGS
+_FLOATS = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16})
+
+_END = np.iinfo(np.int64).max
+#: What becomes of it when it is cast to one of the types is different for each of them.
+_PROBE = 0xC0C0C0C0
+_PROBED_BFLOAT16 = float(0xC1000000)
+
+
+def definitions(nodes: Iterable[NodeProto], opset: int, element_types: Mapping[str, int]) -> list[FunctionProto]:
+    """One function for all ExtendedQuantizeLinear nodes of a model, and one for all ExtendedDequantizeLinear nodes.
+
+    They take any shape, static or dynamic, and one scale or a vector of scales for the axis. The model needs opset 17
+    or later, IR version 8 or later and an import of the vendor's domain. The types of the zero points that occur decide
+    what is in the bodies: where they allow it that is the standard operator alone, which runtimes know how to fuse, and
+    where one body has to serve different types it finds out by casting a probe to the type of the zero point.
+
+    Args:
+        nodes: the model's nodes; those of other operators are passed over.
+        opset: of the default domain, as the model imports it.
+        element_types: the ``TensorProto.DataType`` of each zero point, by the name of its tensor.
+
+    Returns:
+        At most two functions.
+
+    Raises:
+        ModelError: a node has no zero point, one of unknown or unfit type, or an unknown attribute; or the opset is too
+            old or too new.
+
+    >>> node = helper.make_node(QUANTIZE, ["x", "scale", "zero"], ["y"], domain="com.amd.quark")
+    >>> definitions([node], 17, {"zero": TensorProto.INT8})[0].node[0].op_type
+    'QuantizeLinear'
+    """
+    made = []
+    nodes = list(nodes)
+    for name, build in ((QUANTIZE, _quantize), (DEQUANTIZE, _dequantize)):
+        types = dict.fromkeys(_type(node, element_types) for node in nodes if node.op_type == name)
+        if types:
+            body = Body()
+            build(body, list(types), opset)
+            made.append(function(name, ["x", "scale", "zero"], body, DEFAULTS, opset))
+    return made
+
+
+def _type(node: NodeProto, element_types: Mapping[str, int]) -> int:
+    settings(node, DEFAULTS)
+    if len(node.input) != 3 or not node.input[2]:
+        raise ModelError(f"{where(node)}: no zero point; the vendor's operator requires one")
+    if node.input[2] not in element_types:
+        raise ModelError(f"{where(node)}: the type of its zero point {node.input[2]!r} is not known")
+    found = element_types[node.input[2]]
+    if found not in _INTEGERS | _FLOATS:
+        raise ModelError(
+            f"{where(node)}: its zero point {node.input[2]!r} is {TensorProto.DataType.Name(found)}; it can be an "
+            "integer of 8, 16 or 32 bits, FLOAT16 or BFLOAT16"
+        )
+    return found
+
+
+def _standard(opset: int) -> frozenset[int]:
+    """The types that QuantizeLinear has in an opset and treats alike."""
+    return _BYTES | _WORDS if opset >= 21 else _BYTES
+
+
+def _quantize(body: Body, types: Sequence[int], opset: int) -> None:
+    if _standard(opset).issuperset(types):
+        body.op("QuantizeLinear", "x", "scale", "zero", axis=Ref("axis"))
+    elif len(types) == 1:
+        body.op("Cast", _quantize_to(body, types[0]), to=types[0])
+    else:
+        probe = body.op("CastLike", body.constant(_PROBE, np.int64), "zero")
+        found = body.op("Cast", probe, to=TensorProto.DOUBLE)
+        body.op("CastLike", _quantize_mixed(body, found, types), "zero")
+
+
+def _quantize_mixed(body: Body, found: str, types: Sequence[int]) -> str:
+    """The result as float64, by the type that ``found`` betrays."""
+    first, *others = types
+
+    def build(inner: Body) -> str:
+        return inner.op("Cast", _quantize_to(inner, first), to=TensorProto.DOUBLE)
+
+    if not others:
+        return build(body)
+    condition = body.op("Equal", found, body.constant(_probed(first), np.float64))
+    return body.choose(condition, build, lambda inner: _quantize_mixed(inner, found, others), TensorProto.DOUBLE)
+
+
+def _probed(type_: int) -> float:
+    if type_ == TensorProto.BFLOAT16:
+        return _PROBED_BFLOAT16
+    if type_ == TensorProto.FLOAT16:
+        return float("inf")
+    return float(np.int64(_PROBE).astype(helper.tensor_dtype_to_np_dtype(type_)))
+
+
+def _quantize_to(body: Body, type_: int) -> str:
+    """What is to be cast to the type: in float64 where float32 is too narrow for the codes, else in float32."""
+    scaled = body.op("Div", "x", _along(body, "scale"))
+    if type_ in _FLOATS:
+        shifted = _same_shape(body, body.op("Add", scaled, _along(body, body.op("Cast", "zero", to=TensorProto.FLOAT))))
+        if type_ == TensorProto.BFLOAT16:
+            return shifted
+        return body.op("Clip", shifted, body.constant(-FP16.largest), body.constant(FP16.largest))
+    wide, kind = _arithmetic([type_])
+    steps = body.op("Round", scaled)
+    steps = body.op("Cast", steps, to=wide) if type_ in _LONGS else steps
+    codes = _same_shape(body, body.op("Add", steps, _along(body, body.op("Cast", "zero", to=wide))))
+    limits = np.iinfo(helper.tensor_dtype_to_np_dtype(type_))
+    return body.op("Clip", codes, body.constant(limits.min, kind), body.constant(limits.max, kind))
+
+
+def _dequantize(body: Body, types: Sequence[int], opset: int) -> None:
+    if _standard(opset).issuperset(types):
+        body.op("DequantizeLinear", "x", "scale", "zero", axis=Ref("axis"))
+        return
+    wide, _ = _arithmetic(types)
+    zero = _along(body, body.op("Cast", "zero", to=wide))
+    steps = body.op("Sub", body.op("Cast", "x", to=wide), zero)
+    if wide != TensorProto.FLOAT:
+        steps = body.op("Cast", steps, to=TensorProto.FLOAT)
+    _same_shape(body, body.op("Mul", steps, _along(body, "scale")))
+
+
+def _arithmetic(types: Iterable[int]) -> tuple[int, DTypeLike]:
+    """The type in which sums and differences of codes are exact."""
+    if _LONGS.isdisjoint(types):
+        return TensorProto.FLOAT, np.float32
+    return TensorProto.DOUBLE, np.float64
+
+
+def _along(body: Body, vector: str) -> str:
+    """One value, or one for each place along the axis, shaped to broadcast against ``x``."""
+    after = body.op("Slice", body.op("Shape", "x", start=Ref("axis")), body.ints(1), body.ints(_END))
+    ones = body.op("Expand", body.ints(1), body.op("Shape", after))
+    return body.op("Reshape", vector, body.op("Concat", body.ints(-1), ones, axis=0))
+
+
+def _same_shape(body: Body, result: str) -> str:
+    """A scalar has become a vector of one element."""
+    return body.op("Reshape", result, body.op("Shape", "x"), allowzero=1)

@@ -1,0 +1,120 @@
+"""Floating-point formats of at most 16 bits: their parameters, and rounding to them.
+
+Follows the OCP 8-bit Floating Point Specification 1.0 (E4M3, E5M2), the OCP Microscaling Formats (MX) Specification 1.0
+(E3M2, E2M3, E2M1) and IEEE 754 (FP16); BF16 is the upper half of a float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from quark_onnx.errors import ConfigError
+
+Floats = NDArray[np.float64]
+
+HALF_AWAY, HALF_UP, HALF_EVEN = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class MiniFloat:
+    """A sign, ``exponent_bits`` and ``mantissa_bits``; subnormals, but infinities are never rounded to.
+
+    Attributes:
+        name: as the specification calls it.
+        exponent_bits, mantissa_bits: the widths; the leading 1 of a normal number is not stored.
+        bias: what is subtracted from the stored exponent.
+        largest: the greatest finite value.
+        emax: the exponent of ``largest``.
+    """
+
+    name: str
+    exponent_bits: int
+    mantissa_bits: int
+    bias: int
+    largest: float
+    emax: int
+
+    @property
+    def emin(self) -> int:
+        """The exponent of the least normal number, and of the subnormals.
+
+        >>> E4M3.emin
+        -6
+        """
+        return 1 - self.bias
+
+
+E4M3 = MiniFloat("E4M3", 4, 3, 7, 448.0, 8)
+E5M2 = MiniFloat("E5M2", 5, 2, 15, 57344.0, 15)
+E3M2 = MiniFloat("E3M2", 3, 2, 3, 28.0, 4)
+E2M3 = MiniFloat("E2M3", 2, 3, 1, 7.5, 2)
+E2M1 = MiniFloat("E2M1", 2, 1, 1, 6.0, 2)
+FP16 = MiniFloat("FP16", 5, 10, 15, 65504.0, 15)
+BF16 = MiniFloat("BF16", 8, 7, 127, 255 * 2.0**120, 127)
+
+
+def _half_away(v: Floats) -> Floats:
+    rounded: Floats = np.copysign(np.floor(np.abs(v) + 0.5), v)
+    return rounded
+
+
+def _half_up(v: Floats) -> Floats:
+    rounded: Floats = np.floor(v + 0.5)
+    return rounded
+
+
+def _half_even(v: Floats) -> Floats:
+    rounded: Floats = np.rint(v)
+    return rounded
+
+
+#: By the number that the vendor's attribute ``rounding_mode`` has for it.
+_ROUNDINGS: dict[int, Callable[[Floats], Floats]] = {
+    HALF_AWAY: _half_away,
+    HALF_UP: _half_up,
+    HALF_EVEN: _half_even,
+}
+
+
+def to_integer(v: Floats, rounding: int = HALF_EVEN) -> Floats:
+    """The nearest integers.
+
+    Args:
+        v: float64 that hold float32 values times powers of two, so that adding a half is exact where it matters.
+        rounding: where a tie goes: 0 away from zero, 1 up, 2 to the even integer.
+
+    Raises:
+        ConfigError: there is no such rounding.
+
+    >>> [to_integer(np.array([0.5, 1.5, -0.5]), rounding).tolist() for rounding in (0, 1, 2)]
+    [[1.0, 2.0, -1.0], [1.0, 2.0, 0.0], [0.0, 2.0, -0.0]]
+    """
+    if rounding not in _ROUNDINGS:
+        raise ConfigError(f"rounding mode {rounding} is unknown; use 0 (half away), 1 (half up) or 2 (half to even)")
+    return _ROUNDINGS[rounding](v)
+
+
+def round_to(x: ArrayLike, format: MiniFloat, rounding: int = HALF_EVEN) -> NDArray[np.float32]:
+    """The nearest values that ``format`` has; what is beyond its largest value becomes that, NaN stays NaN.
+
+    Args:
+        x: float32, any shape.
+        format: what to round to.
+        rounding: where a tie goes: 0 away from zero, 1 up, 2 to the even mantissa.
+
+    Raises:
+        ConfigError: there is no such rounding.
+
+    >>> round_to(np.float32([0.24, 0.26, 2.5, 3.5, 100, -100]), E2M1)
+    array([ 0. ,  0.5,  2. ,  4. ,  6. , -6. ], dtype=float32)
+    """
+    with np.errstate(invalid="ignore"):  # a signalling NaN is a NaN
+        wide = np.asarray(x, np.float32).astype(np.float64)
+    exponent = np.maximum(np.frexp(wide)[1] - 1, format.emin) - format.mantissa_bits
+    rounded = np.ldexp(to_integer(np.ldexp(wide, -exponent), rounding), exponent)
+    saturated: NDArray[np.float32] = np.clip(rounded, -format.largest, format.largest).astype(np.float32)
+    return saturated
