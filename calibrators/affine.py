@@ -30,7 +30,7 @@ def params_for(range_: Range, grid: Grid, axis: int | None = None) -> QParams:
         axis: the channel axis the rows stand for; None when there is one row for the whole tensor.
 
     >>> params_for(Range(-1.0, 3.0), Grid(0, 255, symmetric=False))
-    QParams(scale=array(0.01568628, dtype=float32), zero_point=array(64), axis=None)
+    QParams(scale=array(0.01568628, dtype=float32), zero_point=array(64), axis=None, block_size=0)
     """
     lo, hi = range_.lo, range_.hi
     if grid.pow2:

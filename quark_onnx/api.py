@@ -14,7 +14,7 @@ from onnx import ModelProto
 from quark_onnx.config import QConfig
 from quark_onnx.errors import ConfigError, ModelError, nearest
 from quark_onnx.graph import Graph, Narrowing, inlined, widened
-from quark_onnx.graph.io import external_files, read
+from quark_onnx.graph.io import check_text, external_files, read
 from quark_onnx.onnxruntime_spelling import is_onnxruntime_call, translate
 from quark_onnx.passes import CLEANING
 from quark_onnx.plan import Plan, Quantize, select
@@ -144,7 +144,7 @@ class _Job:
         count = search(graph, plan, params, held.first if held else [], progress)
         moved = [f"{count} power-of-two scales moved by the error at the outputs"] if count else []
         solve_biases(graph, plan, params)
-        result, fused = insert(graph, plan, params, functions=config.functions), list[str]()
+        result, fused = insert(graph, plan, params), list[str]()
         if config.form == "operators":
             result, fused = fuse(result, samples)
         narrowing = self.narrowing
@@ -161,6 +161,7 @@ class _Job:
             min_sqnr=config.min_sqnr,
             external=self.external,
             narrowing=narrowing,
+            functions=config.functions,
         )
         operators, kept_nodes, kept_tensors = summarize(plan)
         report = Report(
@@ -303,6 +304,7 @@ def load(model: str | Path | ModelProto) -> ModelProto:
     if isinstance(model, ModelProto):
         if files := external_files(model):
             raise ModelError(f"the weights of the model are not loaded, they lie in {sorted(files)}; pass its path")
+        check_text(model)
         return model
     if isinstance(model, str | Path):
         return read(Path(model))

@@ -30,7 +30,7 @@ _IMAGE: dict[str, tuple[dict[str, Any], str]] = {
 
 def add_data_options(parser: Parser) -> None:
     group = parser.add_argument_group("data", "Samples as the model sees them in use; 100 or so are plenty.")
-    source = group.add_mutually_exclusive_group(required=True)
+    source = group.add_mutually_exclusive_group()
     source.add_argument(
         "--data",
         metavar="PATH",
@@ -63,8 +63,8 @@ def add_data_options(parser: Parser) -> None:
         images.add_argument(_flag(name), dest=f"image_{name}", help=text, **settings)
 
 
-def data_of(options: Namespace) -> partial[Reader]:
-    """How to open the data, once the model's inputs are known.
+def data_of(options: Namespace, *, needed: bool = True) -> partial[Reader] | None:
+    """How to open the data, once the model's inputs are known; None where none is given and none is needed.
 
     Raises:
         UsageError: options contradict each other; the message names both.
@@ -74,6 +74,10 @@ def data_of(options: Namespace) -> partial[Reader]:
         for name in _IMAGE
         if (value := getattr(options, f"image_{name}")) is not None
     }
+    if options.data is None and options.random_data is None:
+        if needed or given:
+            raise UsageError("one of the arguments --data --random-data is required")
+        return None
     _check(options, given)
     if options.data is None:
         return partial(open_reader, RandomData(options.random_data, dims=dict(options.dim or ())))

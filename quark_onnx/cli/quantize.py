@@ -24,10 +24,12 @@ from quark_onnx.report import Report
 
 NAME = "quantize"
 SUMMARY = "quantize a model, with ranges measured on data"
-USAGE = "%(prog)s MODEL -o OUT (--data PATH | --random-data [N]) [OPTION ...]"
+USAGE = "%(prog)s MODEL -o OUT (--data PATH | --random-data [N] | --weights-only | --dynamic) [OPTION ...]"
 EXAMPLE = """\
 examples:
   quark-onnx quantize model.onnx -o model_int8.onnx --data samples/ --config XINT8
+  quark-onnx quantize llm.onnx -o llm_int4.onnx --config INT4
+  quark-onnx quantize bert.onnx -o bert_int8.onnx --dynamic
   quark-onnx quantize resnet.onnx -o resnet_int8.onnx --data images/ --image-size 224 224 --resize crop \\
       --resize-to 256 --mean 0.485 0.456 0.406 --std 0.229 0.224 0.225 --per-channel --min-sqnr 20
 
@@ -59,7 +61,7 @@ def add_arguments(parser: Parser) -> None:
 
 def run(options: Namespace) -> Answer:
     config = config_of(options)
-    data = data_of(options)
+    data = data_of(options, needed=config.measures)
     start = perf_counter()
     with _workers(options.workers) as executor:
         result = api.quantize(

@@ -6,7 +6,7 @@ from argparse import Namespace
 from typing import Any
 
 from quark_onnx.cli.parsing import Parser, number
-from quark_onnx.config import QConfig
+from quark_onnx.config import FORMS, QConfig
 
 
 def add_config_options(parser: Parser) -> None:
@@ -22,6 +22,13 @@ def add_config_options(parser: Parser) -> None:
         metavar="NAME[:SETTING=VALUE,...]",
         help="how the ranges of activations are found, for instance percentile:percentile=99.9; "
         "see 'quark-onnx list calibrators'",
+    )
+    what = group.add_mutually_exclusive_group()
+    what.add_argument("--weights-only", action="store_true", help="activations stay float; no data is needed")
+    what.add_argument(
+        "--dynamic",
+        action="store_true",
+        help="activations become uint8 with scales that each run computes; no data is needed",
     )
     granularity = group.add_mutually_exclusive_group()
     granularity.add_argument(
@@ -54,6 +61,27 @@ def add_config_options(parser: Parser) -> None:
         "detectors, where boxes and scores would share one scale, joins of very different ranges, and the residual "
         "stream around layer normalizations",
     )
+    _add_graph_options(parser)
+
+
+def _add_graph_options(parser: Parser) -> None:
+    group = parser.add_argument_group("graph", "What is done to the graph, and how the result is written.")
+    group.add_argument(
+        "--keep-existing",
+        action="store_true",
+        help="go on with a model that is quantized in part, and leave that part as it is",
+    )
+    group.add_argument(
+        "--form",
+        metavar="FORM",
+        help=f"how the result is written: {' or '.join(FORMS)} (those that compute on codes, where there are any)",
+    )
+    group.add_argument(
+        "--no-functions",
+        action="store_true",
+        help="nodes of a vendor's domain carry no body of standard operators, for targets that refuse one; "
+        "such a model runs only where the vendor's operators are known",
+    )
     group.add_argument(
         "--no-prepare",
         action="store_true",
@@ -79,13 +107,21 @@ def config_of(options: Namespace) -> QConfig:
     config = QConfig.of(options.config)
     changes: dict[str, Any] = {
         name: value
-        for name in ("calibrator", "per_channel", "op_types", "nodes", "min_sqnr")
+        for name in ("calibrator", "per_channel", "op_types", "nodes", "form", "min_sqnr")
         if (value := getattr(options, name, None)) is not None
     }
     if options.exclude:
         changes["exclude"] = (*config.exclude, *options.exclude)
     if options.unsafe:
         changes["safe"] = False
+    if options.weights_only:
+        changes["activation"] = None
+    if options.dynamic:
+        changes |= {"activation": QConfig.of("DYNAMIC").activation, "form": options.form or "operators"}
+    if options.keep_existing:
+        changes["keep_existing"] = True
+    if options.no_functions:
+        changes["functions"] = False
     if options.no_prepare:
         changes["prepare"] = False
     return config.with_(**changes)

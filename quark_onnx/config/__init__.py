@@ -1,13 +1,14 @@
 """What a user decides, as frozen values that compose."""
 
 from quark_onnx.config.presets import A8W8, A16W8, S8S8, XINT8
-from quark_onnx.config.qconfig import Override, QConfig
+from quark_onnx.config.qconfig import FORMS, Override, QConfig
 from quark_onnx.config.serialize import from_dict, load_yaml, to_dict, to_yaml
 from quark_onnx.config.spec import QuantizationSpec, format_calibrator, parse_calibrator
 
 __all__ = [
     "A8W8",
     "A16W8",
+    "FORMS",
     "S8S8",
     "XINT8",
     "Override",

@@ -2,6 +2,7 @@
 
 from quark_onnx.fusions.base import Fusion
 from quark_onnx.fusions.dynamic import conv_integer, matmul_integer
+from quark_onnx.fusions.gather import gather_codes
 from quark_onnx.fusions.nbits import matmul_nbits
 
 #: What is tried for each operator type, in this order.
@@ -9,6 +10,7 @@ FUSIONS: dict[str, tuple[Fusion, ...]] = {
     "MatMul": (matmul_nbits, matmul_integer),
     "Gemm": (matmul_nbits, matmul_integer),
     "Conv": (conv_integer,),
+    "Gather": (gather_codes,),
 }
 
-__all__ = ["FUSIONS", "Fusion", "conv_integer", "matmul_integer", "matmul_nbits"]
+__all__ = ["FUSIONS", "Fusion", "conv_integer", "gather_codes", "matmul_integer", "matmul_nbits"]

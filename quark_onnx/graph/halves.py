@@ -147,7 +147,7 @@ def _rename(node: NodeProto, names: dict[str, str]) -> None:
         node.output[place] = names.get(name, name)
     for attribute in node.attribute:
         for inner in [attribute.g] if attribute.type == AttributeProto.GRAPH else attribute.graphs:
-            own = {item.name for item in (*inner.input, *inner.initializer)}
+            own = {value.name for value in inner.input} | {tensor.name for tensor in inner.initializer}
             own |= {name for child in inner.node for name in child.output}
             for child in inner.node:
                 _rename(child, {old: new for old, new in names.items() if old not in own})

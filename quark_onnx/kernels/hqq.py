@@ -138,8 +138,8 @@ def half_quadratic(blocks: Float32, bits: int, settings: HalfQuadratic | None = 
     Returns:
         Parameters with one entry per block, for codes from 0 on.
 
-    >>> half_quadratic(np.float32([[-1, 0, 1, 2]]), bits=2)
-    QParams(scale=array([1.], dtype=float32), zero_point=array([1]), axis=0, block_size=0)
+    >>> half_quadratic(np.float32([[-2, -1, 0, 1]]), bits=2)
+    QParams(scale=array([1.], dtype=float32), zero_point=array([2]), axis=0, block_size=0)
     """
     start = round_to_nearest(blocks, bits, symmetric=False)[1]
     zero = start.zero_point.astype(np.float32)

@@ -26,12 +26,14 @@ class Plan:
         kept: nodes that stay float by name, and why.
         spoken: tensors whose producer has decided; a reader that wants another format gets what is left of them.
         safe: rules leave float what few bits are known to ruin.
+        fuses: operators that compute on codes will be written.
     """
 
-    def __init__(self, graph: Graph, specs: dict[Node, NodeSpec], *, safe: bool = True) -> None:
+    def __init__(self, graph: Graph, specs: dict[Node, NodeSpec], *, safe: bool = True, fuses: bool = False) -> None:
         self.graph = graph
         self.specs = specs
         self.safe = safe
+        self.fuses = fuses
         self.entries: dict[Use, Entry] = {}
         self.kept: dict[str, str] = {}
         self.spoken: set[str] = set()
@@ -53,7 +55,7 @@ class Plan:
         """
         spec = self.specs[node].activation
         for tensor in tensors:
-            if spec is None or self.ineligible(tensor):
+            if spec is None or self.ineligible(tensor) or not self._holds(tensor, spec):
                 continue
             axis = self._axis(tensor, along) if isinstance(spec.dtype, Block) else None
             if self.graph.is_constant(tensor):
@@ -73,7 +75,7 @@ class Plan:
         spec = self.specs[node].weight
         if not self.graph.is_constant(tensor):
             self.activation(node, tensor, along=along)
-        elif spec is not None and not self.ineligible(tensor):
+        elif spec is not None and not self.ineligible(tensor) and self._holds(tensor, spec):
             blocks = spec.block_size or isinstance(spec.dtype, Block)
             if blocks and along is None:
                 spec = spec.with_(block_size=0)
@@ -88,7 +90,12 @@ class Plan:
         """
         spec = self.specs[node].activation
         both = [self.entry(self.use(tensor, node)) for tensor in (x, w)]
-        if not self.graph.is_constant(tensor) or self.ineligible(tensor) or spec is None:
+        if (
+            not self.graph.is_constant(tensor)
+            or self.ineligible(tensor)
+            or spec is None
+            or not self._holds(tensor, spec)
+        ):
             return
         if all(isinstance(entry, Quantize) and _multiplies(entry.spec) for entry in both):
             self._put(node, tensor, BiasOf(self.use(x, node), self.use(w, node), axis, repeat))
@@ -104,7 +111,8 @@ class Plan:
         if self.specs[node].activation is None or not isinstance(origin, Quantize) or self.ineligible(result):
             return
         if not origin.spec.dtype.scaled:
-            self._put(node, result, Quantize(origin.spec))  # a format without a scale has none to hand on
+            if self._holds(result, origin.spec):
+                self._put(node, result, Quantize(origin.spec))  # a format without a scale has none to hand on
         elif not origin.spec.dynamic and (
             present is None or (isinstance(present, Quantize) and _alike(origin, present))
         ):
@@ -127,7 +135,7 @@ class Plan:
 
     def without(self, kind: type[Entry]) -> Plan:
         """A copy that lacks the entries of one kind: their tensors stay float."""
-        copy = Plan(self.graph, self.specs, safe=self.safe)
+        copy = Plan(self.graph, self.specs, safe=self.safe, fuses=self.fuses)
         copy.entries = {use: entry for use, entry in self.entries.items() if not isinstance(entry, kind)}
         copy.kept, copy.spoken = dict(self.kept), set(self.spoken)
         return copy
@@ -175,6 +183,11 @@ class Plan:
         spec = self.specs[node].activation
         return self.safe and spec is not None and spec.dtype.uniform and spec.dtype.bits < 16 and not spec.dynamic
 
+    def static(self, node: Node) -> bool:
+        """Whether ``node`` wants activations in a format whose scale, if any, is known before the model runs."""
+        spec = self.specs[node].activation
+        return spec is not None and not spec.dynamic
+
     def integer_only(self, node: Node) -> bool:
         """Whether what runs ``node`` has no float arithmetic at all, as power-of-two scales tell."""
         spec = self.specs[node].activation
@@ -202,6 +215,10 @@ class Plan:
             self.entries[everybody] = entry
         elif not _alike(self.entry(everybody), entry):
             self.entries[Use(tensor, node.name)] = entry
+
+    def _holds(self, tensor: str, spec: QuantizationSpec) -> bool:
+        """Whether a tensor has the axis that blocks take: it is no scalar, and known not to be one."""
+        return bool(self.graph.shape(tensor)) or not isinstance(spec.dtype, Block)
 
     def _axis(self, tensor: str, axis: int | None) -> int | None:
         """An axis counted from the front, where the rank is known."""

@@ -27,8 +27,17 @@ def passthrough(node: Node, plan: Plan) -> None:
 
 @rule("Gather")
 def gather(node: Node, plan: Plan) -> None:
-    """A selection of the rows of a tensor, or of a constant table, which is then quantized like an activation."""
+    """A selection of the rows of a tensor, or of a constant table, which is then quantized like an activation.
+
+    Where activations stay float, a table is a weight if its codes can be gathered: dequantizing all of it at each run
+    to pick a few rows would cost more than it saves.
+    """
     table = node.inputs[0]
+    if plan.graph.is_constant(table) and plan.fuses and not plan.static(node) and node.attribute("axis", 0) == 0:
+        shape = plan.graph.shape(table) or ()
+        if len(shape) == 2:
+            plan.weight(node, table, axis=0, along=1)
+        return
     if plan.graph.is_constant(table):
         plan.activation(node, table)
     plan.same_as(node, node.outputs[0], table)

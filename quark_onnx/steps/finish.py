@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import onnx
 from onnx import ModelProto
@@ -25,6 +26,7 @@ def finish(
     min_sqnr: float | None = None,
     external: bool = False,
     narrowing: Narrowing | None = None,
+    functions: bool = True,
 ) -> tuple[ModelProto, list[OutputError]]:
     """The finished model, which has been checked, loaded and run, and its error at each output on the samples.
 
@@ -34,6 +36,8 @@ def finish(
         min_sqnr: the least signal-to-noise ratio of any output, in dB; None asks for none.
         external: keep large tensors in a second file even if protobuf could hold them.
         narrowing: the types that inputs and outputs get back, after the error was measured.
+        functions: the model keeps the bodies of operators that onnxruntime does not know; without them it is measured
+            before it loses them, and runs only where the operators are known.
 
     Raises:
         AccuracyError: an output is worse than ``min_sqnr``; nothing is written.
@@ -42,19 +46,23 @@ def finish(
     """
     graph.infer()
     model = graph.to_model()
-    if narrowing:
+    errors: list[OutputError] | None = None
+    bare = bool(model.functions) and not functions
+    if narrowing or bare or output is None:
         errors = _measured(model, reference, samples, min_sqnr)
-        model, samples, min_sqnr = narrowing.restore_interface(model), [], None
-        if output is None:
-            _measured(model, reference, samples, min_sqnr)
-        else:
-            with staged(model, output, external=external) as path:
-                _measured(path, reference, samples, min_sqnr)
-        return model, errors
+    if narrowing:
+        model = narrowing.restore_interface(model)
+    if bare:
+        del model.functions[:]
     if output is None:
-        return model, _measured(model, reference, samples, min_sqnr)
+        if narrowing and not bare:
+            _load(model)
+        return model, errors or []
     with staged(model, output, external=external) as path:
-        errors = _measured(path, reference, samples, min_sqnr)
+        if errors is None:
+            errors = _measured(path, reference, samples, min_sqnr)
+        elif not bare:
+            _load(path)
     return model, errors
 
 
@@ -62,16 +70,7 @@ def _measured(
     model: ModelProto | Path, reference: Reference, samples: Sequence[Sample], min_sqnr: float | None
 ) -> list[OutputError]:
     _check(model, reference.model)
-    try:
-        session = open_session(model)
-    except Exception as error:  # onnxruntime raises several unrelated types
-        hint = (
-            "; it loads without onnxruntime's graph optimizations, so that one of them is at fault: leave out the node"
-            " that the message names with exclude, or choose a preset with uint8 activations"
-            if _loads_plainly(model)
-            else ""
-        )
-        raise ModelError(f"onnxruntime cannot load the quantized model: {error}{hint}") from error
+    session = _load(model)
     try:
         errors = measure(reference.session, session, samples)
     except Exception as error:
@@ -88,6 +87,20 @@ def _measured(
             "the model is not usable, and nothing was written"
         )
     return errors
+
+
+def _load(model: ModelProto | Path) -> Any:
+    """A session on the model."""
+    try:
+        return open_session(model)
+    except Exception as error:  # onnxruntime raises several unrelated types
+        hint = (
+            "; it loads without onnxruntime's graph optimizations, so that one of them is at fault: leave out the node"
+            " that the message names with exclude, or choose a preset with uint8 activations"
+            if _loads_plainly(model)
+            else ""
+        )
+        raise ModelError(f"onnxruntime cannot load the quantized model: {error}{hint}") from error
 
 
 def _loads_plainly(model: ModelProto | Path) -> bool:

@@ -30,21 +30,18 @@ class _Scale:
     zero_point: str
 
 
-def insert(graph: Graph, plan: Plan, params: Params, *, functions: bool = True) -> Graph:
+def insert(graph: Graph, plan: Plan, params: Params) -> Graph:
     """A copy of ``graph`` in which every planned tensor passes through a Q/DQ pair or is stored quantized.
 
     An activation gets one pair, which everybody reads; a reader with an entry of its own gets a second pair behind it.
-    A graph output keeps its name. A Relu or Clip that saturation makes superfluous is dropped.
-
-    Args:
-        functions: the model carries a body of standard operators for each operator of the vendor's domain.
+    A graph output keeps its name. A Relu or Clip that saturation makes superfluous is dropped. The model carries a body
+    of standard operators for each operator of the vendor's domain.
     """
     writer = _Writer(graph, plan, params)
     writer.drop_clipping()
     writer.write_all()
     writer.graph.drop_unused()
-    if functions:
-        _define(writer.graph)
+    _define(writer.graph)
     return writer.graph
 
 

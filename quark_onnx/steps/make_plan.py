@@ -17,7 +17,7 @@ from quark_onnx.rules.passthrough import HANDING_ON, REARRANGING
 
 def make_plan(graph: Graph, config: QConfig, *, strict: bool = True) -> Plan:
     """The plan of a graph, before anything was measured; ``strict``: every pattern of the config has to match."""
-    plan = Plan(graph, select(graph, config, strict=strict), safe=config.safe)
+    plan = Plan(graph, select(graph, config, strict=strict), safe=config.safe, fuses=config.form == "operators")
     for node in graph.nodes:
         rule = RULES.get(node.kind)
         _check_arity(node, graph.opset)
@@ -44,10 +44,15 @@ def _check_arity(node: Node, opset: int) -> None:
         schema = onnx.defs.get_schema(node.op_type, opset)
     except onnx.defs.SchemaError:
         return  # the operator is newer than the model's opset: onnxruntime will say so
-    for what, names, least in (("inputs", node.inputs, schema.min_input), ("outputs", node.outputs, schema.min_output)):
-        if len(names) < least or not all(names[:least]):
-            found = f"{len(names)} {what}" if len(names) < least else f"{what} {list(names)}"
-            raise ModelError(f"node {node.name!r} ({node.op_type}) has {found}; the operator needs at least {least}")
+    for what, names, formal in (("inputs", node.inputs, schema.inputs), ("outputs", node.outputs, schema.outputs)):
+        needed = [
+            place for place, p in enumerate(formal) if p.option == onnx.defs.OpSchema.FormalParameterOption.Single
+        ]
+        if any(place >= len(names) or not names[place] for place in needed):
+            found = f"{what} {list(names)}" if any(names) else f"no {what}"
+            raise ModelError(
+                f"node {node.name!r} ({node.op_type}) has {found}; it needs {[formal[place].name for place in needed]}"
+            )
 
 
 def _hand_on(plan: Plan) -> None:

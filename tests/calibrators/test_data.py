@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import io
 import weakref
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -131,6 +133,29 @@ def test_a_rewind_starts_each_pass() -> None:
     assert not open_reader(OrtReader(lambda: iter(xs(1, 2))), [X]).restartable
 
 
+def test_get_next_ends_with_none() -> None:
+    class Reader:
+        def get_next(self) -> Any:
+            return next(iter([]))
+
+    with pytest.raises(
+        DataError, match=r"get_next\(\) raised StopIteration; at the end of the data it has to return None"
+    ):
+        seen(Reader())
+
+
+def test_a_list_that_is_filled_again_is_copied() -> None:
+    class Refilled(list[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            buffer = np.zeros((1, 2), np.float32)
+            for value in super().__iter__():
+                buffer[:] = value
+                yield buffer
+
+    samples = list(open_reader(Refilled([1, 2]), [X]))
+    assert [sample["x"].flat[0] for sample in samples] == [1, 2]
+
+
 @pytest.mark.parametrize("wrap", [iter, list, lambda data: OrtReader(lambda: iter(data))])
 def test_first_takes_nothing_from_the_pass(wrap: Callable[[Any], Any]) -> None:
     reader = open_reader(wrap(xs(1, 2, 3)), [X])
@@ -142,8 +167,21 @@ def test_limit_draws_no_more_than_it_needs() -> None:
     data = iter(xs(1, 2, 3))
     assert seen(data, limit=2) == [1, 2]
     assert next(data).flat[0] == 3
-    with pytest.raises(DataError, match="limit is 0"):
-        open_reader([], [X], limit=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"limit": 0}, "limit is 0; it must be a whole number of at least 1"),
+        ({"limit": "x"}, "limit is 'x'; it must be a whole number"),
+        ({"limit": 2.5}, "limit is 2.5; it must be a whole number"),
+        ({"expected": "x"}, "expected is 'x'; it must be a whole number"),
+        ({"images": (16, 16)}, r"images is \(16, 16\); it must be an ImageSpec"),
+    ],
+)
+def test_options_of_the_wrong_kind(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        open_reader(xs(1), [X], **options)
 
 
 @pytest.mark.parametrize(
@@ -330,6 +368,64 @@ def test_values_that_are_not_finite(value: float, shown: str) -> None:
         seen([*xs(0), array])
 
 
+@pytest.mark.parametrize("data", [[np.zeros((0, 2), np.float32)], np.zeros((0, 2), np.float32)])
+def test_a_batch_of_nothing(data: object) -> None:
+    with pytest.raises(
+        SampleMismatch, match=r"sample 0, input 'x': got shape \[0, 2\], a batch of nothing; leave it out"
+    ):
+        seen(data)
+
+
+@pytest.mark.parametrize(("want", "shape"), [((0, 2), (0, 2)), (("batch", "past"), (1, 0)), (("n",), (0,))])
+def test_a_dimension_of_zero_that_is_meant(want: Any, shape: tuple[int, ...]) -> None:
+    (sample,) = open_reader([np.zeros(shape, np.float32)], [InputSpec("x", F32, want)])
+    assert sample["x"].shape == shape
+
+
+def test_masked_values() -> None:
+    masked = np.ma.masked_array(np.ones((1, 2), np.float32), [[True, False]])
+    with pytest.raises(SampleMismatch, match=r"sample 0, input 'x': some values are masked.*array\.filled"):
+        seen([masked])
+    assert seen([np.ma.masked_array(np.ones((1, 2), np.float32), False)]) == [1]
+
+
+def test_tensors_without_data() -> None:
+    torch = pytest.importorskip("torch")
+    with pytest.raises(SampleMismatch, match="sample 0, input 'x': a Tensor that is no array"):
+        seen([torch.zeros(1, 2, device="meta")])
+
+
+TEXT = InputSpec("x", np.dtype(object), (2,))
+
+
+@pytest.mark.parametrize("array", [np.array(["a", "é"]), np.array(["a", "é"], object), np.array([b"a", "é".encode()])])
+def test_strings_are_pythons(array: np.ndarray[Any, Any]) -> None:
+    (sample,) = open_reader([array], [TEXT])
+    assert sample["x"].tolist() == ["a", "é"] and sample["x"].dtype == object
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (np.array(["a", None], object), "got None of type NoneType, expected strings"),
+        (np.array([b"a", b"b"], object), "got b'a' of type bytes, expected strings"),
+        (np.array([1, 2]), "got 1 of type int, expected strings"),
+        (np.array([b"a", b"\xff"]), "got bytes that are no UTF-8 text"),
+    ],
+)
+def test_what_is_no_string(array: np.ndarray[Any, Any], message: str) -> None:
+    with pytest.raises(SampleMismatch, match=f"sample 0, input 'x': {message}"):
+        open_reader([array], [TEXT]).first()
+
+
+def test_values_in_a_sequence_are_checked() -> None:
+    spec = InputSpec("x", F32, None, tensor=False)
+    fine = [*xs(1, 2)]
+    assert open_reader([{"x": fine}], [spec]).first()["x"] is fine
+    with pytest.raises(NonFiniteSample, match="sample 0, input 'x', element 1: 2 of 2 values are NaN"):
+        open_reader([{"x": xs(1, float("nan"))}], [spec]).first()
+
+
 def test_a_batch_for_a_model_of_batch_one_is_split() -> None:
     batches = [np.arange(n, dtype=np.float32)[:, None, None, None] + np.zeros((n, 3, 4, 6)) for n in (3, 1, 2)]
     assert seen(batches, ONE) == [0, 1, 2, 0, 0, 1]
@@ -380,6 +476,26 @@ def test_random_data_needs_types_and_shapes(spec: InputSpec, message: str) -> No
     data = RandomData(dims={} if spec.shape is None else {"bach": 2})
     with pytest.warns(UserWarning), pytest.raises(SampleMismatch, match=message):
         open_reader(data, [spec]).first()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"samples": "x"}, "RandomData.samples is 'x'; it must be a whole number of at least 1"),
+        ({"seed": -1}, "RandomData.seed is -1; it must be a whole number of at least 0"),
+        ({"dims": 5}, "RandomData.dims is 5; it must be sizes by name"),
+        ({"dims": {"N": -1}}, r"RandomData.dims\['N'\] is -1; it must be a whole number of at least 0"),
+    ],
+)
+def test_random_data_checks_itself(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        RandomData(**options)
+
+
+@pytest.mark.parametrize("size", [10**15, 10**30])
+def test_random_data_that_no_memory_holds(size: int) -> None:
+    with pytest.warns(UserWarning), pytest.raises(DataError, match=r"input 'x': .* do not fit into memory"):
+        open_reader(RandomData(dims={"batch": size}), [X]).first()
 
 
 # Files
@@ -453,9 +569,61 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "x.npz").write_bytes(b"anything")
     with pytest.raises(DataError, match=r"x.npz cannot be read as a NumPy file"):
         open_reader(tmp_path, [X]).first()
+    (tmp_path / "x.npz").unlink()
     (tmp_path / "x.csv").write_text("1,2")
     with pytest.raises(DataError, match=r"x.csv has no .npz or .npy file"):
         open_reader(tmp_path / "x.csv", [X]).first()
+
+
+def named(path: Path, save: Callable[..., None], *arrays: Any, **options: Any) -> None:
+    """Save under any name: np.save and np.savez add theirs."""
+    with path.open("wb") as file:
+        save(file, *arrays, **options)
+
+
+def damaged(path: Path) -> None:
+    """A header that is no Python literal."""
+    named(path, np.save, np.zeros((1, 2)))
+    path.write_bytes(path.read_bytes().replace(b"'shape': (", b"'shape': [("))
+
+
+def with_text(path: Path) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("x", "no array")
+
+
+def forged(path: Path) -> None:
+    """A shape that no memory holds."""
+    content = io.BytesIO()
+    np.save(content, np.zeros((1, 2)))
+    header = content.getvalue().replace(b"(1, 2), }" + b" " * 14, b"(100000000000000, 2), }")
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("x.npy", header)
+
+
+@pytest.mark.parametrize(
+    ("name", "write", "message"),
+    [
+        ("x.npz", lambda path: named(path, np.save, np.zeros((1, 2))), "is a .npy file that is named .npz; rename it"),
+        ("x.npy", lambda path: named(path, np.savez, x=np.zeros((1, 2))), "is a .npz file that is named .npy"),
+        ("x.npz", with_text, "what it holds as 'x' is no array"),
+        ("x.npy", damaged, "cannot be read as a NumPy file"),
+        ("x.npz", forged, "cannot be read as a NumPy file: .*allocate"),
+    ],
+)
+def test_files_that_are_not_what_they_seem(
+    tmp_path: Path, name: str, write: Callable[[Path], None], message: str
+) -> None:
+    write(tmp_path / name)
+    with pytest.raises(DataError, match=rf"{name}:? {message}"):
+        open_reader(tmp_path / name, [X]).first()
+
+
+@pytest.mark.parametrize("shape", [(0, 2), (0, 1, 2)])
+def test_files_without_a_row(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    np.save(tmp_path / "x.npy", np.zeros(shape, np.float32))
+    with pytest.raises(EmptyReader, match="sample 0"):
+        open_reader(tmp_path / "x.npy", [X]).first()
 
 
 def test_image_folders_need_a_spec_and_only_they_do(tmp_path: Path) -> None:

@@ -50,12 +50,16 @@ def test_a_file_with_external_data(tmp_path: Path) -> None:
 
 def test_a_model_above_the_limit_goes_through_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(session, "PROTOBUF_LIMIT", 1)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(session, "_SMALL_TENSOR", 1)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.chdir(tmp_path)
+    Path("temporary").mkdir()
+    Path("model.onnx.data").touch()  # of the user, and in the way of nothing
     model = doubling()
     before = model.SerializeToString(deterministic=True)
     assert run(open_session(model)) == [2, 4, 6]
     assert model.SerializeToString(deterministic=True) == before
-    assert not list(tmp_path.iterdir())
+    assert not list(Path("temporary").iterdir())
 
 
 def test_operators_of_onnxruntime_extensions() -> None:
@@ -72,3 +76,13 @@ def test_an_operator_nobody_knows() -> None:
     g (float[n] x) => (float[n] y) { y = some.domain.Magic (x) }""")
     with pytest.raises(Exception, match="Magic"):
         open_session(model)
+
+
+def test_onnxruntime_does_not_print(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("no luck")
+
+    monkeypatch.setattr("onnxruntime.InferenceSession._create_inference_session", fail)
+    with pytest.raises(RuntimeError, match="no luck"):
+        open_session(doubling())
+    assert capsys.readouterr().out == ""  # where it announces what it falls back to

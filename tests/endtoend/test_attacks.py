@@ -391,5 +391,5 @@ def test_nodes_without_inputs(operator: str) -> None:
             [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)],
         )
     )
-    with pytest.raises(ModelError, match=rf"node 'bad' \({operator}\) has 0 inputs; the operator needs at least"):
+    with pytest.raises(ModelError, match=rf"node 'bad' \({operator}\) has no inputs; it needs \["):
         quantize_static(model, [{"x": np.ones(1, np.float32)}])

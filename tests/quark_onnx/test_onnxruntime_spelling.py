@@ -131,6 +131,27 @@ def test_types_and_selections() -> None:
             "extra option 'TensorQuantOverrides' is not supported: use overrides",
         ),
         ({"extra_options": {"SmoothQuant": True}}, "extra option 'SmoothQuant' is not supported"),
+        ({"quant_format": "qdq"}, "quant_format is 'qdq'; it must be QuantFormat.QDQ"),
+        ({"quant_format": None}, "quant_format is None; it must be QuantFormat.QDQ"),
+        ({"op_types_to_quantize": 5}, "op_types_to_quantize is 5; it must be a list of names"),
+        ({"nodes_to_quantize": "conv1"}, "nodes_to_quantize is 'conv1'; it must be a list of names"),
+        ({"nodes_to_exclude": [1]}, "nodes_to_exclude is [1]; it must be a list of names"),
+        ({"extra_options": 5}, "extra_options is 5; it must be a dictionary"),
+        ({"extra_options": [1]}, "extra_options is [1]; it must be a dictionary"),
+        (
+            {"calibrate_method": theirs.CalibrationMethod.Percentile, "extra_options": {"CalibPercentile": 200}},
+            "extra options CalibPercentile: percentile is 200; it must be a number greater than 0 and at most 100",
+        ),
+        (
+            {"extra_options": {"CalibMovingAverage": "False"}},
+            "extra options CalibMovingAverage: moving_average is 'False'; it must be true or false",
+        ),
+        ({"use_external_data_format": True}, "use_external_data_format=True is not supported"),
+        ({"use_external_data_format": "no"}, "use_external_data_format is 'no'; it must be True or False"),
+        (
+            {"calibration_providers": "CUDAExecutionProvider"},
+            "calibration_providers is 'CUDAExecutionProvider'; it must",
+        ),
         ({"quant_format": theirs.QuantFormat.QOperator}, "quant_format QOperator is not written; use QuantFormat.QDQ"),
         ({"weight_type": theirs.QuantType.QFLOAT8E4M3FN}, "quantization type 'QFLOAT8E4M3FN' is not supported"),
         (
@@ -158,6 +179,18 @@ def test_options_that_are_not_needed_are_taken(caplog: pytest.LogCaptureFixture)
     with caplog.at_level("INFO"):
         assert config(extra_options={"DedicatedQDQPair": True}) == config()
     assert "extra option DedicatedQDQPair is not needed here" in caplog.text
+
+
+def test_options_of_another_calibration_method(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        assert config(extra_options={"CalibPercentile": 99.0}) == config()
+    assert "extra option CalibPercentile has no effect with calibrate_method MinMax" in caplog.text
+
+
+@pytest.mark.parametrize(("providers", "warned"), [(["CPUExecutionProvider"], 0), (["CUDAExecutionProvider"], 1)])
+def test_calibration_runs_on_the_cpu(caplog: pytest.LogCaptureFixture, providers: list[str], warned: int) -> None:
+    assert config(calibration_providers=providers) == config()
+    assert caplog.text.count("calibration runs on the CPU") == warned
 
 
 def test_excluding_what_is_not_there_is_an_error(model: Path) -> None:

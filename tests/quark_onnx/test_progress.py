@@ -18,6 +18,13 @@ def test_it_is_shown_when_asked_for(capsys: pytest.CaptureFixture[str], show: bo
     assert printed.out == "" and ("counting" in printed.err) == seen
 
 
+def test_without_a_stderr_there_is_no_bar(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr", None)
+    with Progress(True, 3, "counting", "sheep") as bar:
+        bar.update(1)
+    assert capsys.readouterr().out == ""
+
+
 def test_nobody_prints_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
     model = conv_relu()
     quantize(model, samples(model), "XINT8")

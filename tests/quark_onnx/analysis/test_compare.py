@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from quark_onnx import compare, quantize_static
-from quark_onnx.errors import DataError, ModelError
+from quark_onnx.errors import ConfigError, DataError, ModelError
 from tests.models import conv_relu, detector_head, residual, run, samples
 from tests.settings import TENSOR
 
@@ -31,6 +32,12 @@ def test_a_model_equals_itself() -> None:
 
 def test_only_so_many_samples() -> None:
     assert compare(residual(), residual(), iter(samples(residual(), 9)), limit=4).samples == 4
+
+
+@pytest.mark.parametrize("limit", [0, -1, 2.5, "x"])
+def test_a_limit_is_a_number_of_samples(limit: Any) -> None:
+    with pytest.raises(ConfigError, match=r"limit is .*; it must be a whole number of at least 1"):
+        compare(residual(), residual(), samples(residual()), limit=limit)
 
 
 def test_what_cannot_be_compared() -> None:

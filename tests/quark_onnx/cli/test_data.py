@@ -24,6 +24,7 @@ MEAN = ("--mean", "1", "2", "3")
         (["--random-data", "--input-layout", "nhwc"], ["--input-layout", "--random-data"]),
         (["--random-data", *SIZE], ["--image-size", "--random-data"]),
         (["--random-data", "--dim", "N"], ["--dim", "'N' is not of the form NAME=N"]),
+        (["--random-data", "--dim", "N=99999999999"], ["input 'image'", "do not fit into memory"]),
         (["--random-data", "--dim", "M=2"], ["no input has a dimension 'M'", "known: N"]),
         (["--data", "data", "--dim", "N=2"], ["--dim", "--data"]),
         (["--data", "data", *MEAN], ["--mean", "--image-size"]),
@@ -98,5 +99,6 @@ def test_a_bad_sample_in_the_middle_is_named(cli: Any) -> None:
     finished = cli("quantize", "model.onnx", "-o", "out.onnx", "--data", "data", "--json")
     assert finished.code == 2
     assert "sample 6, input 'image'" in finished.error  # the first of the fourth file's two
-    assert finished.json == {"schema": 1, "error": {"kind": "DataError", "message": finished.error}}
+    error = {"kind": "DataError", "message": finished.error}
+    assert finished.json == {"schema": 1, "command": "quantize", "error": error}
     assert not Path("out.onnx").exists()

@@ -98,7 +98,8 @@ def test_usage_errors(cli: Any, arguments: list[str], words: list[str]) -> None:
 def test_usage_errors_in_json(cli: Any, folder: Path, flag: str) -> None:
     finished = cli("explain", flag)
     assert finished.code == 2
-    assert finished.json == {"schema": 1, "error": {"kind": "UsageError", "message": finished.error}}
+    error = {"kind": "UsageError", "message": finished.error}
+    assert finished.json == {"schema": 1, "command": "explain", "error": error}
     assert not Path("report.json").exists()
 
 
@@ -106,7 +107,8 @@ def test_errors_go_to_the_json_file(cli: Any) -> None:
     finished = cli("explain", "absent.onnx", "--json", "report.json")
     assert (finished.code, finished.out) == (2, "")
     document = json.loads(Path("report.json").read_text(encoding="utf-8"))
-    assert document == {"schema": 1, "error": {"kind": "ModelError", "message": finished.error}}
+    error = {"kind": "ModelError", "message": finished.error}
+    assert document == {"schema": 1, "command": "explain", "error": error}
 
 
 def test_a_file_that_the_system_refuses_is_bad_input(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,9 +174,17 @@ def test_closed_pipe() -> None:
     assert (process.returncode, process.stderr) == (141, b"")
 
 
-@pytest.mark.skipif(os.name == "nt", reason="there is no SIGINT to send")
-@pytest.mark.parametrize("workers", ["1", "2"])
-def test_interrupt_leaves_nothing(folder: Path, workers: str) -> None:
+@pytest.mark.skipif(os.name == "nt", reason="there are no signals to send")
+@pytest.mark.parametrize(
+    ("sent", "workers", "code", "word"),
+    [
+        ("SIGINT", "1", 130, "interrupted"),
+        ("SIGINT", "2", 130, "interrupted"),
+        ("SIGTERM", "2", 143, "ended by SIGTERM"),
+        ("SIGHUP", "1", 129, "ended by SIGHUP"),
+    ],
+)
+def test_a_signal_leaves_nothing(folder: Path, sent: str, workers: str, code: int, word: str) -> None:
     files = sorted(folder.iterdir())
     command = ("quantize", "model.onnx", "-o", "out.onnx", "--random-data", "100000000", "--workers", workers)
     process = start(*command, code=INTERRUPTIBLE)
@@ -182,7 +192,88 @@ def test_interrupt_leaves_nothing(folder: Path, workers: str) -> None:
     warning = process.stderr.readline()
     assert "random data" in warning
     time.sleep(0.5)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(getattr(signal, sent))
     out, err = process.communicate(timeout=60)
-    assert (process.returncode, out, err) == (130, "", "quark-onnx: interrupted\n")
+    assert (process.returncode, out, err) == (code, "", f"quark-onnx: {word}\n")
     assert sorted(folder.iterdir()) == files
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there are no signals to send")
+def test_a_signal_while_writing_leaves_nothing(cli: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = sorted(folder.iterdir())
+
+    def die(path: Path, *_: object) -> None:
+        assert path.exists() and sorted(folder.iterdir()) != files
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(sys.modules["quark_onnx.steps.finish"], "_measured", die)
+    finished = cli("quantize", "model.onnx", "-o", "out.onnx", "--data", "data")
+    assert (finished.code, finished.err) == (143, "quark-onnx: ended by SIGTERM\n")
+    assert sorted(folder.iterdir()) == files
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_signals_that_are_ignored_stay_so(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after nohup."""
+    name = "SIGHUP" if hasattr(signal, "SIGHUP") else "SIGTERM"
+    number, found = getattr(signal, name), []
+    monkeypatch.setattr("quark_onnx.api.plan_for", lambda *_: found.append(signal.getsignal(number)))
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        cli("explain", "model.onnx")
+    finally:
+        signal.signal(number, before)
+    assert found == [signal.SIG_IGN]
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at processes as Linux shows them")
+def test_workers_do_not_outlive_what_they_work_for() -> None:
+    command = ("quantize", "model.onnx", "-o", "out.onnx", "--random-data", "100000000", "--workers", "2")
+    process = start(*command)
+    deadline = time.monotonic() + 60
+    while len(workers := workers_of(process.pid)) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    time.sleep(1)
+    process.kill()
+    process.communicate(timeout=60)
+    while any(Path(f"/proc/{worker}").exists() for worker in workers):
+        assert time.monotonic() < deadline, "a worker goes on alone"
+        time.sleep(0.1)
+
+
+def workers_of(parent: int) -> list[int]:
+    """The process ids of the spawned workers."""
+    found = []
+    for process in Path("/proc").iterdir():
+        try:
+            ours = process.name.isdecimal() and (process / "stat").read_text().rpartition(")")[2].split()[1] == str(
+                parent
+            )
+            if ours and b"spawn_main" in (process / "cmdline").read_bytes():
+                found.append(int(process.name))
+        except OSError:  # it has ended meanwhile
+            continue
+    return found
+
+
+@pytest.mark.skipif(os.name == "nt", reason="streams are closed otherwise there")
+@pytest.mark.parametrize(("model", "code"), [("model.onnx", 0), ("absent.onnx", 2)])
+def test_without_a_stderr(model: str, code: int) -> None:
+    finished = subprocess.run(
+        ["sh", "-c", '"$0" -m quark_onnx quantize "$1" -o out.onnx --random-data --quiet 2>&-', sys.executable, model],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=False,
+    )
+    assert (finished.returncode, finished.stdout) == (code, b"")
+    assert Path("out.onnx").exists() == (code == 0)
+
+
+def test_memory_that_does_not_suffice_is_bad_input(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("quark_onnx.api.plan_for", refuse)
+    finished = cli("explain", "model.onnx")
+    assert (finished.code, finished.error) == (2, "the memory does not suffice")

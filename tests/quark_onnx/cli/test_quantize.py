@@ -218,7 +218,8 @@ def test_a_crash_is_told_from_bad_input(cli: Any, monkeypatch: pytest.MonkeyPatc
     assert finished.error == (
         "internal error: KeyError: 'lost'; this is a defect; run with --verbose for the traceback"
     )
-    assert finished.json == {"schema": 1, "error": {"kind": "KeyError", "message": finished.error}}
+    error = {"kind": "KeyError", "message": finished.error}
+    assert finished.json == {"schema": 1, "command": "quantize", "error": error}
     verbose = cli(*MODEL, "--verbose")
     assert verbose.code == 3
     assert "Traceback (most recent call last)" in verbose.err

@@ -13,7 +13,7 @@ import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from quark_onnx.errors import ModelError
-from quark_onnx.graph import io
+from quark_onnx.graph import Node, io
 from quark_onnx.graph.io import has_external_data, read, staged
 from tests.models import conv_relu, normal, parse, residual, run, samples
 
@@ -72,14 +72,69 @@ def test_external_data_outside_the_folder_is_refused(tmp_path: Path, location: s
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "link").symlink_to(tmp_path)
-    model = large()
+    point(large(), folder / "m.onnx", location=location)
+    with pytest.raises(ModelError, match=r"tensor 'w': external data '.*' lies outside the model's folder"):
+        read(folder / "m.onnx")
+
+
+def point(model: ModelProto, path: Path, **info: str) -> None:
+    """Write a model whose first initializer lies where ``info`` says."""
     tensor = model.graph.initializer[0]
     tensor.ClearField("raw_data")
     tensor.data_location = TensorProto.EXTERNAL
-    tensor.external_data.add(key="location", value=location)
-    (folder / "m.onnx").write_bytes(model.SerializeToString())
-    with pytest.raises(ModelError, match=r"tensor 'w': external data '.*' lies outside the model's folder"):
-        read(folder / "m.onnx")
+    for key, value in info.items():
+        tensor.external_data.add(key=key, value=value)
+    path.write_bytes(model.SerializeToString())
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_cache_links_the_model_and_its_data_to_one_folder(tmp_path: Path, cached: bool) -> None:
+    """As Hugging Face lays it out; onnxruntime loads the same. Where the model is no link, one beside it is a leak."""
+    snapshot, blobs = tmp_path / "snapshot", tmp_path / "blobs"
+    snapshot.mkdir(), blobs.mkdir()
+    save(large(), snapshot / "m.onnx")
+    for name, blob in ("m.onnx", "a1"), ("m.onnx.data", "b2"):
+        (snapshot / name).rename(blobs / blob)
+        (snapshot / name).symlink_to(f"../blobs/{blob}")
+    if cached:
+        assert read(snapshot / "m.onnx") == large()
+        return
+    (snapshot / "copy.onnx").write_bytes((blobs / "a1").read_bytes())
+    with pytest.raises(ModelError, match=r"external data 'm\.onnx\.data' lies outside the model's folder"):
+        read(snapshot / "copy.onnx")
+
+
+@pytest.mark.parametrize(
+    ("info", "message"),
+    [
+        ({"offset": "abc"}, "the offset of its external data is 'abc'; it must be a number of bytes"),
+        ({"length": "1.5"}, "the length of its external data is '1.5'"),
+        ({"length": "-5"}, "the length of its external data is '-5'"),
+        ({"offset": "1" + "0" * 30}, "the offset of its external data is '10000"),
+        ({"length": "1" + "0" * 18}, r"ends after 4096 of 10{18} bytes from offset 0"),
+        ({"offset": "5000", "length": "4"}, "ends after 0 of 4 bytes from offset 5000"),
+        ({"location": "a\0b"}, r"external data 'a\\x00b' is not the name of a file"),
+        ({"location": "."}, "is a folder or a device, not a file"),
+        ({"location": "circle"}, "circle"),
+    ],
+)
+def test_forged_external_data(tmp_path: Path, info: dict[str, str], message: str) -> None:
+    (tmp_path / "data").write_bytes(bytes(4096))
+    (tmp_path / "circle").symlink_to("circle")
+    point(large(), tmp_path / "m.onnx", **{"location": "data", **info})
+    with pytest.raises(ModelError, match=rf"tensor 'w': .*{message}"):
+        read(tmp_path / "m.onnx")
+
+
+def test_names_that_are_no_text(tmp_path: Path) -> None:
+    model = conv_relu().SerializeToString().replace(b"relu", b"r\xff\xfeu")
+    (tmp_path / "m.onnx").write_bytes(model)
+    with pytest.raises(ModelError, match=r"m\.onnx is damaged: the name of a Node is no UTF-8 text: b'r\\xff\\xfeu'"):
+        read(tmp_path / "m.onnx")
+
+
+def test_an_attribute_may_hold_any_bytes() -> None:
+    assert Node(helper.make_node("Op", [], [], mode=b"r\xff")).attribute("mode") == r"r\xff"
 
 
 @pytest.mark.parametrize("where", ["sparse initializer", "attribute", "function"])
@@ -158,6 +213,25 @@ def test_writing_twice_gives_the_same_bytes(tmp_path: Path) -> None:
         save(large(), tmp_path / "m.onnx")
         contents.append([(path.name, path.read_bytes()) for path in sorted(tmp_path.iterdir())])
     assert contents[0] == contents[1]
+
+
+@pytest.mark.parametrize("name", ["m.json", "m.textproto", "m.onnx"])
+def test_the_suffix_says_nothing_of_the_format(tmp_path: Path, name: str) -> None:
+    for external in (False, True):
+        save(large(), tmp_path / name, external=external)
+        assert has_external_data(tmp_path / name) == external and read(tmp_path / name) == large()
+
+
+def test_a_file_of_the_current_folder_is_not_in_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        save(large(), Path("m.onnx"))
+    assert read(Path("m.onnx")) == large()
+
+
+def test_both_files_may_be_read_by_the_same_people(tmp_path: Path) -> None:
+    save(large(), tmp_path / "m.onnx")
+    assert (tmp_path / "m.onnx.data").stat().st_mode == (tmp_path / "m.onnx").stat().st_mode
 
 
 def test_data_of_an_earlier_version_goes(tmp_path: Path) -> None:
