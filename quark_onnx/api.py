@@ -122,7 +122,7 @@ class _Job:
         """The prepared graph, what becomes of its tensors, and notes for the report."""
         graph, notes = prepare(self.graph, self.config, self.reference, sample)
         plan = make_plan(graph, self.config, strict=False)
-        graph, raised = raise_opset_for(graph, plan, self.reference, sample)
+        graph, raised = raise_opset_for(graph, plan, self.config, self.reference, sample)
         if raised:
             plan = make_plan(graph, self.config, strict=False)
         return graph, plan, [*notes, *raised]
@@ -144,7 +144,7 @@ class _Job:
         count = search(graph, plan, params, held.first if held else [], progress)
         moved = [f"{count} power-of-two scales moved by the error at the outputs"] if count else []
         solve_biases(graph, plan, params)
-        result, fused = insert(graph, plan, params), list[str]()
+        result, fused = insert(graph, plan, params, vendor=config.form == "vendor"), list[str]()
         if config.form == "operators":
             result, fused = fuse(result, samples)
         narrowing = self.narrowing

@@ -9,7 +9,7 @@ for all (minmax).
 from calibrators import MinMSE, Percentile
 from quark_onnx.config.qconfig import QConfig
 from quark_onnx.config.spec import QuantizationSpec
-from quark_onnx.dtypes import INT4, INT8, INT16, UINT4, UINT8, UINT16, DType, Integer
+from quark_onnx.dtypes import FLOAT16, INT4, INT8, INT16, UINT4, UINT8, UINT16, DType, Integer
 from quark_onnx.registry import DTYPES, PRESETS
 
 _POW2 = QuantizationSpec(INT8, pow2=True, calibrator=MinMSE())
@@ -39,7 +39,7 @@ PRESETS.add("DYNAMIC", QConfig(QuantizationSpec(UINT8, symmetric=False, dynamic=
 
 def _same_for_both(row: DType) -> QConfig:
     """The same format for activations and weights."""
-    spec = QuantizationSpec(row)
+    spec = QuantizationSpec(row, saturate=row is FLOAT16)  # whose range ends at 65504, where activations may well go
     return QConfig(spec, spec.with_(per_channel=row.scaled))
 
 

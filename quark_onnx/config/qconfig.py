@@ -19,7 +19,7 @@ _SHORT_CUTS = {"calibrator": "activation", "per_channel": "weight"}
 
 
 #: How the result is written.
-FORMS = ("qdq", "operators")
+FORMS = ("qdq", "operators", "vendor")
 
 
 def _strings(value: Any, where: str) -> tuple[str, ...]:
@@ -136,7 +136,8 @@ class QConfig:
         keep_existing: leave what is quantized already as it is and go on with the rest, instead of refusing the model.
         prepare: fold and clean the float graph first.
         form: "qdq" leaves operators between Q/DQ pairs; "operators" writes those of ONNX and onnxruntime that compute
-            on codes (MatMulInteger, ConvInteger, MatMulNBits), where there are any.
+            on codes (MatMulInteger, ConvInteger, MatMulNBits), where there are any; "vendor" writes Q/DQ pairs, also
+            those of 16-bit floats, as ExtendedQuantizeLinear and ExtendedDequantizeLinear of AMD's domain.
         functions: nodes of a vendor's domain carry a body of standard operators, so that every runtime runs them.
         min_sqnr: the least acceptable signal-to-noise ratio of any output, in dB; None asks for none.
 

@@ -29,6 +29,7 @@ class QuantizationSpec:
         block_size: one scale for so many values along the axis that an operator sums over (weights only); 0 for none.
         solver: how the scale of a block is found: "nearest", the better of two that the range suggests; or "hqq", which
             also moves the zero point (half-quadratic quantization, Badri and Shaji 2023).
+        saturate: a 16-bit float beyond the greatest finite one becomes that one instead of infinity.
         dynamic: the scale is computed as the model runs, from the values themselves (activations only).
         calibrator: how the range is found; a calibrator, its name, or ``"name:setting=value,..."``.
 
@@ -44,6 +45,7 @@ class QuantizationSpec:
     reduce_range: bool = False
     block_size: int = 0
     solver: str = "nearest"
+    saturate: bool = False
     dynamic: bool = False
     calibrator: Calibrator = field(default_factory=MinMax)
 
@@ -59,6 +61,7 @@ class QuantizationSpec:
             reduce_range: bool = False,
             block_size: int = 0,
             solver: str = "nearest",
+            saturate: bool = False,
             dynamic: bool = False,
             calibrator: Calibrator | str = ...,
         ) -> None: ...
@@ -70,7 +73,7 @@ class QuantizationSpec:
             object.__setattr__(self, "calibrator", parse_calibrator(self.calibrator))
         if not isinstance(self.dtype, DType):
             raise ConfigError(f"dtype is {self.dtype!r}; it must be a number format{nearest('', DTYPES)}")
-        for name in ("symmetric", "per_channel", "pow2", "narrow", "reduce_range", "dynamic"):
+        for name in ("symmetric", "per_channel", "pow2", "narrow", "reduce_range", "saturate", "dynamic"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; it must be true or false")
         if type(self.block_size) is not int or self.block_size < 0:
@@ -110,11 +113,11 @@ class QuantizationSpec:
         """Whether tensors that are quantized by either have the same codes."""
         if self.dtype != other.dtype or (self.block_size, self.dynamic) != (other.block_size, other.dynamic):
             return False
-        return not self.dtype.scaled or self.grid == other.grid
+        return self.grid == other.grid if self.dtype.scaled else self.saturate == other.saturate
 
     def __str__(self) -> str:
         if not self.dtype.scaled:
-            return self.dtype.name
+            return self.dtype.name + " saturating" * self.saturate
         parts = [self.dtype.name, "symmetric" if self.symmetric else "asymmetric"]
         parts += [word for word in ("per_channel", "pow2", "narrow", "reduce_range", "dynamic") if getattr(self, word)]
         parts += [f"blocks of {self.block_size}"] if self.block_size else []

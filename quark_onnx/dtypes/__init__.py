@@ -3,6 +3,7 @@
 from quark_onnx.dtypes.base import Block, DType, Half, Integer, Minifloat, Scaled
 from quark_onnx.dtypes.block import (
     BFP16,
+    BODY_OPSET,
     MX4,
     MX6,
     MX9,
@@ -14,11 +15,12 @@ from quark_onnx.dtypes.block import (
     MXINT8,
 )
 from quark_onnx.dtypes.floating import BFLOAT16, FLOAT16, FP8E4M3, FP8E5M2
-from quark_onnx.dtypes.integer import INT4, INT8, INT16, INT32, UINT4, UINT8, UINT16
+from quark_onnx.dtypes.integer import INT4, INT8, INT16, INT32, UINT4, UINT8, UINT16, UINT32
 
 __all__ = [
     "BFLOAT16",
     "BFP16",
+    "BODY_OPSET",
     "FLOAT16",
     "FP8E4M3",
     "FP8E5M2",
@@ -38,6 +40,7 @@ __all__ = [
     "UINT4",
     "UINT8",
     "UINT16",
+    "UINT32",
     "Block",
     "DType",
     "Half",

@@ -47,7 +47,7 @@ class Scaled(DType):
         onnx: the ``TensorProto.DataType`` of the codes.
         numpy: the type that stores them.
         qmin, qmax: the least and the greatest code.
-        emitted: whether QuantizeLinear writes it; otherwise it is for constants alone.
+        emitted, read: whether QuantizeLinear writes it and DequantizeLinear reads it; otherwise a vendor's does.
     """
 
     onnx: int
@@ -55,6 +55,7 @@ class Scaled(DType):
     qmin: int
     qmax: int
     emitted: bool = True
+    read: bool = True
 
     @property
     def signed(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from quark_onnx.config import QuantizationSpec, format_calibrator
-from quark_onnx.dtypes import Block
+from quark_onnx.dtypes import BODY_OPSET, Block, Scaled
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,15 @@ class Quantize:
     def min_opset(self) -> int:
         """First opset whose own operators can write it."""
         spec = self.spec
-        least = [
-            (True, spec.dtype.min_opset),
-            (self.axis is not None, 13),
-            (spec.dynamic, 11),
-            (spec.block_size > 0, 21),
-        ]
-        return max(opset for needed, opset in least if needed)
+        vendor = isinstance(spec.dtype, Scaled) and not (spec.dtype.emitted and spec.dtype.read)
+        least = {
+            spec.dtype.min_opset: True,
+            11: spec.dynamic,
+            13: self.axis is not None,
+            BODY_OPSET: vendor,
+            21: spec.block_size > 0,
+        }
+        return max(opset for opset, needed in least.items() if needed or opset == spec.dtype.min_opset)
 
     @property
     def anyhow(self) -> Quantize:

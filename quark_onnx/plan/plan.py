@@ -238,4 +238,4 @@ def _alike(present: Entry, wanted: Entry) -> bool:
 
 def _multiplies(spec: QuantizationSpec) -> bool:
     """Whether products of such codes are integers with a scale that is known beforehand, and per channel at most."""
-    return isinstance(spec.dtype, Integer) and not spec.dynamic and not spec.block_size
+    return isinstance(spec.dtype, Integer) and spec.dtype.bits <= 16 and not spec.dynamic and not spec.block_size

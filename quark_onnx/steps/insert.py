@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from onnx import TensorProto
 
 import calibrators
 from calibrators import QParams, quantize
+from quark_onnx.config import QuantizationSpec
 from quark_onnx.dtypes import INT32, Block, Half, Minifloat, Scaled
 from quark_onnx.functions import DOMAIN, definitions
 from quark_onnx.graph import Graph, Node
@@ -30,14 +33,17 @@ class _Scale:
     zero_point: str
 
 
-def insert(graph: Graph, plan: Plan, params: Params) -> Graph:
+def insert(graph: Graph, plan: Plan, params: Params, *, vendor: bool = False) -> Graph:
     """A copy of ``graph`` in which every planned tensor passes through a Q/DQ pair or is stored quantized.
 
     An activation gets one pair, which everybody reads; a reader with an entry of its own gets a second pair behind it.
     A graph output keeps its name. A Relu or Clip that saturation makes superfluous is dropped. The model carries a body
     of standard operators for each operator of the vendor's domain.
+
+    Args:
+        vendor: write all pairs as operators of that domain, instead of those of ONNX where it has them.
     """
-    writer = _Writer(graph, plan, params)
+    writer = _Writer(graph, plan, params, vendor=vendor)
     writer.drop_clipping()
     writer.write_all()
     writer.graph.drop_unused()
@@ -65,11 +71,13 @@ def insert_live(graph: Graph, plan: Plan, params: Params, live: Iterable[Use]) -
 
 
 class _Writer:
-    def __init__(self, graph: Graph, plan: Plan, params: Params) -> None:
+    def __init__(self, graph: Graph, plan: Plan, params: Params, *, vendor: bool = False) -> None:
+        self.vendor = vendor
         self.graph = graph.copy()
         self.plan = plan
         self.params = params
         self._scales: dict[Use, _Scale] = {}
+        self._shared: dict[str, str] = {}
         self._nodes = {node.name: node for node in self.graph.nodes}
 
     def write_all(self) -> None:
@@ -130,7 +138,7 @@ class _Writer:
             return source
         constant = self.graph.is_constant(use.tensor)
         if isinstance(entry, Quantize) and isinstance(entry.spec.dtype, Half):
-            return self._cast(source, use, entry.spec.dtype, result, constant)
+            return self._cast(source, use, entry.spec, result, constant)
         if isinstance(entry, Quantize) and isinstance(entry.spec.dtype, Block):
             return self._block(source, use, entry.spec.dtype, entry.axis, result)
         if isinstance(entry, Quantize) and entry.spec.dynamic:
@@ -190,19 +198,45 @@ class _Writer:
         self.graph.add("DequantizeLinear", parts, [result], name=f"{stem}_DequantizeLinear")
         return result
 
-    def _cast(self, source: str, use: Use, dtype: Half, result: str, constant: bool) -> str:
+    def _cast(self, source: str, use: Use, spec: QuantizationSpec, result: str, constant: bool) -> str:
         """Cast a tensor to 16 bits and back; a constant is stored in 16 bits."""
-        stem = use_name(use)
+        stem, dtype = use_name(use), spec.dtype
+        assert isinstance(dtype, Half)
         result = result or self.graph.fresh(f"{stem}_dequantized")
         if constant:
             array = self.graph.constant(source)
             assert array is not None
+            if spec.saturate:
+                array = array.clip(-dtype.largest, dtype.largest)
             narrow = self.graph.add_constant(f"{stem}_{dtype.name}", array.astype(dtype.numpy))
         else:
             narrow = self.graph.fresh(f"{stem}_{dtype.name}")
-            self.graph.add("Cast", [source], [narrow], name=f"{stem}_Cast_to_{dtype.name}", to=dtype.onnx)
-        self.graph.add("Cast", [narrow], [result], name=f"{stem}_Cast_from_{dtype.name}", to=int(TensorProto.FLOAT))
+            if spec.saturate:
+                ends = [self._once(f"{dtype.name}_{s}", np.float32(e)) for s, e in _ends(dtype)]
+                clipped = self.graph.fresh(f"{stem}_clipped")
+                self.graph.add("Clip", [source, *ends], [clipped], name=f"{stem}_Clip")
+                source = clipped
+            if self.vendor:
+                self._extended("ExtendedQuantizeLinear", source, narrow, use, dtype)
+            else:
+                self.graph.add("Cast", [source], [narrow], name=f"{stem}_Cast_to_{dtype.name}", to=dtype.onnx)
+        if self.vendor:
+            self._extended("ExtendedDequantizeLinear", narrow, result, use, dtype)
+        else:
+            self.graph.add("Cast", [narrow], [result], name=f"{stem}_Cast_from_{dtype.name}", to=int(TensorProto.FLOAT))
         return result
+
+    def _extended(self, op_type: str, source: str, result: str, use: Use, dtype: Half) -> None:
+        """A vendor's cast: a scale of one, and a zero point whose type says what to cast to."""
+        inputs = [source, self._once("one", np.float32(1)), self._once(f"{dtype.name}_zero", np.zeros((), dtype.numpy))]
+        self.graph.import_domain(DOMAIN)
+        self.graph.add(op_type, inputs, [result], name=f"{use_name(use)}_{op_type}", domain=DOMAIN)
+
+    def _once(self, name: str, value: NDArray[Any] | np.generic) -> str:
+        """A constant that many nodes share."""
+        if name not in self._shared:
+            self._shared[name] = self.graph.add_constant(name, np.asarray(value))
+        return self._shared[name]
 
     def _block(self, source: str, use: Use, dtype: Block, axis: int | None, result: str) -> str:
         """One node that rounds blocks; along the channels, which come second, unless the plan says otherwise."""
@@ -243,14 +277,18 @@ class _Writer:
         return self.graph.add_constant(f"{use_name(root)}_scale", params.scale)
 
     def _node(self, op_type: str, inputs: list[str], output: str, use: Use, scale: _Scale) -> None:
-        params = scale.params
-        standard = self.graph.opset >= max(scale.dtype.min_opset, 13 if params.axis is not None else 0)
-        domain = "" if standard else _CONTRIB
-        if domain:
-            self.graph.import_domain(domain)
+        params, dtype = scale.params, scale.dtype
         attributes = {} if params.axis is None else {"axis": params.axis}
         if params.block_size:
             attributes["block_size"] = params.block_size
+        known = dtype.read and (dtype.emitted or self.graph.is_constant(inputs[0]))  # both of a pair, or none
+        domain = ""
+        if not known or (self.vendor and not params.block_size and dtype.bits >= 8):
+            op_type, domain = f"Extended{op_type}", DOMAIN
+        elif self.graph.opset < max(dtype.min_opset, 13 if params.axis is not None else 0):
+            domain = _CONTRIB
+        if domain:
+            self.graph.import_domain(domain)
         self.graph.add(op_type, inputs, [output], name=f"{use_name(use)}_{op_type}", domain=domain, **attributes)
 
 
@@ -269,6 +307,10 @@ class _LiveWriter(_Writer):
         if root not in self.names:
             return super()._constant(tensor, use, root)
         return self._pair(tensor, use, self._scale(root))
+
+
+def _ends(dtype: Half) -> tuple[tuple[str, float], tuple[str, float]]:
+    return ("least", -dtype.largest), ("greatest", dtype.largest)
 
 
 def use_name(use: Use) -> str:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 
 from quark_onnx.config import QConfig
-from quark_onnx.dtypes import Integer
+from quark_onnx.dtypes import BODY_OPSET, Integer
 from quark_onnx.errors import ModelError, QuarkError
 from quark_onnx.graph import Graph
 from quark_onnx.passes import CLEANING, Pass, raise_opset
@@ -76,7 +76,9 @@ def _unchanged(graph: Graph, sample: Sample, expected: dict[str, object]) -> boo
     return found.keys() >= expected.keys() and all(agree(expected[name], found[name]) for name in expected)
 
 
-def raise_opset_for(graph: Graph, plan: Plan, reference: Reference, sample: Sample | None) -> tuple[Graph, list[str]]:
+def raise_opset_for(
+    graph: Graph, plan: Plan, config: QConfig, reference: Reference, sample: Sample | None
+) -> tuple[Graph, list[str]]:
     """The graph at the least opset that the plan's number formats and onnxruntime's rewrites of them need, if onnx can
     convert it without changing outputs.
 
@@ -87,7 +89,8 @@ def raise_opset_for(graph: Graph, plan: Plan, reference: Reference, sample: Samp
         ModelError: that domain does not have them either.
     """
     quantized = [entry for entry in plan.entries.values() if isinstance(entry, Quantize)]
-    needed = max(ROUND_OPSET, *(entry.min_opset for entry in quantized)) if quantized else 0
+    vendor = BODY_OPSET if config.form == "vendor" else 0
+    needed = max(ROUND_OPSET, vendor, *(entry.min_opset for entry in quantized)) if quantized else 0
     if graph.opset >= needed:
         return graph, []
     before = graph.opset

@@ -141,7 +141,7 @@ def test_the_opset_is_raised_to_what_is_needed(opset: int, config: QConfig, note
     )
     graph = Graph.of(model)
     plan = make_plan(graph, config)
-    raised, notes = raise_opset_for(graph, plan, Reference(model), samples(model)[0])
+    raised, notes = raise_opset_for(graph, plan, config, Reference(model), samples(model)[0])
     assert notes == note and raised.opset == (int(note[0].split()[-1]) if note else opset)
     assert interface(raised.to_model()) == interface(model)
 
