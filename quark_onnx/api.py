@@ -27,6 +27,7 @@ from quark_onnx.steps import (
     Sample,
     calibrate,
     clean,
+    define_functions,
     destination,
     finish,
     first_sample,
@@ -37,6 +38,7 @@ from quark_onnx.steps import (
     make_plan,
     prepare,
     probe,
+    quantize_insides,
     raise_opset_for,
     reader_for,
     search,
@@ -145,12 +147,14 @@ class _Job:
         moved = [f"{count} power-of-two scales moved by the error at the outputs"] if count else []
         solve_biases(graph, plan, params)
         result, fused = insert(graph, plan, params, vendor=config.form == "vendor"), list[str]()
+        inside = quantize_insides(result, config)
+        define_functions(result)
         if config.form == "operators":
             result, fused = fuse(result, samples)
         narrowing = self.narrowing
         narrowing.store_constants(result)
         held_out = held.samples if held else []
-        if not any(isinstance(entry, Quantize) for entry in plan.entries.values()):
+        if not inside and not any(isinstance(entry, Quantize) for entry in plan.entries.values()):
             result, narrowing, samples, held_out = Graph.of(self.original), Narrowing(), [], []
             fused = ["nothing was quantized: the result is the float model"]
         quantized, errors = finish(
@@ -173,7 +177,7 @@ class _Job:
             operators=operators,
             kept_nodes=kept_nodes,
             kept_tensors=kept_tensors,
-            notes=[*notes, *found, *moved, *params.notes, *fused],
+            notes=[*notes, *found, *moved, *params.notes, *inside, *fused],
             outputs=errors,
         )
         logger.debug("%s", report)

@@ -225,7 +225,7 @@ class QConfig:
     def measures(self) -> bool:
         """Whether there are scales that only data can tell."""
         specs = [self.activation, *(override.activation for override in self.overrides)]
-        return any(spec is not None and spec.dtype.scaled and not spec.dynamic for spec in specs)
+        return any(spec is not None and spec.measured for spec in specs)
 
     def __str__(self) -> str:
         default = QConfig()

@@ -104,6 +104,11 @@ class QuantizationSpec:
         return self.dtype
 
     @property
+    def measured(self) -> bool:
+        """Whether the scale of an activation has to be measured on data."""
+        return self.dtype.scaled and not self.dynamic
+
+    @property
     def grid(self) -> Grid:
         """The codes and the zero-point rule, as calibration sees them."""
         bits = self.dtype.bits - self.reduce_range

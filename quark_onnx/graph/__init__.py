@@ -1,8 +1,9 @@
 """ONNX graphs: an index over protobuf, the verbs that edit it, and files."""
 
-from quark_onnx.graph.graph import Graph, reach
+from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.halves import Narrowing, widened
 from quark_onnx.graph.inlined import inlined
 from quark_onnx.graph.node import Node
+from quark_onnx.graph.walk import reach
 
 __all__ = ["Graph", "Narrowing", "Node", "inlined", "reach", "widened"]

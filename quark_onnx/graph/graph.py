@@ -7,18 +7,18 @@ anywhere, subgraphs included, are never given out again.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import onnx
-from google.protobuf.message import Message
 from numpy.typing import NDArray
-from onnx import FunctionProto, ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx import FunctionProto, GraphProto, ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from quark_onnx.errors import ModelError
 from quark_onnx.graph.node import STANDARD_DOMAINS, Node, all_names
 from quark_onnx.graph.shapes import infer_values
+from quark_onnx.graph.walk import copy_fields
 
 Shape = tuple["int | str | None", ...]
 
@@ -61,13 +61,15 @@ class Graph:
     def of(cls, model: ModelProto) -> Graph:
         """The graph of a copy of ``model``; the weights are shared with it."""
         shell = ModelProto()
-        _copy_fields(model, shell, but="graph")
-        _copy_fields(model.graph, shell.graph, but="initializer")
+        copy_fields(model, shell, but="graph")
+        copy_fields(model.graph, shell.graph, but="initializer")
         return cls(shell, model.graph.initializer)
 
     def copy(self) -> Graph:
         """An independent graph; the weights are shared."""
-        return Graph(self._skeleton(), self.initializers.values())
+        copy = Graph(self._skeleton(), self.initializers.values())
+        copy.reserve(self._names)
+        return copy
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
@@ -211,6 +213,17 @@ class Graph:
         node.outputs = (*node.outputs[:index], tensor, *node.outputs[index + 1 :])
         self._link(node)
         self._names.add(tensor)
+
+    def set_body(self, node: Node, attribute: str, place: int, body: GraphProto) -> None:
+        """Replace a subgraph among the attributes of a node."""
+        self._unlink(node)
+        node.set_body(attribute, place, body)
+        self._link(node)
+        self._names |= all_names(body)
+
+    def reserve(self, names: Iterable[str]) -> None:
+        """Never give out these names: they are taken around this graph."""
+        self._names.update(names)
 
     def replace_uses(self, old: str, new: str) -> None:
         """Let every node that reads ``old`` as an input read ``new``; subgraphs and graph outputs are left alone."""
@@ -369,28 +382,3 @@ class Graph:
                 stack.append((node, True))
                 stack += [(other, False) for other in self.leaders(node) if other not in done]
         self.nodes = order
-
-
-def _copy_fields(source: Message, target: Message, *, but: str) -> None:
-    """Copy all fields of a message that are set, except one."""
-    for field, value in source.ListFields():
-        if field.name == but:
-            continue
-        if isinstance(value, Message):
-            getattr(target, field.name).CopyFrom(value)
-        elif hasattr(getattr(target, field.name), "extend"):
-            getattr(target, field.name).extend(value)
-        else:
-            setattr(target, field.name, value)
-
-
-def reach(start: Iterable[Node], step: Callable[[Node], Iterable[Node]]) -> dict[Node, None]:
-    """Every node that repeated steps lead to, ``start`` included, as an ordered set."""
-    seen = dict.fromkeys(start)
-    todo = list(seen)
-    while todo:
-        for node in step(todo.pop()):
-            if node not in seen:
-                seen[node] = None
-                todo.append(node)
-    return seen

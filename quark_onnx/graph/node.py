@@ -58,6 +58,14 @@ class Node:
         del self._proto.attribute[:]
         self._proto.attribute.extend(kept)
 
+    def set_body(self, attribute: str, place: int, body: GraphProto) -> None:
+        """Replace a subgraph; ``place`` counts where the attribute holds several."""
+        for candidate in self._proto.attribute:
+            if candidate.name == attribute:
+                single = candidate.type == AttributeProto.GRAPH
+                (candidate.g if single else candidate.graphs[place]).CopyFrom(body)
+        self.captures = tuple(dict.fromkeys(_captured(self._proto)))
+
     @property
     def has_subgraph(self) -> bool:
         return any(a.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS) for a in self._proto.attribute)

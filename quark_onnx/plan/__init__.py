@@ -3,6 +3,6 @@
 from quark_onnx.plan.entries import BiasOf, Entry, Keep, Quantize, SameAs, Use
 from quark_onnx.plan.explain import explain
 from quark_onnx.plan.plan import Plan
-from quark_onnx.plan.select import NodeSpec, select
+from quark_onnx.plan.select import EXCLUDED, NodeSpec, select
 
-__all__ = ["BiasOf", "Entry", "Keep", "NodeSpec", "Plan", "Quantize", "SameAs", "Use", "explain", "select"]
+__all__ = ["EXCLUDED", "BiasOf", "Entry", "Keep", "NodeSpec", "Plan", "Quantize", "SameAs", "Use", "explain", "select"]

@@ -12,6 +12,8 @@ from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.graph import Graph, Node, reach
 from quark_onnx.plan.existing import existing
 
+#: Why a node stays float that an override or ``exclude`` names.
+EXCLUDED = "excluded"
 _OTHER_TYPE, _OTHER_NODE = "its operator type was not asked for", "it was not asked for"
 
 
@@ -68,7 +70,7 @@ def select(graph: Graph, config: QConfig, *, strict: bool = True) -> dict[Node, 
             if chosen[node].keep in (_OTHER_TYPE, _OTHER_NODE) or node.name in present:
                 continue  # an override says how, not whether
             if override.keep:
-                chosen[node] = NodeSpec(None, None, "excluded")
+                chosen[node] = NodeSpec(None, None, EXCLUDED)
             else:
                 current = chosen[node]
                 chosen[node] = NodeSpec(

@@ -5,7 +5,8 @@ from quark_onnx.steps.destination import destination, keeps_weights_beside
 from quark_onnx.steps.finish import finish
 from quark_onnx.steps.fuse import fuse
 from quark_onnx.steps.guard import guard
-from quark_onnx.steps.insert import insert
+from quark_onnx.steps.insert import define_functions, insert
+from quark_onnx.steps.insides import quantize_insides
 from quark_onnx.steps.make_plan import make_plan
 from quark_onnx.steps.prepare import clean, prepare, raise_opset_for
 from quark_onnx.steps.probe import probe
@@ -23,6 +24,7 @@ __all__ = [
     "Sample",
     "calibrate",
     "clean",
+    "define_functions",
     "destination",
     "finish",
     "first_sample",
@@ -34,6 +36,7 @@ __all__ = [
     "make_plan",
     "prepare",
     "probe",
+    "quantize_insides",
     "raise_opset_for",
     "reader_for",
     "search",

@@ -1,38 +1,97 @@
-"""fuse: operators that compute on codes in place of Q/DQ pairs, each kind verified by running the model."""
+"""fuse: operators that compute on codes in place of Q/DQ pairs, verified by running the model."""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import Any
 
-from quark_onnx.errors import QuarkError
+from calibrators.session import open_session
 from quark_onnx.fusions import FUSIONS
 from quark_onnx.graph import Graph
-from quark_onnx.steps.run import Sample, run
+from quark_onnx.report.measure import measure
+from quark_onnx.steps.run import Sample
 
 logger = logging.getLogger(__name__)
+
+#: The least signal-to-noise ratio, in dB, of what operators on codes compute against what the Q/DQ pairs say. Values
+#: that lie between two codes may be rounded to either, and no more.
+AGREEMENT = 30.0
+
+#: A fusion by name and the operator type that it replaces.
+Kind = tuple[str, str]
 
 
 def fuse(graph: Graph, samples: Sequence[Sample]) -> tuple[Graph, list[str]]:
     """A copy of a graph with Q/DQ pairs in which operators compute on codes, and what was done, for the report.
 
-    The graph comes back as it is where the copy does not run.
+    All kinds of fusion are verified together on the first sample. Only if the copy does not run there, or computes
+    something else, they are added one by one, and those that break it are left out.
     """
-    fused, done = graph.copy(), Counter[str]()
-    for node in list(fused.nodes):
-        for fusion in FUSIONS.get(node.kind, ()):
-            if fusion(fused, node):
-                done[fusion.__name__] += 1
-                break
+    fused, done = _fused(graph, None)
     if not done:
         return graph, []
+    check = _Check(graph, samples[:1])
+    if not check.objection(fused):
+        return fused, _counted(done)
+    result, kept, notes, count = graph, list[Kind](), list[str](), Counter[Kind]()
+    for kind in done:
+        candidate, applied = _fused(graph, [*kept, kind])
+        objection = check.objection(candidate)
+        if objection:
+            name, op_type = kind
+            notes.append(f"{name} of {op_type} was left out: {objection}")
+            logger.warning("%s", notes[-1])
+        else:
+            result, count = candidate, applied
+            kept.append(kind)
+    return result, [*_counted(count), *notes]
+
+
+def _fused(graph: Graph, kinds: Collection[Kind] | None) -> tuple[Graph, Counter[Kind]]:
+    """A copy with fusions of these kinds, None for all; and how many of each."""
+    fused, done = graph.copy(), Counter[Kind]()
+    for node in reversed(list(fused.nodes)):  # a clip makes way for the operator in front of it
+        if not any(name and fused.producer(name) is node for name in node.outputs):
+            continue  # another fusion took it
+        for fusion in FUSIONS.get(node.kind, ()):
+            kind = (fusion.__name__, node.kind)
+            if (kinds is None or kind in kinds) and fusion(fused, node):
+                done[kind] += 1
+                break
     fused.drop_unused()
     fused.infer()
-    for sample in samples[:1]:
+    return fused, done
+
+
+def _counted(done: Counter[Kind]) -> list[str]:
+    total = Counter[str]()
+    for (name, _), count in done.items():
+        total[name] += count
+    return [f"{name}: {count}" for name, count in total.items()]
+
+
+class _Check:
+    """What Q/DQ pairs compute, operator by operator, to hold other graphs against."""
+
+    def __init__(self, graph: Graph, samples: Sequence[Sample]) -> None:
+        self._graph = graph
+        self._samples = samples
+        self._sessions: dict[bool, Any] = {}
+
+    def objection(self, fused: Graph) -> str:
+        """Why a graph cannot take the place of the one with pairs; empty if it can."""
         try:
-            run(fused.to_model(), sample)
-        except QuarkError as error:
-            logger.warning("the model with operators on codes does not run (%s); it keeps its Q/DQ pairs", error)
-            return graph, [f"operators on codes do not run and were left out: {error}"]
-    return fused, [f"{name}: {count}" for name, count in done.items()]
+            session = open_session(fused.to_model())
+            worst = min(self._agreement(session, optimize) for optimize in (False,))
+        except Exception as error:  # onnxruntime raises several unrelated types
+            return f"onnxruntime does not run it ({error})"
+        return "" if worst >= AGREEMENT else f"its results are {worst:.1f} dB from those of the Q/DQ pairs"
+
+    def _agreement(self, session: Any, optimize: bool) -> float:
+        """The worst agreement at any float output, in dB."""
+        if optimize not in self._sessions:
+            self._sessions[optimize] = open_session(self._graph.to_model(), optimize=optimize)
+        errors = measure(self._sessions[optimize], session, self._samples)
+        return min((error.sqnr for error in errors if error.sqnr is not None), default=float("inf"))

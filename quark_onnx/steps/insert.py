@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import TensorProto
+from onnx import NodeProto, TensorProto
 
 import calibrators
 from calibrators import QParams, quantize
@@ -16,6 +16,7 @@ from quark_onnx.config import QuantizationSpec
 from quark_onnx.dtypes import INT32, Block, Half, Minifloat, Scaled
 from quark_onnx.functions import DOMAIN, definitions
 from quark_onnx.graph import Graph, Node
+from quark_onnx.graph.node import subgraphs
 from quark_onnx.plan import BiasOf, Entry, Keep, Plan, Quantize, Use
 from quark_onnx.rules.passthrough import HANDING_ON
 from quark_onnx.steps.solve import Params
@@ -37,9 +38,7 @@ def insert(graph: Graph, plan: Plan, params: Params, *, vendor: bool = False) ->
     """A copy of ``graph`` in which every planned tensor passes through a Q/DQ pair or is stored quantized.
 
     An activation gets one pair, which everybody reads; a reader with an entry of its own gets a second pair behind it.
-    A graph output keeps its name. A Relu or Clip that saturation makes superfluous is dropped. The model carries a body
-    of standard operators for each operator of the vendor's domain.
-
+    A graph output keeps its name. A Relu or Clip that saturation makes superfluous is dropped.
     Args:
         vendor: write all pairs as operators of that domain, instead of those of ONNX where it has them.
     """
@@ -47,15 +46,22 @@ def insert(graph: Graph, plan: Plan, params: Params, *, vendor: bool = False) ->
     writer.drop_clipping()
     writer.write_all()
     writer.graph.drop_unused()
-    _define(writer.graph)
     return writer.graph
 
 
-def _define(graph: Graph) -> None:
-    nodes = [node.to_proto() for node in graph.nodes if node.domain == DOMAIN]
+def define_functions(graph: Graph) -> None:
+    """Let the model carry a body for each operator of the vendor's domain, those in subgraphs included."""
+    nodes, types = list[NodeProto](), {name: tensor.data_type for name, tensor in graph.initializers.items()}
+    todo = [node.to_proto() for node in graph.nodes if node.domain == DOMAIN or node.has_subgraph]
+    while todo:
+        node = todo.pop()
+        nodes += [node] if node.domain == DOMAIN else []
+        for body in subgraphs(node):
+            types |= {tensor.name: tensor.data_type for tensor in body.initializer}
+            todo += body.node
     if nodes:
-        types = {name: tensor.data_type for name, tensor in graph.initializers.items()}
         graph.set_functions(definitions(nodes, graph.opset, types))
+        graph.import_domain(DOMAIN)
         graph.require(graph.opset)
 
 

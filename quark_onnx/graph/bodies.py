@@ -1,0 +1,90 @@
+"""The bodies of If, Loop and Scan, each taken out as a model of its own and put back.
+
+What a body reads from around it is an input of that model, and a copy if it is constant, so that a weight which a body
+shares with its surroundings is a weight there, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import onnx
+from onnx import AttributeProto, GraphProto, ModelProto, ValueInfoProto, helper
+
+from quark_onnx.graph.graph import Graph
+from quark_onnx.graph.node import Node
+
+
+@dataclass(frozen=True)
+class Body:
+    """A subgraph among the attributes of a node.
+
+    Attributes:
+        node: that has it.
+        attribute: its name; ``place`` counts where the attribute holds several.
+        model: it as a model.
+        borrowed: what the model has of the surroundings: names of inputs and of constants.
+    """
+
+    node: Node
+    attribute: str
+    place: int
+    model: ModelProto
+    borrowed: frozenset[str]
+
+
+def bodies(graph: Graph) -> Iterator[Body]:
+    """The subgraphs of a graph's nodes, not those inside them."""
+    shell = graph.to_model() if any(node.has_subgraph for node in graph.nodes) else ModelProto()
+    for node in graph.nodes:
+        for attribute in node.to_proto().attribute if node.has_subgraph else ():
+            single = attribute.type == AttributeProto.GRAPH
+            for place, body in enumerate([attribute.g] if single else attribute.graphs):
+                yield _taken_out(graph, node, attribute.name, place, body, shell)
+
+
+def _taken_out(graph: Graph, node: Node, attribute: str, place: int, body: GraphProto, shell: ModelProto) -> Body:
+    proto = GraphProto()
+    proto.CopyFrom(body)
+    proto.name = proto.name or "body"
+    own = {value.name for value in proto.input} | {tensor.name for tensor in proto.initializer}
+    own |= {name for inner in proto.node for name in inner.output}
+    borrowed = set[str]()
+    for name in node.captures:
+        if name in own or not _reads(proto, name):
+            continue
+        borrowed.add(name)
+        if graph.is_constant(name):
+            proto.initializer.append(graph.initializers[name])
+        else:
+            proto.input.append(_value(graph, name))
+    model = helper.make_model(proto, opset_imports=shell.opset_import, ir_version=max(shell.ir_version, 4))
+    return Body(node, attribute, place, model, frozenset(borrowed))
+
+
+def _reads(body: GraphProto, name: str) -> bool:
+    outputs = any(value.name == name for value in body.output)
+    return outputs or any(name in Node(inner).inputs or name in Node(inner).captures for inner in body.node)
+
+
+def _value(graph: Graph, name: str) -> ValueInfoProto:
+    kind, shape = graph.elem_type(name), graph.shape(name)
+    if not kind:
+        return onnx.ValueInfoProto(name=name)
+    return helper.make_tensor_value_info(name, kind, shape)
+
+
+def put_back(graph: Graph, body: Body, changed: Graph) -> None:
+    """Let ``changed``, made from ``body.model``, take the place of the body."""
+    model = changed.to_model()
+    proto = GraphProto()
+    proto.CopyFrom(model.graph)
+    inputs = [value for value in proto.input if value.name not in body.borrowed]
+    initializers = [tensor for tensor in proto.initializer if tensor.name not in body.borrowed]
+    del proto.input[:], proto.initializer[:], proto.value_info[:]
+    proto.input.extend(inputs)
+    proto.initializer.extend(initializers)
+    graph.set_body(body.node, body.attribute, body.place, proto)
+    for entry in model.opset_import:
+        graph.import_domain(entry.domain, entry.version)
