@@ -99,6 +99,12 @@ def estimate_bytes(model: onnx.ModelProto) -> int:
     return sum(map(tensor_bytes, model.graph.initializer))
 
 
+def model_bytes(model: onnx.ModelProto) -> int:
+    """Size of a model; for one beyond the protobuf limit, which cannot be serialized, that of its weights."""
+    estimate = estimate_bytes(model)
+    return estimate if estimate > PROTOBUF_LIMIT else model.ByteSize()
+
+
 def tensor_bytes(tensor: onnx.TensorProto) -> int:
     """Size of a tensor by its shape and type, an upper bound for types of less than a byte."""
     try:

@@ -11,6 +11,7 @@ from typing import Any, overload
 
 from onnx import ModelProto
 
+from calibrators.session import model_bytes
 from quark_onnx.config import QConfig
 from quark_onnx.errors import ConfigError, ModelError, nearest
 from quark_onnx.graph import Graph, Narrowing, inlined, widened
@@ -172,8 +173,8 @@ class _Job:
             config=str(config),
             samples=held.count if held else 0,
             held_out=len(held_out),
-            bytes_before=self.original.ByteSize(),
-            bytes_after=quantized.ByteSize(),
+            bytes_before=model_bytes(self.original),
+            bytes_after=model_bytes(quantized),
             operators=operators,
             kept_nodes=kept_nodes,
             kept_tensors=kept_tensors,

@@ -13,7 +13,7 @@ from onnx import ModelProto
 
 import calibrators
 from calibrators.base import is_number
-from calibrators.session import open_session
+from calibrators.session import model_bytes, open_session
 from quark_onnx.api import load
 from quark_onnx.errors import ConfigError, DataError, ModelError
 from quark_onnx.graph import Graph
@@ -77,7 +77,7 @@ def compare(
         raise DataError(str(error)) from error
     except Exception as error:  # onnxruntime raises several unrelated types
         raise ModelError(f"the two models cannot be run on the same data: {error}") from error
-    return Comparison(counter.count, outputs, before.ByteSize(), after.ByteSize())
+    return Comparison(counter.count, outputs, model_bytes(before), model_bytes(after))
 
 
 class _Counter:
