@@ -200,6 +200,8 @@ def _cast(array: Array, want: np.dtype[Any] | None, place: str) -> Array:
         return _text(array, place)
     if want is None or got == want:
         return array
+    if got.name == "bfloat16" and want.kind == "f":  # of ml_dtypes, which numpy takes for no float
+        return array.astype(want)
     if got.kind == want.kind and (np.can_cast(got, want) or want == np.float32):
         with np.errstate(over="ignore"):  # an overflow becomes infinite, and is reported as that
             return array.astype(want)

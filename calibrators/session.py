@@ -6,12 +6,14 @@ What does not fit into one protobuf message travels through files.
 from __future__ import annotations
 
 import math
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import onnx
+from onnx import numpy_helper
 from onnx.external_data_helper import set_external_data
 
 #: A protobuf message ends at 2 GiB; above this estimate a model travels through a file with external data.
@@ -19,6 +21,8 @@ PROTOBUF_LIMIT = 1_900_000_000
 
 #: Tensors below this size stay inside the model file.
 _SMALL_TENSOR = 1024
+#: External tensors start at multiples of this, as ONNX advises.
+_PAGE = 4096
 
 _EXTENSION_DOMAINS = {"ai.onnx.contrib", "com.microsoft.extensions"}
 
@@ -77,7 +81,12 @@ def write_external(model: onnx.ModelProto, path: Path, data: Path) -> None:
     stored.CopyFrom(model)
     with data.open("wb") as file:
         for tensor in _initializers(stored.graph):
+            if tensor_bytes(tensor) < _SMALL_TENSOR:
+                continue
+            if not tensor.raw_data and tensor.data_type != onnx.TensorProto.STRING:  # as float_data, say
+                tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor), tensor.name))
             if len(values := tensor.raw_data) >= _SMALL_TENSOR:
+                file.seek(-file.tell() % _PAGE, os.SEEK_CUR)  # where a runtime can map it into memory
                 set_external_data(tensor, data.name, file.tell(), file.write(values))
                 tensor.ClearField("raw_data")
     if not data.stat().st_size:
@@ -96,7 +105,7 @@ def _initializers(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
 
 def estimate_bytes(model: onnx.ModelProto) -> int:
     """Size of a model's weights; unlike ``ByteSize`` it does not serialize the model to learn it."""
-    return sum(map(tensor_bytes, model.graph.initializer))
+    return sum(map(tensor_bytes, _initializers(model.graph)))
 
 
 def model_bytes(model: onnx.ModelProto) -> int:

@@ -181,6 +181,10 @@ class _Job:
             notes=[*notes, *found, *moved, *params.notes, *inside, *fused],
             outputs=errors,
         )
+        if report.bytes_after > report.bytes_before:
+            report.notes.append(
+                "the result is larger than the float model: weights stay float or are stored twice, or are small"
+            )
         logger.debug("%s", report)
         return Result(quantized, plan, report)
 

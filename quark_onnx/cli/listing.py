@@ -13,12 +13,13 @@ from calibrators import CALIBRATORS
 from quark_onnx.cli.output import Answer, columns
 from quark_onnx.cli.parsing import Parser, add_common_options
 from quark_onnx.config import QConfig, to_dict
+from quark_onnx.config.support import WAYS
 from quark_onnx.dtypes import Block, DType, Half, Scaled
 from quark_onnx.registry import DTYPES, PRESETS, RULES
 
 NAME = "list"
-SUMMARY = "list presets, operators, number formats and calibrators"
-USAGE = "%(prog)s [presets | operators | formats | calibrators] [OPTION ...]"
+SUMMARY = "list presets, operators, number formats, how they can be used, and calibrators"
+USAGE = "%(prog)s [presets | operators | formats | matrix | calibrators] [OPTION ...]"
 EXAMPLE = """\
 example:
   quark-onnx list calibrators"""
@@ -69,6 +70,17 @@ def _formats() -> list[Row]:
     return [_format(DTYPES[name]) for name in DTYPES]
 
 
+def _matrix() -> list[Row]:
+    """Which format can be used how; the test of formats runs every cell."""
+    rows: list[Row] = []
+    for row in map(DTYPES.__getitem__, DTYPES):
+        offered = {way.name: way.config(row) is not None for way in WAYS}
+        rows.append(
+            ((row.name, *("yes" if yes else "-" for yes in offered.values())), {"name": row.name, "ways": offered})
+        )
+    return rows
+
+
 def _format(row: DType) -> Row:
     family = type(row).__name__.lower()
     item: dict[str, Any] = {"name": row.name, "family": family, "bits": row.bits, "min_opset": row.min_opset}
@@ -103,5 +115,6 @@ _KINDS: dict[str, tuple[tuple[str, ...], Callable[[], list[Row]]]] = {
     "presets": (("name", "activations", "weights", "other"), _presets),
     "operators": (("operator", "rule", "what is quantized"), _operators),
     "formats": (("name", "family", "bits", "values", "least opset"), _formats),
+    "matrix": (("format", *(way.name for way in WAYS)), _matrix),
     "calibrators": (("name", "settings", "what it does"), _calibrators),
 }

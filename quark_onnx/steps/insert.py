@@ -175,7 +175,7 @@ class _Writer:
         """Append Q and DQ to a tensor; the name of what DQ computes, ``result`` if it is given."""
         result = result or self.graph.fresh(f"{use_name(use)}_dequantized")
         codes = self.graph.fresh(f"{use_name(use)}_quantized")
-        apart = isinstance(scale.dtype, Minifloat) or scale.dtype.bits < 4
+        apart = isinstance(scale.dtype, Minifloat) or scale.dtype.bits < 8
         plain = self.graph.fresh(f"{use_name(use)}_plain") if apart else result
         producer = self.graph.producer(source)
         if apart and producer is not None and producer.kind in HANDING_ON | {"Relu", "Clip"}:

@@ -16,6 +16,7 @@ REGISTRIES: dict[str, Collection[str]] = {
     "presets": list(PRESETS),
     "operators": list(RULES),
     "formats": list(DTYPES),
+    "matrix": list(DTYPES),
     "calibrators": list(CALIBRATORS),
 }
 
@@ -46,6 +47,7 @@ def test_json(cli: Any) -> None:
         "presets": ["name", "config"],
         "operators": ["name", "rule", "description"],
         "formats": ["name", "family", "bits", "min_opset", "block_size", "node"],
+        "matrix": ["name", "ways"],
         "calibrators": ["name", "settings", "description"],
     }
     assert all(row["description"] for row in document["operators"] + document["calibrators"])

@@ -1,0 +1,79 @@
+"""Every cell of the table of formats and ways to use them: the model runs, and comes as close as its bits allow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto, numpy_helper
+
+from calibrators.session import open_session
+from quark_onnx import quantize
+from quark_onnx.config.support import WAYS, Way
+from quark_onnx.dtypes import Block, DType, Half, Integer
+from quark_onnx.registry import DTYPES
+
+CELLS = [(DTYPES[name], way) for name in DTYPES for way in WAYS if way.config(DTYPES[name])]
+
+
+def network() -> ModelProto:
+    """A convolution, a selection, a product and a sum: whatever a format has to get along with."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[N, 16, 8, 8] x) => (float[N, 24] y) {
+            c = Conv <pads = [1, 1, 1, 1]> (x, k, b)
+            r = Relu (c)
+            p = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (r)
+            m = GlobalAveragePool (p)
+            f = Flatten (m)
+            h = Gemm (f, w, d)
+            s = Sigmoid (h)
+            t = Mul (h, s)
+            y = MatMul (t, v)
+        }""")
+    random = np.random.default_rng(0)
+    for name, shape in {"k": (32, 16, 3, 3), "b": (32,), "w": (32, 48), "d": (48,), "v": (48, 24)}.items():
+        array = (random.normal(size=shape) / np.sqrt(np.prod(shape[:-1]))).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    return model
+
+
+MODEL = network()
+DATA = [{"x": np.random.default_rng(seed).normal(size=(4, 16, 8, 8)).astype(np.float32)} for seed in range(8)]
+
+
+def least(row: DType, way: Way) -> float:
+    """dB that a format has to reach: about five a bit of its mantissa, less the usual."""
+    if isinstance(row, Half):
+        return 40
+    if isinstance(row, Block):
+        return {"bfp16": 30, "mx9": 30, "mxint8": 28, "mx6": 17, "mx4": 3, "mxfp4e2m1": 5}.get(row.name, 15)
+    if not isinstance(row, Integer):
+        return {"fp8e4m3": 18, "fp8e5m2": 12}[row.name]
+    return {2: -5, 4: 6, 8: 26, 16: 60, 32: 60}[row.bits] - 6 * (way.name == "pow2")
+
+
+@pytest.mark.parametrize(("row", "way"), CELLS, ids=lambda value: value.name)
+def test_a_cell_of_the_table(row: DType, way: Way) -> None:
+    config = way.config(row)
+    assert config is not None
+    result = quantize(MODEL, DATA if config.measures else None, config)
+    assert result.report.quantized > 0
+    found: dict[bool, Any] = {}
+    for optimize in (True, False):
+        session = open_session(result.model, optimize=optimize)
+        found[optimize] = np.concatenate([session.run(None, sample)[0] for sample in DATA]).astype(np.float64)
+    session = open_session(MODEL)
+    expected = np.concatenate([session.run(None, sample)[0] for sample in DATA]).astype(np.float64)
+    for values in found.values():
+        sqnr = 10 * np.log10(np.square(expected).sum() / np.square(values - expected).sum())
+        assert sqnr > least(row, way)
+
+
+@pytest.mark.parametrize("name", [name for name in DTYPES if DTYPES[name].scaled])
+def test_codes_are_stored_in_their_own_type(name: str) -> None:
+    row = DTYPES[name]
+    [way] = [way for way in WAYS if way.name == "per channel"]
+    model = quantize(MODEL, None, way.config(row)).model
+    assert {t.data_type for t in model.graph.initializer if t.name.startswith("w_quantized")} == {row.onnx}
