@@ -70,12 +70,14 @@ def quantize(
     *,
     executor: Executor | None = None,
     progress: bool | None = False,
+    external: bool = False,
 ) -> Result:
     """Quantize a model and say what was done; ``quantize_static`` and its neighbours return the model alone.
 
     Args:
         data: as for ``quantize_static``; None where the config leaves nothing to be measured: activations that stay
             float, have a dynamic scale, or need none.
+        external: keep large tensors in a file beside the output, also where one file would hold them.
 
     Raises:
         QuarkError: see ``quark_onnx.errors``; nothing is written.
@@ -84,7 +86,7 @@ def quantize(
         raise ConfigError(f"executor is {executor!r}; it must be a concurrent.futures.Executor")
     if progress not in (True, False, None):
         raise ConfigError(f"progress is {progress!r}; it must be True, False, or None for a terminal only")
-    job = _Job.open(model, QConfig.of(config), output)
+    job = _Job.open(model, QConfig.of(config), output, external)
     if data is None and not job.config.measures:
         sample = probe(job.graph, job.reference)
         graph, plan, notes = job.plan(sample)
@@ -111,10 +113,10 @@ class _Job:
     narrowing: Narrowing
 
     @classmethod
-    def open(cls, model: str | Path | ModelProto, config: QConfig, output: str | Path | None) -> _Job:
+    def open(cls, model: str | Path | ModelProto, config: QConfig, output: str | Path | None, external: bool) -> _Job:
         target = destination(model, output)
         original = load(model)
-        external = keeps_weights_beside(model, target)
+        external |= keeps_weights_beside(model, target)
         plain, narrowing = widened(inlined(original))
         graph = Graph.of(plain)
         select(graph, config)  # patterns are held against the graph that the user knows
@@ -253,6 +255,7 @@ def quantize_static(
     *,
     executor: Executor | None = None,
     progress: bool | None = False,
+    external: bool = False,
 ) -> ModelProto: ...
 
 
@@ -290,7 +293,7 @@ def quantize_static(*arguments: Any, **keywords: Any) -> ModelProto:
     """
     if is_onnxruntime_call(arguments, keywords):
         theirs = translate(arguments, keywords)
-        return quantize(theirs.model, theirs.data, theirs.config, theirs.output).model
+        return quantize(theirs.model, theirs.data, theirs.config, theirs.output, external=theirs.external).model
     try:
         call = inspect.signature(quantize).bind(*arguments, **keywords)
     except TypeError as error:

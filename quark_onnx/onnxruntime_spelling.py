@@ -68,6 +68,7 @@ class Call:
     data: Any
     config: QConfig
     output: Any
+    external: bool
 
 
 def is_onnxruntime_call(positional: tuple[Any, ...], keywords: Mapping[str, Any]) -> bool:
@@ -100,7 +101,8 @@ def translate(positional: tuple[Any, ...], keywords: Mapping[str, Any]) -> Call:
             raise ConfigError(f"extra option {name!r} is not supported: {_REFUSED[name]}")
         else:
             raise ConfigError(f"unknown extra option {name!r}{nearest(name, [*_TAKEN, *_NEEDLESS, *_REFUSED])}")
-    return Call(a["model_input"], a["calibration_data_reader"], config, a["model_output"])
+    external = _bool(a, "use_external_data_format")
+    return Call(a["model_input"], a["calibration_data_reader"], config, a["model_output"], external)
 
 
 def _check_surroundings(a: Mapping[str, Any]) -> None:
@@ -112,11 +114,6 @@ def _check_surroundings(a: Mapping[str, Any]) -> None:
         raise ConfigError(f"quant_format is {a['quant_format']!r}; it must be QuantFormat.QDQ")
     if a["calibration_cache_path"] is not None:
         raise ConfigError("calibration_cache_path is not supported: ranges are measured in each run")
-    if _bool(a, "use_external_data_format"):
-        raise ConfigError(
-            "use_external_data_format=True is not supported: weights go to a second file where those of the input do, "
-            "or where one file cannot hold them; leave it out"
-        )
     if set(_names(a, "calibration_providers")) - {"CPUExecutionProvider"}:
         logger.warning("calibration_providers is %s, but calibration runs on the CPU", a["calibration_providers"])
 

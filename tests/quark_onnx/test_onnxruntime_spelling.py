@@ -146,7 +146,6 @@ def test_types_and_selections() -> None:
             {"extra_options": {"CalibMovingAverage": "False"}},
             "extra options CalibMovingAverage: moving_average is 'False'; it must be true or false",
         ),
-        ({"use_external_data_format": True}, "use_external_data_format=True is not supported"),
         ({"use_external_data_format": "no"}, "use_external_data_format is 'no'; it must be True or False"),
         (
             {"calibration_providers": "CUDAExecutionProvider"},
@@ -203,3 +202,13 @@ def test_excluding_what_is_not_there_is_an_error(model: Path) -> None:
 def test_our_reader_can_be_iterated() -> None:
     found = [feeds["x"] for feeds in reader(ours.CalibrationDataReader)]
     np.testing.assert_array_equal(found, [feeds["x"] for feeds in samples(residual())])
+
+
+def test_weights_in_a_file_of_their_own(model: Path) -> None:
+    output = model.with_name("q.onnx")
+    ours.quantize_static(str(model), str(output), reader(ours.CalibrationDataReader), use_external_data_format=True)
+    onnx.checker.check_model(str(output))
+    stored = onnx.load(str(output), load_external_data=False)
+    large = [tensor for tensor in stored.graph.initializer if np.prod(tensor.dims) >= 1024]
+    assert all(tensor.data_location == TensorProto.EXTERNAL for tensor in large)
+    assert output.with_name("q.onnx.data").exists() == bool(large)
