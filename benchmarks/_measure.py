@@ -7,7 +7,6 @@ Imports are not timed, for no method. The peak is that of the process image, lib
 from __future__ import annotations
 
 import json
-import resource
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from _data import Samples
+from _memory import peak_mb
 from _settings import Setting
 from _tools import AmdQuark, OnnxRuntime, Ours, Tool
 
@@ -65,18 +65,6 @@ class Method:
             lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
             return Measurement(error="killed, out of memory?" if done.returncode == -9 else lines[-1][:200])
         return Measurement(**json.loads(done.stdout.splitlines()[-1]))
-
-
-def peak_mb() -> float:
-    """Peak resident memory of this process image.
-
-    Linux counts in ru_maxrss also the process that this one was forked from, so there its own status is read.
-    """
-    status = Path("/proc/self/status")
-    if status.exists():
-        lines = status.read_text().splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
 
 
 def _infer(model: Path, samples: Samples) -> None:

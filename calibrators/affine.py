@@ -17,6 +17,13 @@ _GREATEST = float(np.finfo(np.float32).max)
 _GREATEST_SCALE = 2.0**127  # the largest power of two in float32
 
 
+_CODES = np.dtype(np.int64)
+#: float32 holds integers up to here, and so any sum of a code in reach and a zero point.
+_EXACT = 1 << 22
+#: Reals of so many bytes become codes at a time.
+_SLAB = 1 << 24
+
+
 def params_for(range_: Range, grid: Grid, axis: int | None = None) -> QParams:
     """The scale and zero point with which ``grid`` covers ``range_``.
 
@@ -91,12 +98,25 @@ def covered(params: QParams, grid: Grid) -> Range:
     return Range((grid.qmin - params.zero_point) * scale, (grid.qmax - params.zero_point) * scale)
 
 
-def quantize(x: NDArray[Any], params: QParams, grid: Grid) -> NDArray[np.int64]:
-    """Codes of the reals ``x``, saturated to the grid; int64, of x's shape."""
-    scale, zero = params.spread(np.shape(x))
+def quantize(x: NDArray[Any], params: QParams, grid: Grid, dtype: np.dtype[Any] = _CODES) -> NDArray[Any]:
+    """Codes of the reals ``x``, saturated to the grid; of type ``dtype``, int64 if it is not given, and of x's shape.
+
+    >>> quantize(np.array([0.2, 9.0]), params_for(Range(-1, 1), Grid(-2, 2)), Grid(-2, 2), np.dtype(np.int8))
+    array([0, 2], dtype=int8)
+    """
+    x = np.asarray(x)
+    count = x.shape[0] if x.ndim else 1
+    step = max(1, count * _SLAB // max(1, x.nbytes))
+    step += -step % max(1, params.block_size)
+    if step < count:  # a part at a time: between the reals and the codes there are several copies
+        parts = (slice(start, start + step) for start in range(0, count, step))
+        return np.concatenate([quantize(x[part], params.part(part), grid, dtype) for part in parts])
+    scale, zero = params.spread(x.shape)
+    exact = np.float32 if max(-grid.qmin, grid.qmax) < _EXACT else np.float64  # that adds zero points without rounding
     with np.errstate(over="ignore"):  # a tiny scale sends large values to infinity, which saturates
-        steps = np.rint(np.asarray(x, np.float32) / scale).astype(np.float64)
-    codes: NDArray[np.int64] = np.clip(steps + zero, grid.qmin, grid.qmax).astype(np.int64)
+        steps = np.rint(np.asarray(x, np.float32) / scale).astype(exact, copy=False)
+    steps += zero
+    codes: NDArray[Any] = np.clip(steps, grid.qmin, grid.qmax).astype(dtype)
     return codes
 
 

@@ -106,6 +106,14 @@ class QParams:
         ones[self.axis] = -1
         return self.scale.reshape(ones), self.zero_point.reshape(ones)
 
+    def part(self, rows: slice) -> QParams:
+        """The parameters of some rows (indices of the first axis) of the tensor; they start and end with a block."""
+        if self.axis is None or (self.axis != 0 and not self.block_size):
+            return self
+        if self.axis == 0 and self.block_size:
+            rows = slice(rows.start // self.block_size, -(-rows.stop // self.block_size))
+        return replace(self, scale=self.scale[rows], zero_point=self.zero_point[rows])
+
     def with_scale(self, scale: NDArray[np.float32]) -> QParams:
         """The same zero point and axis under another scale of the same shape."""
         return replace(self, scale=np.asarray(scale, np.float32))

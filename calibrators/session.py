@@ -19,6 +19,8 @@ from onnx.external_data_helper import set_external_data
 #: A protobuf message ends at 2 GiB; above this estimate a model travels through a file with external data.
 PROTOBUF_LIMIT = 1_900_000_000
 
+#: Beside weights of this size the rest of a model does not count.
+_LARGE = 100_000_000
 #: Tensors below this size stay inside the model file.
 _SMALL_TENSOR = 1024
 #: External tensors start at multiples of this, as ONNX advises.
@@ -109,9 +111,9 @@ def estimate_bytes(model: onnx.ModelProto) -> int:
 
 
 def model_bytes(model: onnx.ModelProto) -> int:
-    """Size of a model; for one beyond the protobuf limit, which cannot be serialized, that of its weights."""
+    """Size of a model; of a large one, which is slow or impossible to serialize, that of its weights."""
     estimate = estimate_bytes(model)
-    return estimate if estimate > PROTOBUF_LIMIT else model.ByteSize()
+    return estimate if estimate > _LARGE else model.ByteSize()
 
 
 def tensor_bytes(tensor: onnx.TensorProto) -> int:

@@ -87,7 +87,7 @@ class Integer(Scaled):
         return Grid(qmin + (narrow and self.signed), qmax, symmetric, pow2)
 
     def encode(self, array: NDArray[Any], params: QParams, grid: Grid) -> NDArray[Any]:
-        return quantize(array, params, grid).astype(self.numpy)
+        return quantize(array, params, grid, self.numpy)
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,10 @@ from quark_onnx.graph.walk import copy_fields
 Shape = tuple["int | str | None", ...]
 
 
+#: Constants above this size in bytes are not kept as arrays beside the model.
+_LARGE = 1 << 22
+
+
 class Graph:
     """The main graph of a model.
 
@@ -110,9 +114,12 @@ class Graph:
             return None
         if tensor not in self._arrays:
             try:
-                self._arrays[tensor] = numpy_helper.to_array(self.initializers[tensor])
+                array = numpy_helper.to_array(self.initializers[tensor])
             except (ValueError, TypeError, KeyError) as error:
                 raise ModelError(f"initializer {tensor!r} cannot be read: {error}") from error
+            if array.nbytes > _LARGE:  # no more than one of these is kept, which is read several times in a row
+                self._arrays = {name: kept for name, kept in self._arrays.items() if kept.nbytes <= _LARGE}
+            self._arrays[tensor] = array
         return self._arrays[tensor]
 
     def elem_type(self, tensor: str) -> int:

@@ -16,7 +16,7 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 
-from calibrators import Grid, QParams, Range, covered, dequantize, fake_quantize, params_for, quantize
+from calibrators import Grid, QParams, Range, covered, dequantize, fake_quantize, params_for, quantize, rows
 
 EXAMPLES = settings(deadline=None, derandomize=True)
 FEW = settings(EXAMPLES, max_examples=30)
@@ -307,3 +307,24 @@ def test_the_greatest_numbers_do_not_become_infinite(grid: Grid, ends: tuple[flo
         assert (np.abs(reals) >= np.abs(x) / 4 - params.scale).all()
     else:
         np.testing.assert_allclose(reals / F32.max, x / F32.max, atol=1.01 / (grid.levels // 2))
+
+
+@pytest.mark.parametrize("block_size", [0, 16])
+@pytest.mark.parametrize("axis", [None, 0, 1])
+def test_large_tensors_in_parts(axis: int | None, block_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And come out as if they had not been."""
+    if axis is None and block_size:
+        return
+    random = np.random.default_rng(0)
+    x = random.normal(size=(100, 40)).astype(np.float32)
+    grid = Grid(-8, 7)
+    lines = rows(x, axis, block_size)
+    params = params_for(Range(lines.min(axis=1), lines.max(axis=1)), grid, axis)
+    if block_size and axis is not None:
+        params = params.in_blocks(x.shape, axis, block_size)
+    whole = quantize(x, params, grid, np.dtype(np.int8))
+    monkeypatch.setattr("calibrators.affine._SLAB", 1000)
+    np.testing.assert_array_equal(quantize(x, params, grid, np.dtype(np.int8)), whole)
+    scale, zero = params.spread(x.shape)
+    exact = np.clip(np.rint(x.astype(np.float64) / scale) + zero, -8, 7)
+    assert (whole == exact).mean() > 0.999
