@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from typing import Any
 
-from quark_onnx.cli.parsing import Parser, number
+from quark_onnx.cli.parsing import Parser, count, number
 from quark_onnx.config import FORMS, QConfig
 
 
@@ -77,6 +77,12 @@ def _add_graph_options(parser: Parser) -> None:
         help=f"how the result is written: {' or '.join(FORMS)} (those that compute on codes, where there are any)",
     )
     group.add_argument(
+        "--max-opset",
+        metavar="N",
+        type=count,
+        help="do not raise the model's opset beyond this one (default: no limit)",
+    )
+    group.add_argument(
         "--no-functions",
         action="store_true",
         help="nodes of a vendor's domain carry no body of standard operators, for targets that refuse one; "
@@ -107,7 +113,7 @@ def config_of(options: Namespace) -> QConfig:
     config = QConfig.of(options.config)
     changes: dict[str, Any] = {
         name: value
-        for name in ("calibrator", "per_channel", "op_types", "nodes", "form", "min_sqnr")
+        for name in ("calibrator", "per_channel", "op_types", "nodes", "form", "max_opset", "min_sqnr")
         if (value := getattr(options, name, None)) is not None
     }
     if options.exclude:

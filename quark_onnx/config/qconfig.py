@@ -18,6 +18,8 @@ from quark_onnx.registry import PRESETS, RULES
 _SHORT_CUTS = {"calibrator": "activation", "per_channel": "weight"}
 
 
+#: The first opset with the operators that every result has.
+_LEAST_OPSET = 11
 #: How the result is written.
 FORMS = ("qdq", "operators", "vendor")
 
@@ -139,6 +141,8 @@ class QConfig:
             on codes (MatMulInteger, ConvInteger, MatMulNBits), where there are any; "vendor" writes Q/DQ pairs, also
             those of 16-bit floats, as ExtendedQuantizeLinear and ExtendedDequantizeLinear of AMD's domain.
         functions: nodes of a vendor's domain carry a body of standard operators, so that every runtime runs them.
+        max_opset: the model's opset is not raised beyond this one, None for no limit. Q/DQ pairs of 4, 8 and 16 bits
+            are then written in the com.microsoft domain, which has them at any opset.
         min_sqnr: the least acceptable signal-to-noise ratio of any output, in dB; None asks for none.
 
     >>> config = QConfig.of("A8W8").with_(calibrator="entropy", per_channel=True)
@@ -159,6 +163,7 @@ class QConfig:
     prepare: bool = True
     form: str = "qdq"
     functions: bool = True
+    max_opset: int | None = None
     min_sqnr: float | None = None
 
     def __post_init__(self) -> None:
@@ -183,6 +188,8 @@ class QConfig:
         _check_granularity(self.activation, self.weight)
         if type(self.search) is not int or self.search < 0:
             raise ConfigError(f"search is {self.search!r}; it must be a number of samples, 0 or more")
+        if self.max_opset is not None and (type(self.max_opset) is not int or self.max_opset < _LEAST_OPSET):
+            raise ConfigError(f"max_opset is {self.max_opset!r}; it must be an opset, {_LEAST_OPSET} or higher")
         if self.min_sqnr is not None and not (is_number(self.min_sqnr) and self.min_sqnr == self.min_sqnr):  # no NaN
             raise ConfigError(f"min_sqnr is {self.min_sqnr!r}; it must be a number of decibels")
         for op_type in self.op_types:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from quark_onnx.config import QConfig
 from quark_onnx.dtypes import BODY_OPSET, Integer
-from quark_onnx.errors import ModelError, QuarkError
+from quark_onnx.errors import ConfigError, ModelError, QuarkError
 from quark_onnx.graph import Graph
 from quark_onnx.passes import CLEANING, Pass, raise_opset
 from quark_onnx.plan import Plan, Quantize
@@ -80,20 +80,29 @@ def raise_opset_for(
     graph: Graph, plan: Plan, config: QConfig, reference: Reference, sample: Sample | None
 ) -> tuple[Graph, list[str]]:
     """The graph at the least opset that the plan's number formats and onnxruntime's rewrites of them need, if onnx can
-    convert it without changing outputs.
+    convert it without changing outputs and the config allows for it.
 
     Otherwise the graph stays as it is, and Q/DQ nodes that its opset lacks are written in the com.microsoft domain,
     which has them at any opset.
 
     Raises:
         ModelError: that domain does not have them either.
+        ConfigError: it would, if the config allowed for a higher opset.
     """
     quantized = [entry for entry in plan.entries.values() if isinstance(entry, Quantize)]
     vendor = BODY_OPSET if config.form == "vendor" else 0
     needed = max(ROUND_OPSET, vendor, *(entry.min_opset for entry in quantized)) if quantized else 0
-    if graph.opset >= needed:
+    before, limit = graph.opset, config.max_opset or needed
+    if needed > limit:
+        for entry in quantized:
+            if not (entry.min_opset <= limit or _contributed(entry)):
+                raise ConfigError(
+                    f"{entry.spec.dtype.name} needs opset {entry.min_opset}, but max_opset is {limit}; raise it, or "
+                    "choose another format"
+                )
+        needed = max(opset for opset in (ROUND_OPSET, vendor, *(e.min_opset for e in quantized)) if opset <= limit)
+    if before >= needed:
         return graph, []
-    before = graph.opset
     converted = raise_opset(graph.to_model(), needed)
     if converted is not None:
         candidate = Graph(converted)

@@ -45,11 +45,11 @@ def test_json(cli: Any) -> None:
 
 
 def test_tensors_nobody_asks_for_have_a_reason(cli: Any) -> None:
-    text = "g (float[2] x, int64[2] i) => (float[2] y, int64[2] j) { y = Sin (x) \n j = Neg (i) }"
+    text = "g (float[2,2] x, int64[2] i) => (float y, int64[2] j) { y = Det (x) \n j = Neg (i) }"
     onnx.save(parse(text), "float.onnx")
-    sine, negative = cli("explain", "float.onnx", "--json").json["nodes"]
-    assert sine["float"] == "there is no rule for this operator"
-    assert sine["inputs"] == [{"tensor": "x", "decision": "float", "detail": "nothing asks for it"}]
+    determinant, negative = cli("explain", "float.onnx", "--json").json["nodes"]
+    assert determinant["float"] == "there is no rule for this operator"
+    assert determinant["inputs"] == [{"tensor": "x", "decision": "float", "detail": "nothing asks for it"}]
     assert negative["inputs"] == [{"tensor": "i", "decision": "float", "detail": "its type is int64"}]
 
 

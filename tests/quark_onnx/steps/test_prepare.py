@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from onnx import ModelProto
 
-from quark_onnx import QConfig, quantize
-from quark_onnx.errors import ModelError
+from quark_onnx import QConfig, quantize, quantize_static
+from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.graph import Graph
 from quark_onnx.passes import CLEANING, Pass, fold_batch_norm
 from quark_onnx.steps import make_plan, prepare, raise_opset_for
@@ -166,3 +166,23 @@ def test_agreement_is_relative_and_mindful_of_what_is_no_number() -> None:
         agree({"a": 1.0}, {"a": 1.000001}) and not agree({"a": 1.0}, {"b": 1.0}) and not agree({"a": 1.0}, {"a": 2.0})
     )
     assert agree(np.int64([3]), np.int64([3])) and not agree(np.int64([3]), np.int64([4]))
+
+
+@pytest.mark.parametrize(
+    ("limit", "opset", "domains"), [(21, 21, {""}), (20, 13, {"", "com.microsoft"}), (None, 21, {""})]
+)
+def test_the_opset_has_a_limit(limit: int | None, opset: int, domains: set[str]) -> None:
+    model = parse(
+        "g (float[N,2,4,4] x) => (float[N,2,4,4] y) { y = Conv (x, w) }", opset=12, w=np.ones((2, 2, 1, 1), np.float32)
+    )
+    quantized = quantize_static(model, samples(model), WIDE.with_(max_opset=limit))
+    assert {entry.domain: entry.version for entry in quantized.opset_import}[""] == opset
+    assert {node.domain for node in quantized.graph.node} == domains
+
+
+def test_a_format_beyond_the_limit() -> None:
+    model = parse("g (float[N,2] x) => (float[N,2] y) { y = MatMul (x, w) }", w=np.eye(2, dtype=np.float32))
+    with pytest.raises(ConfigError, match="fp8e4m3 needs opset 19, but max_opset is 17"):
+        quantize_static(model, samples(model), QConfig.of("FP8E4M3").with_(max_opset=17))
+    with pytest.raises(ConfigError, match="max_opset is 9; it must be an opset, 11 or higher"):
+        QConfig(max_opset=9)
