@@ -2,13 +2,21 @@
 
 from quark_onnx.rules import (  # noqa: F401  (importing is registering)
     activation,
+    attention,
     combine,
     conv,
+    delicate,
+    einsum,
     elementwise,
+    embedding,
     matmul,
     norm,
     passthrough,
     pool,
+    recurrent,
+    reduce,
+    sampling,
+    selection,
 )
 from quark_onnx.rules.base import WEIGHTED, Rule, rule
 

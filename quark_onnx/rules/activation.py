@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quark_onnx.graph import Node
 from quark_onnx.plan import Plan
-from quark_onnx.rules.base import rule
+from quark_onnx.rules.base import rule, steered
 
 #: Operators whose result need not be quantized before a Relu or Clip that alone reads it.
 _FUSING = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Sub", "Mul", "BatchNormalization"})
@@ -36,6 +36,18 @@ def pointwise(node: Node, plan: Plan) -> None:
     plan.activation(node, node.inputs[0], node.outputs[0])
 
 
+_SMOOTH = ("Elu", "Selu", "Celu", "Mish", "Swish", "Softplus")
+_PLAIN = ("Abs", "Neg", "Atan", "Asinh")
+_CONTRIBUTED = ("QuickGelu", "ScaledSiLU", "BiasGelu", "BiasSplitGelu")
+
+
+@rule(*_SMOOTH, *_PLAIN, *(f"com.microsoft::{name}" for name in _CONTRIBUTED))
+def smooth(node: Node, plan: Plan) -> None:
+    """Input and result, unless the input is a mask or a position; a bias that is added first stays float."""
+    if not steered(node, plan, node.inputs[0]):
+        plan.activation(node, node.inputs[0], node.outputs[0])
+
+
 @rule("PRelu")
 def prelu(node: Node, plan: Plan) -> None:
     """Input, slope and result."""
@@ -44,7 +56,7 @@ def prelu(node: Node, plan: Plan) -> None:
 
 @rule("Softmax")
 def softmax(node: Node, plan: Plan) -> None:
-    """Like all of the unit interval. Over a single value it is 1, of which onnxruntime's 8-bit softmax makes 0."""
+    """Input, and a result between 0 and 1; float over a single value, of which onnxruntime's 8-bit softmax makes 0."""
     shape, result = plan.graph.shape(node.inputs[0]), node.outputs[0]
     axis = node.attribute("axis", -1 if plan.graph.opset >= _SINGLE_AXIS_OPSET else 1)
     if shape and shape[axis] == 1:
@@ -59,7 +71,7 @@ def unit_interval(node: Node, plan: Plan) -> None:
     plan.activation(node, node.outputs[0], bounds=(0.0, 1.0))
 
 
-@rule("Tanh")
+@rule("Tanh", "Softsign")
 def tanh(node: Node, plan: Plan) -> None:
     """Input, and a result that lies between -1 and 1 by definition."""
     plan.activation(node, node.inputs[0])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from quark_onnx.graph import Graph, Node
 from quark_onnx.plan import Plan
 from quark_onnx.registry import RULES
@@ -12,16 +14,76 @@ from quark_onnx.registry import RULES
 Rule = Callable[[Node, Plan], None]
 
 #: Operators that multiply by weights; what they read is worth being quantized, whatever it cost to join it.
-WEIGHTED = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+WEIGHTED = frozenset(
+    {"Conv", "ConvTranspose", "DeformConv", "Gemm", "MatMul", "Einsum"}
+    | {"com.microsoft::FusedConv", "com.microsoft::FusedGemm", "com.microsoft::FusedMatMul"}
+)
 
 #: Operators that normalize a residual stream, whose few outlier channels are many times larger than the rest.
-NORMALIZING = frozenset({"LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"})
+NORMALIZING = frozenset(
+    {"LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"}
+    | {"com.microsoft::SkipLayerNormalization", "com.microsoft::SkipSimplifiedLayerNormalization"}
+)
 RESIDUAL = "the residual stream around a layer normalization is too wide for 8 bits"
 
 
 def rule(*op_types: str) -> Callable[[Rule], Rule]:
     """Decorator: registers a rule for operator types."""
     return RULES.register(*op_types)
+
+
+def spared(node: Node, plan: Plan, reason: str) -> bool:
+    """Whether a node is left float for this reason: what runs it has float arithmetic, and safety was not waived."""
+    asked = plan.specs[node].activation is not None and not all(map(plan.ineligible, node.inputs))
+    if plan.safe and asked and not plan.rounds_results(node):
+        plan.keep_node(node, reason)
+    return node.name in plan.kept
+
+
+def steered(node: Node, plan: Plan, *tensors: str) -> bool:
+    """Whether a node is left float because a mask, a position or a size is among these tensors, which it reads."""
+    for tensor in tensors:
+        if plan.masks(tensor):
+            plan.keep_node(node, f"{tensor!r} holds values that mean 'never'; no scale spans them and real values")
+        elif control(plan.graph, tensor):
+            plan.keep_node(node, f"{tensor!r} is computed from integers alone: a mask or a position, not a signal")
+    return node.name in plan.kept
+
+
+def summed(node: Node, plan: Plan, axis: int) -> int | None:
+    """The axis of the sum, for an operator that no integer form is written of: a scale of each run is no use there."""
+    return axis if plan.static(node) else None
+
+
+def decides(node: Node, plan: Plan) -> bool:
+    """Whether its result ends in a root, a logarithm or a denominator, shifted and bounded by constants at most.
+
+    There the smallest values matter most, and few codes tell them apart least.
+    """
+    todo, seen = [node], {node}
+    while todo:
+        result = todo.pop().outputs[0]
+        for reader in plan.graph.consumers(result):
+            if _roots(reader, plan, result):
+                return True
+            others = [name for name in reader.inputs if name and name != result]
+            shifts = reader.kind in _SHIFTING and all(map(plan.graph.is_constant, others))
+            if shifts and reader not in seen:
+                seen.add(reader)
+                todo.append(reader)
+    return False
+
+
+def _roots(reader: Node, plan: Plan, tensor: str) -> bool:
+    if reader.kind == "Pow":
+        exponent = plan.graph.constant(reader.inputs[1])
+        return reader.inputs[0] == tensor and exponent is not None and bool(np.all(exponent < 1))
+    return reader.kind in _ROOTS or (reader.kind == "Div" and reader.inputs[1] == tensor)
+
+
+_ROOTS = frozenset({"Sqrt", "Reciprocal", "Log"})
+_SHIFTING = frozenset({"Add", "Clip", "Max", "Min", "Mul", "Expand", "Unsqueeze", "Squeeze", "Reshape", "Identity"})
+DECIDING = "it makes a root, a logarithm or a denominator, of which the smallest values matter most"
 
 
 def control(graph: Graph, tensor: str) -> bool:

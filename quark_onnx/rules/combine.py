@@ -1,4 +1,4 @@
-"""Operators that bring values of several origins into one tensor: Concat, Pad."""
+"""Operators that bring values of several origins into one tensor: Concat, Pad, Scatter."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from quark_onnx.graph import Node
 from quark_onnx.plan import Plan
-from quark_onnx.rules.base import control, rule
+from quark_onnx.rules.base import control, rule, steered
 
 
 @rule("Concat")
@@ -21,7 +21,7 @@ def concat(node: Node, plan: Plan) -> None:
 
 @rule("Pad")
 def pad(node: Node, plan: Plan) -> None:
-    """Padding with zeros or with the input's own values stays in its range; another constant widens it."""
+    """The result has the input's scale, or one of its own where it is padded with another value than zero."""
     value = plan.graph.constant(node.input(2)) if node.input(2) else node.attribute("value", 0.0)
     own = node.attribute("mode", "constant") != "constant" or (value is not None and not np.any(value))
     if own:
@@ -30,3 +30,11 @@ def pad(node: Node, plan: Plan) -> None:
         plan.keep_node(node, "it pads with a value that means 'never'")
     else:
         plan.activation(node, node.inputs[0], node.outputs[0])
+
+
+@rule("ScatterElements", "ScatterND", "TensorScatter")
+def scatter(node: Node, plan: Plan) -> None:
+    """Data, updates and result, each with its own scale, unless one of them is a mask."""
+    updates = node.input(1) if node.kind == "TensorScatter" else node.input(2)
+    if not steered(node, plan, node.inputs[0], updates):
+        plan.activation(node, node.inputs[0], updates, node.outputs[0])

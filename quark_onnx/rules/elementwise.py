@@ -1,15 +1,18 @@
-"""Arithmetic between tensors: Add, Sub, Mul, Div, Where."""
+"""Arithmetic between tensors."""
 
 from __future__ import annotations
 
 from quark_onnx.graph import Node
 from quark_onnx.plan import Plan
-from quark_onnx.rules.base import NORMALIZING, RESIDUAL, control, rule
+from quark_onnx.rules.base import DECIDING, NORMALIZING, RESIDUAL, decides, rule, spared, steered
+
+#: Matrix products, which are rounded after a bias was added to them.
+_PRODUCTS = frozenset({"MatMul", "Einsum", "com.microsoft::FusedMatMul"})
 
 
 @rule("Add")
 def add(node: Node, plan: Plan) -> None:
-    """Like all arithmetic, but a bias is added before any rounding, and a residual stream is too wide for few bits."""
+    """Both operands and the result; float where it adds a bias to a product or, in 8 bits, to a residual stream."""
     if any(reader.kind in NORMALIZING for reader in plan.graph.followers(node)) and plan.coarse(node):
         plan.keep_node(node, RESIDUAL)
     elif not plan.rounds_results(node) and any(_is_bias(node, plan, i) for i in (0, 1)):
@@ -23,12 +26,12 @@ def _is_bias(node: Node, plan: Plan, index: int) -> bool:
     bias, product = node.inputs[index], node.inputs[1 - index]
     layer = plan.graph.producer(product)
     vector = plan.graph.is_constant(bias) and len(plan.graph.shape(bias) or ()) <= 1
-    return vector and layer is not None and layer.kind == "MatMul" and not plan.quantized(product)
+    return vector and layer is not None and layer.kind in _PRODUCTS and not plan.quantized(product)
 
 
 @rule("Div")
 def division(node: Node, plan: Plan) -> None:
-    """Like all arithmetic, but a small denominator decides over everything, and is what few codes tell apart least."""
+    """Numerator and result; the denominator too where there is no float, as its smallest values decide over all."""
     if plan.safe and not plan.integer_only(node):
         _operands(node, plan, node.inputs, quantized=node.inputs[:1])
         if node.name not in plan.kept:
@@ -37,10 +40,22 @@ def division(node: Node, plan: Plan) -> None:
         _operands(node, plan, node.inputs)
 
 
-@rule("Sub", "Mul")
+@rule("Sub", "Mul", "Sum", "Mean", "SwiGLU")
 def arithmetic(node: Node, plan: Plan) -> None:
-    """Both operands and the result, unless one of them is a mask."""
+    """All operands and the result, unless one of them is a mask."""
     _operands(node, plan, node.inputs)
+
+
+@rule("Max", "Min")
+def extremes(node: Node, plan: Plan) -> None:
+    """All operands and the result, unless one of them is a mask or the result is to become a denominator."""
+    _operands(node, plan, node.inputs)
+
+
+@rule("com.microsoft::BiasAdd")
+def bias_add(node: Node, plan: Plan) -> None:
+    """Both summands and the result; the bias stays float."""
+    _operands(node, plan, (node.input(0), node.input(2)))
 
 
 @rule("Where")
@@ -51,12 +66,13 @@ def where(node: Node, plan: Plan) -> None:
 
 def _operands(node: Node, plan: Plan, operands: tuple[str, ...], quantized: tuple[str, ...] | None = None) -> None:
     """Quantize operands, all of them unless it is said which, and the result; nothing where a mask is among them."""
-    for tensor in operands:
-        if plan.masks(tensor):
-            plan.keep_node(node, f"{tensor!r} holds values that mean 'never'; no scale spans them and real values")
-            return
-        if control(plan.graph, tensor):
-            plan.keep_node(node, f"{tensor!r} is computed from integers alone: a mask or a position, not a signal")
-            return
+    if steered(node, plan, *operands):
+        return
+    if node.kind in _BOUNDING and decides(node, plan) and spared(node, plan, DECIDING):
+        return
     plan.activation(node, *(operands if quantized is None else quantized))
     plan.activation(node, node.outputs[0])
+
+
+#: Arithmetic that keeps a denominator from zero.
+_BOUNDING = frozenset({"Add", "Max", "Min"})

@@ -1,4 +1,4 @@
-"""MatMul and Gemm.
+"""MatMul and Gemm, also as onnxruntime fuses them.
 
 Their integer products are converted to float anyway before they are rounded again, so the result is left to its
 readers: it is quantized if one of them asks for it. Integer-only hardware needs it quantized in any case.
@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from quark_onnx.graph import Node
 from quark_onnx.plan import Plan
-from quark_onnx.rules.base import rule
+from quark_onnx.rules.base import rule, summed
 
 
 @rule("MatMul")
 def matmul(node: Node, plan: Plan) -> None:
-    """Two operands, either of which may be a weight: (..., K, N) on the right, (..., M, K) on the left.
+    """Both operands, a constant one as a weight along its output axis; the result where there is no float32.
 
-    A stack of matrices on the right has one scale: onnxruntime refuses integer products with one for each column of it.
+    A weight is (..., K, N) on the right, (..., M, K) on the left. A stack of matrices on the right has one scale:
+    onnxruntime refuses integer products with one for each column of it.
     """
     a, b = node.inputs
     for tensor, axis_from_end in ((a, 2), (b, 1)):
@@ -31,11 +32,45 @@ def matmul(node: Node, plan: Plan) -> None:
         plan.activation(node, node.outputs[0])
 
 
-@rule("Gemm")
+_FUSED = ("FusedMatMul", "FusedMatMulActivation", "TransposeMatMul")
+
+
+@rule(*(f"com.microsoft::{name}" for name in _FUSED))
+def fused_matmul(node: Node, plan: Plan) -> None:
+    """Like MatMul, either operand transposed or not; a stack of matrices has one scale."""
+    for place, tensor in enumerate(node.inputs[:2]):
+        letter = "AB"[place]
+        shape, turned = plan.graph.shape(tensor) or (), bool(node.attribute(f"trans{letter}", 0))
+        moved = bool(node.attribute(f"transBatch{letter}", 0))
+        along = -1 if (place == 0) != turned else -2
+        if moved and along == -2:
+            along = -len(shape)  # the rows come before the batch
+        if len(shape) == 1:
+            along = -1
+        if plan.graph.is_constant(tensor) and len(shape) >= 2:
+            axis = (0 if along == -1 else 1) if len(shape) == 2 else None
+            plan.weight(node, tensor, axis=axis, along=len(shape) + along)
+        else:
+            plan.activation(node, tensor, along=summed(node, plan, along))
+    if plan.rounds_results(node):
+        plan.activation(node, node.outputs[0])
+
+
+@rule("com.microsoft::GemmFastGelu")
+def gemm_gelu(node: Node, plan: Plan) -> None:
+    """Input and weight along its output axis; the result where there is no float32."""
+    plan.activation(node, node.input(0), along=summed(node, plan, -1))
+    plan.weight(node, node.input(1), axis=1, along=0)
+    if plan.rounds_results(node):
+        plan.activation(node, node.outputs[0])
+
+
+@rule("Gemm", "com.microsoft::FusedGemm")
 def gemm(node: Node, plan: Plan) -> None:
     """``alpha * A * B + beta * C``: B is the weight along its output axis; C an int32 bias if it is added unscaled."""
     a, b, c = node.input(0), node.input(1), node.input(2)
-    plan.activation(node, a, along=0 if node.attribute("transA", 0) else 1)
+    along = 0 if node.attribute("transA", 0) else 1
+    plan.activation(node, a, along=along if node.kind == "Gemm" else summed(node, plan, along))
     axis = 0 if node.attribute("transB", 0) else 1
     plan.weight(node, b, axis, along=1 - axis)
     unscaled = node.attribute("alpha", 1.0) == 1.0 and node.attribute("beta", 1.0) == 1.0

@@ -8,9 +8,33 @@ from quark_onnx.rules.base import NORMALIZING, RESIDUAL, rule
 
 
 @rule("LayerNormalization", "InstanceNormalization", "BatchNormalization")
+@rule("RMSNormalization", "SimplifiedLayerNormalization", "GroupNormalization", "MeanVarianceNormalization", "LRN")
+@rule("com.microsoft::GroupNorm")
 def normalization(node: Node, plan: Plan) -> None:
     """Input and first result; the statistics that may follow it stay float."""
     if node.kind in NORMALIZING and plan.coarse(node):
         plan.keep_node(node, RESIDUAL)
     else:
         plan.activation(node, node.inputs[0], node.outputs[0])
+
+
+@rule("LpNormalization")
+def unit_length(node: Node, plan: Plan) -> None:
+    """Input, and a result that lies between -1 and 1 by definition."""
+    plan.activation(node, node.inputs[0])
+    plan.activation(node, node.outputs[0], bounds=(-1.0, 1.0))
+
+
+@rule("com.microsoft::SkipLayerNormalization", "com.microsoft::SkipSimplifiedLayerNormalization")
+def skip_normalization(node: Node, plan: Plan) -> None:
+    """Both summands, result and sum, where the format is wide enough for a residual stream."""
+    if plan.coarse(node):
+        plan.keep_node(node, RESIDUAL)
+    else:
+        plan.activation(node, node.input(0), node.input(1), *node.outputs[:1], *node.outputs[3:4])
+
+
+@rule("com.microsoft::SkipGroupNorm")
+def skip_group_norm(node: Node, plan: Plan) -> None:
+    """Both summands, result and sum; the bias stays float."""
+    plan.activation(node, node.input(0), node.input(3), *node.outputs[:2])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from quark_onnx.graph import Node
 from quark_onnx.plan import Plan
 from quark_onnx.rules.base import rule
@@ -9,12 +11,24 @@ from quark_onnx.rules.base import rule
 #: Rearrangements: every value of the input appears in the result exactly once, so the scale may travel either way.
 REARRANGING = frozenset(
     {"Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "DepthToSpace", "SpaceToDepth", "Identity"}
+    | {"ReverseSequence"}
 )
 
-_SELECTING = frozenset({"MaxPool", "GlobalMaxPool", "Slice", "Split", "Expand", "Tile"})
+#: Selections, repetitions, and those that fill up with zeros, which every scale has a code for.
+_SELECTING = frozenset(
+    {"MaxPool", "GlobalMaxPool", "MaxRoiPool", "ReduceMax", "ReduceMin", "Slice", "Split", "Expand", "Tile", "Compress"}
+    | {"MaxUnpool", "CenterCropPad", "Trilu", "com.microsoft::Trilu"}
+)
+
+_GATHERING = frozenset({"Gather", "GatherElements", "GatherND", "com.microsoft::GatherND"})
 
 #: Operators that hand the scale of their input on, at least under some of their attributes.
-HANDING_ON = REARRANGING | _SELECTING | {"Gather", "Resize", "Upsample", "Pad"}
+HANDING_ON = (
+    REARRANGING
+    | _SELECTING
+    | _GATHERING
+    | {"Resize", "Upsample", "Pad", "GridSample", "com.microsoft::GridSample", "TopK", "Dropout"}
+)
 
 
 @rule(*sorted(REARRANGING | _SELECTING))
@@ -25,7 +39,17 @@ def passthrough(node: Node, plan: Plan) -> None:
         plan.same_as(node, result, node.inputs[0])
 
 
-@rule("Gather")
+@rule("Dropout")
+def dropout(node: Node, plan: Plan) -> None:
+    """The result is the same as the input, unless it is asked to train."""
+    training = plan.graph.constant(node.input(2)) if node.input(2) else np.False_
+    if training is None or np.any(training):
+        plan.keep_node(node, "it may be asked to drop values at random")
+    else:
+        plan.same_as(node, node.outputs[0], node.inputs[0])
+
+
+@rule(*sorted(_GATHERING))
 def gather(node: Node, plan: Plan) -> None:
     """A selection of the rows of a tensor, or of a constant table, which is then quantized like an activation.
 
@@ -33,7 +57,7 @@ def gather(node: Node, plan: Plan) -> None:
     to pick a few rows would cost more than it saves.
     """
     table = node.inputs[0]
-    if plan.graph.is_constant(table) and plan.fuses and not plan.static(node) and node.attribute("axis", 0) == 0:
+    if plan.graph.is_constant(table) and plan.fuses and not plan.static(node) and _by_rows(node):
         shape = plan.graph.shape(table) or ()
         if len(shape) == 2:
             plan.weight(node, table, axis=0, along=1)
@@ -43,9 +67,13 @@ def gather(node: Node, plan: Plan) -> None:
     plan.same_as(node, node.outputs[0], table)
 
 
+def _by_rows(node: Node) -> bool:
+    return node.kind == "Gather" and node.attribute("axis", 0) == 0
+
+
 @rule("Resize", "Upsample")
 def resize(node: Node, plan: Plan) -> None:
-    """Nearest and linear interpolation stay within the input's range; cubic interpolation and extrapolation leave it.
+    """The result has the input's scale, or one of its own where it is extrapolated; float where it is cubic.
 
     onnxruntime has no integer cubic resize, and refuses the Q/DQ pairs around one that it moves to another layout.
     """

@@ -24,6 +24,10 @@ from quark_onnx.steps.solve import Params
 _CONTRIB = "com.microsoft"
 
 
+#: Below this scale onnxruntime's 8-bit softmax wraps around to 0 where it should saturate.
+_LEAST_SOFTMAX_SCALE = 2.0**-8
+
+
 @dataclass(frozen=True)
 class _Scale:
     """Scale and zero point as they stand in the graph."""
@@ -178,7 +182,8 @@ class _Writer:
         apart = isinstance(scale.dtype, Minifloat) or scale.dtype.bits < 8
         plain = self.graph.fresh(f"{use_name(use)}_plain") if apart else result
         producer = self.graph.producer(source)
-        if apart and producer is not None and producer.kind in HANDING_ON | {"Relu", "Clip"}:
+        wraps = producer is not None and producer.kind == "Softmax" and bool(scale.params.scale < _LEAST_SOFTMAX_SCALE)
+        if wraps or (apart and producer is not None and producer.kind in HANDING_ON | {"Relu", "Clip"}):
             source = self._apart(source, use, scale, self.graph.fresh(f"{use_name(use)}_float"))
         self._node("QuantizeLinear", [source, scale.scale, scale.zero_point], codes, use, scale)
         self._node("DequantizeLinear", [codes, scale.scale, scale.zero_point], plain, use, scale)

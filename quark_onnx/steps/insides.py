@@ -10,7 +10,10 @@ from quark_onnx.graph.bodies import bodies, put_back
 from quark_onnx.plan import EXCLUDED, Keep, Quantize, select
 from quark_onnx.steps.insert import insert
 from quark_onnx.steps.make_plan import make_plan
+from quark_onnx.steps.prepare import contributed
 from quark_onnx.steps.solve import solve, solve_biases
+
+_CONTROL = frozenset({"If", "Loop", "Scan"})
 
 
 def quantize_insides(graph: Graph, config: QConfig) -> list[str]:
@@ -25,7 +28,7 @@ def quantize_insides(graph: Graph, config: QConfig) -> list[str]:
     excluded = {node.name for node, spec in select(graph, unmeasured, strict=False).items() if spec.keep == EXCLUDED}
     notes = []
     for body in list(bodies(graph)):
-        if body.node.name in excluded:
+        if body.node.kind not in _CONTROL or body.node.name in excluded:
             continue
         inner = Graph(body.model)
         inner.reserve(graph.names)
@@ -33,6 +36,9 @@ def quantize_insides(graph: Graph, config: QConfig) -> list[str]:
         for value in inner.outputs:  # what a body hands out keeps its value; what reads it outside decides
             for use in [use for use in plan.entries if use.tensor == value.name and use.node is None]:
                 plan.entries[use] = Keep("a body hands it out")
+        for use, entry in list(plan.entries.items()):
+            if isinstance(entry, Quantize) and entry.min_opset > inner.opset and not contributed(entry):
+                plan.entries[use] = Keep(f"the model's opset is {inner.opset}, the format needs {entry.min_opset}")
         params = solve(inner, plan, {})
         solve_biases(inner, plan, params)
         result = insert(inner, plan, params, vendor=config.form == "vendor")

@@ -95,7 +95,7 @@ def raise_opset_for(
     before, limit = graph.opset, config.max_opset or needed
     if needed > limit:
         for entry in quantized:
-            if not (entry.min_opset <= limit or _contributed(entry)):
+            if not (entry.min_opset <= limit or contributed(entry)):
                 raise ConfigError(
                     f"{entry.spec.dtype.name} needs opset {entry.min_opset}, but max_opset is {limit}; raise it, or "
                     "choose another format"
@@ -109,7 +109,7 @@ def raise_opset_for(
         if sample is None or _unchanged(candidate, sample, reference.repeatable(sample)):
             return candidate, [f"opset raised from {before} to {needed}"]
     for entry in quantized:
-        if entry.min_opset > before and not _contributed(entry):
+        if entry.min_opset > before and not contributed(entry):
             raise ModelError(
                 f"{entry.spec.dtype.name} needs opset {entry.min_opset}, and the model's opset {before} cannot be "
                 f"raised to {needed}; export the model at that opset, or choose another format"
@@ -119,6 +119,6 @@ def raise_opset_for(
     ]
 
 
-def _contributed(entry: Quantize) -> bool:
+def contributed(entry: Quantize) -> bool:
     """Whether the com.microsoft domain can write it."""
     return isinstance(entry.spec.dtype, Integer) and entry.spec.dtype.bits >= 4 and not entry.spec.block_size

@@ -1,0 +1,71 @@
+"""Attention as one operator."""
+
+from __future__ import annotations
+
+from quark_onnx.graph import Node
+from quark_onnx.plan import Plan
+from quark_onnx.rules.base import rule, spared, summed
+
+_MS = "com.microsoft::"
+_REASON = "no runtime has an integer form of it: its scores would have no scale"
+
+
+@rule(*(_MS + name for name in ("Attention", "PackedAttention", "DecoderMaskedSelfAttention", "LongformerAttention")))
+def projecting(node: Node, plan: Plan) -> None:
+    """Input, weight of the projection along its output axis and bias; the result where there is no float32."""
+    _project(node, plan, node.input(0), node.input(1), node.input(2))
+    if node.op_type == "LongformerAttention":
+        _project(node, plan, node.input(0), node.input(4), node.input(5))
+    if plan.rounds_results(node):
+        plan.activation(node, node.outputs[0])
+
+
+@rule(_MS + "DecoderAttention")
+def decoding(node: Node, plan: Plan) -> None:
+    """Query, key and the weights of their projections; the result where there is no float32."""
+    _project(node, plan, node.input(0), node.input(2), "")
+    _project(node, plan, node.input(1), node.input(3), "")
+    if plan.rounds_results(node):
+        plan.activation(node, node.outputs[0])
+
+
+def _project(node: Node, plan: Plan, x: str, w: str, bias: str) -> None:
+    if plan.graph.is_constant(w):
+        plan.activation(node, x, along=summed(node, plan, -1))
+        plan.weight(node, w, axis=1, along=0)
+        plan.bias(node, bias, x, w)
+
+
+_STANDARD = ("Attention", "LinearAttention")
+_CONTRIBUTED = (
+    "MultiHeadAttention",
+    "GroupQueryAttention",
+    "DecoderMaskedMultiHeadAttention",
+    "PackedMultiHeadAttention",
+    "SparseAttention",
+    "LinearAttention",
+)
+
+
+@rule(*_STANDARD, *(_MS + name for name in _CONTRIBUTED))
+def attention(node: Node, plan: Plan) -> None:
+    """Left float beside integers, which its scores would have no scale for; else query, key, value and result."""
+    if plan.safe and plan.integer_only(node):
+        plan.keep_node(node, _REASON)
+    elif not spared(node, plan, _REASON):
+        plan.activation(node, *node.inputs[:3], node.outputs[0])
+
+
+@rule("RotaryEmbedding", _MS + "RotaryEmbedding", _MS + "MRotaryEmbedding")
+def rotary(node: Node, plan: Plan) -> None:
+    """Left float where there is float arithmetic; else input and result. Sines and cosines stay float."""
+    if not spared(node, plan, "onnxruntime rotates floats alone, and the product behind it rounds once"):
+        plan.activation(node, node.inputs[0], node.outputs[0])
+
+
+@rule(_MS + "BiasSoftmax")
+def bias_softmax(node: Node, plan: Plan) -> None:
+    """Left float where there is float arithmetic, as the bias is a mask; else scores and result."""
+    if not spared(node, plan, "it adds a mask before its softmax"):
+        plan.activation(node, node.inputs[0])
+        plan.activation(node, node.outputs[0], bounds=(0.0, 1.0))

@@ -1,0 +1,40 @@
+"""Functions whose result a few codes of the input would ruin, and of which no runtime has an integer form."""
+
+from __future__ import annotations
+
+from quark_onnx.graph import Node
+from quark_onnx.plan import Plan
+from quark_onnx.rules.base import rule, spared, steered
+
+_FACTORS = "small and large results differ by factors, which evenly spaced codes do not tell apart"
+_POLE = "it is steepest where its input is smallest, and few codes do not tell small values apart"
+_EDGE = "it is steepest at the ends of its domain, which rounding may leave"
+_ANGLE = "an angle of many turns leaves few codes to one turn"
+_JUMP = "it jumps: a step of the input decides between two values"
+_PRODUCT = "errors multiply with each factor"
+_SCORES = "it is the logarithm of probabilities, whose differences count"
+_PART = "it is the inner part of a decomposed Gelu, whose errors the rest of it multiplies"
+
+_WHY = {
+    **dict.fromkeys(("Exp", "Pow", "Sinh", "Cosh"), _FACTORS),
+    **dict.fromkeys(("Log", "Sqrt", "Reciprocal", "ReduceLogSum"), _POLE),
+    **dict.fromkeys(("Asin", "Acos", "Acosh", "Atanh"), _EDGE),
+    **dict.fromkeys(("Sin", "Cos", "Tan"), _ANGLE),
+    **dict.fromkeys(("Ceil", "Floor", "Round", "Sign", "Mod", "Hardmax", "ThresholdedRelu", "Shrink"), _JUMP),
+    **dict.fromkeys(("ReduceProd", "CumProd"), _PRODUCT),
+    **dict.fromkeys(("LogSoftmax", "ReduceLogSumExp"), _SCORES),
+    "Erf": _PART,
+}
+_BOUNDS = {
+    **dict.fromkeys(("Sin", "Cos", "Sign", "Erf"), (-1.0, 1.0)),
+    "Hardmax": (0.0, 1.0),
+}
+
+
+@rule(*_WHY)
+def delicate(node: Node, plan: Plan) -> None:
+    """Left float where there is float arithmetic, as few codes of its input would ruin it; else input and result."""
+    if steered(node, plan, node.inputs[0]) or spared(node, plan, _WHY[node.kind]):
+        return
+    plan.activation(node, node.inputs[0])  # an exponent, a divisor or an axis stays as it is
+    plan.activation(node, node.outputs[0], bounds=_BOUNDS.get(node.kind))

@@ -1,0 +1,21 @@
+"""Embeddings that are normalized at once."""
+
+from __future__ import annotations
+
+from quark_onnx.graph import Node
+from quark_onnx.plan import Plan
+from quark_onnx.rules.base import RESIDUAL, rule
+
+_TABLES = slice(2, 5)
+
+
+@rule("com.microsoft::EmbedLayerNormalization")
+def embedding(node: Node, plan: Plan) -> None:
+    """The three tables as weights, one scale for each entry; the result where the format holds a residual stream."""
+    for table in node.inputs[_TABLES]:
+        if plan.graph.is_constant(table):
+            plan.weight(node, table, axis=0, along=1)
+    if plan.coarse(node):
+        plan.keep_node(node, RESIDUAL)
+    else:
+        plan.activation(node, node.outputs[0])

@@ -1,0 +1,29 @@
+"""Operators that pick indices or the largest values."""
+
+from __future__ import annotations
+
+from quark_onnx.graph import Node
+from quark_onnx.plan import Plan
+from quark_onnx.rules.base import rule, spared
+
+_RANKING = "it ranks values, of which few codes make many equal"
+
+
+@rule("TopK")
+def top(node: Node, plan: Plan) -> None:
+    """Left float where there is float arithmetic, as rounding makes ties; else the values have the input's scale."""
+    if not spared(node, plan, _RANKING):
+        plan.same_as(node, node.outputs[0], node.inputs[0])
+
+
+@rule("ArgMax", "ArgMin")
+def position(node: Node, plan: Plan) -> None:
+    """Left float where there is float arithmetic, as rounding makes ties; else the input."""
+    if not spared(node, plan, _RANKING):
+        plan.activation(node, node.inputs[0])
+
+
+@rule("NonMaxSuppression")
+def suppression(node: Node, plan: Plan) -> None:
+    """Left float: boxes and scores decide by small differences, and the result are indices."""
+    plan.keep_node(node, "it selects boxes by small differences of overlaps and scores")
