@@ -3,14 +3,36 @@
 from quark_onnx.fusions.base import Fusion
 from quark_onnx.fusions.dynamic import conv_integer, matmul_integer
 from quark_onnx.fusions.gather import gather_codes
+from quark_onnx.fusions.moving import MOVING, clip_codes, drop_rounding_again, move_codes
 from quark_onnx.fusions.nbits import matmul_nbits
+from quark_onnx.fusions.pointwise import (
+    qlinear_average_pool,
+    qlinear_concat,
+    qlinear_elementwise,
+    qlinear_global_average_pool,
+    qlinear_softmax,
+    qlinear_where,
+)
+from quark_onnx.fusions.qlinear import matmul_to_float, qgemm, qlinear_conv, qlinear_matmul
 
 #: What is tried for each operator type, in this order.
 FUSIONS: dict[str, tuple[Fusion, ...]] = {
-    "MatMul": (matmul_nbits, matmul_integer),
-    "Gemm": (matmul_nbits, matmul_integer),
-    "Conv": (conv_integer,),
-    "Gather": (gather_codes,),
+    **dict.fromkeys(MOVING, (move_codes,)),
+    **dict.fromkeys(("Add", "Mul", "Sigmoid", "LeakyRelu"), (qlinear_elementwise,)),
+    **dict.fromkeys(("GlobalAveragePool", "ReduceMean"), (qlinear_global_average_pool,)),
+    **dict.fromkeys(("Relu", "Clip"), (clip_codes,)),
+    "MatMul": (matmul_nbits, matmul_integer, qlinear_matmul, matmul_to_float),
+    "Gemm": (matmul_nbits, matmul_integer, qgemm),
+    "Conv": (conv_integer, qlinear_conv),
+    "Gather": (move_codes, gather_codes),
+    "Concat": (move_codes, qlinear_concat),
+    "Where": (move_codes, qlinear_where),
+    "Softmax": (qlinear_softmax,),
+    "AveragePool": (qlinear_average_pool,),
+    "QuantizeLinear": (drop_rounding_again,),
 }
 
-__all__ = ["FUSIONS", "Fusion", "conv_integer", "gather_codes", "matmul_integer", "matmul_nbits"]
+#: Operators that the fusions write for products of codes; codes of the first factor come first among their inputs.
+INTEGER_PRODUCTS = frozenset({"QLinearConv", "QLinearMatMul", "QGemm", "MatMulIntegerToFloat"})
+
+__all__ = ["FUSIONS", "INTEGER_PRODUCTS", "Fusion"]

@@ -9,11 +9,13 @@ from quark_onnx.rules.base import rule
 
 @rule("AveragePool", "GlobalAveragePool")
 def average(node: Node, plan: Plan) -> None:
-    """Input and result. Not with dilations: the integer operator that onnxruntime makes of them has none."""
+    """Input and result. Not with dilations, which onnxruntime's integer operator lacks, nor where it counts wrongly."""
     if node.attribute("dilations") is not None:
         plan.keep_node(node, "onnxruntime has no integer average pooling with dilations")
-        return
-    plan.activation(node, node.inputs[0], node.outputs[0])
+    elif node.attribute("ceil_mode", 0) and node.attribute("count_include_pad", 0):
+        plan.keep_node(node, "onnxruntime's integer average pooling counts beyond the padding with ceil_mode")
+    else:
+        plan.activation(node, node.inputs[0], node.outputs[0])
 
 
 @rule("LpPool", "GlobalLpPool")

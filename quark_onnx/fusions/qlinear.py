@@ -1,0 +1,136 @@
+"""Layers with weights between Q/DQ pairs: QLinearConv, QLinearMatMul, QGemm; with a float result MatMulIntegerToFloat.
+
+Which codes the kernels of onnxruntime 1.31 for the CPU take, each combination tried:
+
+    x      weight         result   operators
+    uint8  uint8 or int8  uint8    QLinearConv, QLinearMatMul, QGemm
+    int8   int8           int8     QLinearConv, QLinearMatMul, QGemm
+    uint8  uint8 or int8  float    MatMulIntegerToFloat, QGemm
+    int8   int8           float    MatMulIntegerToFloat, QGemm
+
+Scales may differ from channel to channel for the weight of a QLinearConv (output channels), and for a matrix on the
+right of the others (columns), not for a stack of matrices; on the left they may not. There is no kernel for a
+ConvTranspose on codes, nor for float biases on codes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from onnx import TensorProto
+
+from quark_onnx.fusions.base import (
+    Codes,
+    attributes,
+    code_type,
+    codes_of,
+    grid,
+    one_scale,
+    read_bytes,
+    value,
+    write,
+    written_bytes,
+    zero_points,
+)
+from quark_onnx.graph import Graph, Node
+
+#: First version of the standard operator set that has QLinearConv and QLinearMatMul.
+_QLINEAR_OPSET = 10
+
+
+def qlinear_conv(graph: Graph, node: Node) -> bool:
+    """Conv whose result is quantized, with a bias that counts in products of the scales."""
+    x, w, y = read_bytes(graph, node.input(0)), read_bytes(graph, node.input(1)), written_bytes(graph, node.outputs[0])
+    if x is None or w is None or y is None or graph.opset < _QLINEAR_OPSET:
+        return False
+    bias = _bias(graph, node, x, w)
+    if not _multiplied(graph, x, w, axis=0) or code_type(graph, y) != code_type(graph, x) or bias is None:
+        return False
+    inputs = [x.codes, *grid(graph, x), w.codes, *grid(graph, w), *grid(graph, y), *bias]
+    return write(graph, node, "QLinearConv", inputs, y, "", **attributes(node))
+
+
+def qlinear_matmul(graph: Graph, node: Node) -> bool:
+    """MatMul whose result is quantized."""
+    a, b, y = (
+        read_bytes(graph, node.inputs[0]),
+        read_bytes(graph, node.inputs[1]),
+        written_bytes(graph, node.outputs[0]),
+    )
+    if a is None or b is None or y is None or graph.opset < _QLINEAR_OPSET:
+        return False
+    if not _multiplied(graph, a, b, axis=1) or code_type(graph, y) != code_type(graph, a):
+        return False
+    return write(
+        graph, node, "QLinearMatMul", [a.codes, *grid(graph, a), b.codes, *grid(graph, b), *grid(graph, y)], y, ""
+    )
+
+
+def matmul_to_float(graph: Graph, node: Node) -> bool:
+    """MatMul whose result stays float, with the bias that may be added to it."""
+    a, b = read_bytes(graph, node.inputs[0]), read_bytes(graph, node.inputs[1])
+    if a is None or b is None or not _multiplied(graph, a, b, axis=1):
+        return False
+    (a_scale, a_zero), (b_scale, b_zero) = grid(graph, a), grid(graph, b)
+    inputs, result = [a.codes, b.codes, a_scale, b_scale, a_zero, b_zero], node.outputs[0]
+    added = _added_vector(graph, node, b)
+    if added is not None:
+        inputs += [name for name in added.inputs if name != result]
+        result = added.outputs[0]
+        graph.remove([added])
+    return write(graph, node, "MatMulIntegerToFloat", inputs, result)
+
+
+def qgemm(graph: Graph, node: Node) -> bool:
+    """Gemm, whether its result is quantized or stays float; with a bias that counts in products of the scales."""
+    a, b, y = (
+        read_bytes(graph, node.inputs[0]),
+        read_bytes(graph, node.inputs[1]),
+        written_bytes(graph, node.outputs[0]),
+    )
+    if a is None or b is None or not _multiplied(graph, a, b, axis=0 if node.attribute("transB", 0) else 1):
+        return False
+    bias = _bias(graph, node, a, b)
+    scaled = node.input(2) and (node.attribute("alpha", 1.0), node.attribute("beta", 1.0)) != (1.0, 1.0)
+    if bias is None or scaled or (y is not None and code_type(graph, y) != code_type(graph, a)):
+        return False
+    inputs = [a.codes, *grid(graph, a), b.codes, *grid(graph, b), *(bias or [""])]
+    own = {name: setting for name, setting in attributes(node).items() if name != "beta"}
+    if y is not None:
+        return write(graph, node, "QGemm", [*inputs, *grid(graph, y)], y, **own)
+    return write(graph, node, "QGemm", inputs, node.outputs[0], **own)
+
+
+def _multiplied(graph: Graph, x: Codes, w: Codes, axis: int) -> bool:
+    """Whether the kernels multiply these codes; ``axis`` is that of the weight that may have scales of its own."""
+    if code_type(graph, x) != TensorProto.UINT8 and code_type(graph, w) != TensorProto.INT8:
+        return False
+    if not one_scale(graph, x):
+        return False
+    if one_scale(graph, w):
+        return True
+    rank = len(graph.shape(w.codes) or ())
+    return rank > 1 and (rank == 2 or axis == 0) and w.axis % rank == axis
+
+
+def _bias(graph: Graph, node: Node, x: Codes, w: Codes) -> list[str] | None:
+    """The codes of the third input, none if there is none; None if it does not count in products of the scales."""
+    if not node.input(2):
+        return []
+    bias = codes_of(graph, node.input(2))
+    if bias is None or not graph.is_constant(bias.scale) or graph.elem_type(bias.codes) != TensorProto.INT32:
+        return None
+    product = value(graph, x.scale).reshape(()) * value(graph, w.scale)
+    scale = value(graph, bias.scale)
+    equal = scale.size in (1, product.size) and np.allclose(scale.reshape(-1), product.reshape(-1), rtol=1e-5, atol=0)
+    return [bias.codes] if equal and not zero_points(graph, bias).any() else None
+
+
+def _added_vector(graph: Graph, node: Node, w: Codes) -> Node | None:
+    """The Add of a constant for each column that alone reads a product."""
+    product, columns = node.outputs[0], (graph.shape(w.codes) or ())[-1:]
+    readers = graph.consumers(product)
+    if graph.is_output(product) or [reader.kind for reader in readers] != ["Add"]:
+        return None
+    others = [name for name in readers[0].inputs if name != product]
+    vector = len(others) == 1 and graph.is_constant(others[0]) and graph.shape(others[0]) == columns
+    return readers[0] if vector and len(graph.shape(w.codes) or ()) == 2 else None
