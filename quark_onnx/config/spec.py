@@ -123,11 +123,13 @@ class QuantizationSpec:
     def __str__(self) -> str:
         if not self.dtype.scaled:
             return self.dtype.name + " saturating" * self.saturate
-        parts = [self.dtype.name, "symmetric" if self.symmetric else "asymmetric"]
+        symmetric = self.symmetric or not self.dtype.uniform
+        parts = [self.dtype.name, "symmetric" if symmetric else "asymmetric"]
         parts += [word for word in ("per_channel", "pow2", "narrow", "reduce_range", "dynamic") if getattr(self, word)]
         parts += [f"blocks of {self.block_size}"] if self.block_size else []
-        parts += [self.solver] if self.solver != "nearest" else []
-        return " ".join([*parts, format_calibrator(self.calibrator)])
+        if self.block_size:
+            return " ".join([*parts, self.solver])
+        return " ".join(parts if self.dynamic else [*parts, format_calibrator(self.calibrator)])
 
 
 def check_names(given: Any, cls: type[Any]) -> None:

@@ -25,6 +25,8 @@ from quark_onnx.graph import Graph, Node
 
 #: First opset whose ReduceMean has its axes as an input, and the one whose Softmax runs over one axis.
 _AXES_INPUT_OPSET, _SINGLE_AXIS_OPSET = 18, 13
+#: Steps below this, of which more than 256 make up 1, wrap around in QLinearSoftmax.
+_LEAST_SOFTMAX_SCALE = 2.0**-8
 #: First version of Flatten that takes codes.
 _FLATTEN_OPSET = 9
 
@@ -52,6 +54,8 @@ def qlinear_softmax(graph: Graph, node: Node) -> bool:
         return False
     x, y = found
     scale, zero = grid(graph, y)
+    if value(graph, scale) < _LEAST_SOFTMAX_SCALE:
+        return False
     below = graph.add_constant(f"{scale}_below", np.nextafter(value(graph, scale), np.float32(0)))
     inputs = [x.codes, *grid(graph, x), below, zero]
     return write(graph, node, "QLinearSoftmax", inputs, y, axis=axis, opset=graph.opset)

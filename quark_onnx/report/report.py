@@ -56,15 +56,20 @@ class Report:
     def __str__(self) -> str:
         size = f"{self.bytes_before:,} -> {self.bytes_after:,} bytes"
         ratio = self.bytes_before / max(1, self.bytes_after)
-        where = (
-            f"{self.held_out} held-out samples" if self.held_out else "calibration samples (too few to hold any out)"
-        )
+        if self.held_out:
+            where = f"{self.held_out} held-out samples"
+        elif self.samples:
+            where = "calibration samples (too few to hold any out)"
+        else:
+            where = "one random sample, as there is no data: it tells that the model runs, and little more"
         lines = [f"size      {size} ({ratio:.2f}x smaller)" if ratio >= 1 else f"size      {size}"]
         total = sum(count for _, count in self.operators.values())
-        lines.append(f"quantized {self.quantized} of {total} nodes, calibrated on {self.samples} samples")
+        calibrated = f", calibrated on {self.samples} samples" if self.samples else ""
+        lines.append(f"quantized {self.quantized} of {total} nodes{calibrated}")
         if not self.quantized:
             lines.append("          nothing in this model could be quantized; it is returned as it was")
-        lines += [f"error     on {where}:"] + [f"  {_output(o)}" for o in self.outputs]
+        if self.outputs:
+            lines += [f"error     on {where}:", *(f"  {_output(o)}" for o in self.outputs)]
         if self.kept_nodes:
             lines.append("float     " + "; ".join(f"{n} {why}" for why, n in _grouped(self.kept_nodes)))
         lines += _section("kept", [f"{name}: {why}" for name, why in self.kept_tensors.items()])

@@ -102,3 +102,10 @@ def test_raised_scales_are_counted() -> None:
     for config in (TENSOR, CHANNEL):
         report = quantize(model, samples(model), config).report
         assert "scale of 2 channels of 'w' raised to hold its bias" in report.notes and report.worst_sqnr > 50
+
+
+def test_without_data() -> None:
+    """One random sample stands for the data, and the report says so."""
+    text = str(Report("", 0, 0, 100, 50, {"MatMul": (1, 1)}, {}, {}, outputs=[OutputError("y", 30.0, 0.99, 0.1, None)]))
+    assert "quantized 1 of 1 nodes\n" in text and "calibrated" not in text
+    assert "error     on one random sample, as there is no data" in text
