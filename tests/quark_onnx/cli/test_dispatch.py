@@ -18,8 +18,14 @@ import quark_onnx
 from quark_onnx.cli import main
 
 ROOT = Path(quark_onnx.__file__).parents[1]
-#: Also where the tests themselves run with the signal ignored, as shells start background jobs.
-INTERRUPTIBLE = "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+#: Also where the tests themselves run with signals ignored, as shells start background jobs, and nohup all.
+INTERRUPTIBLE = """
+import runpy, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+for name in ("SIGTERM", "SIGHUP"):
+    if hasattr(signal, name):
+        signal.signal(getattr(signal, name), signal.SIG_DFL)
+"""
 
 
 def start(*arguments: str, code: str = "", **environment: str) -> subprocess.Popen[str]:
@@ -193,7 +199,10 @@ def test_a_signal_leaves_nothing(folder: Path, sent: str, workers: str, code: in
     assert "random data" in warning
     time.sleep(0.5)
     process.send_signal(getattr(signal, sent))
-    out, err = process.communicate(timeout=60)
+    try:
+        out, err = process.communicate(timeout=120)
+    finally:
+        process.kill()  # which does nothing to what has ended
     assert (process.returncode, out, err) == (code, "", f"quark-onnx: {word}\n")
     assert sorted(folder.iterdir()) == files
 
