@@ -176,23 +176,42 @@ def _occupy_standard_streams() -> None:
 
 @contextmanager
 def _signals_raise() -> Iterator[None]:
-    """SIGTERM and SIGHUP raise Stopped, once, where they would end the process and leave workers and files behind."""
+    """SIGTERM and SIGHUP raise Stopped, once, where they would end the process and leave workers and files behind.
+
+    An exception that a signal raises inside native code may come out of it as another one: that is raised anew, and so
+    is KeyboardInterrupt.
+    """
+    received = list[BaseException]()
 
     def stop(number: int, _: FrameType | None) -> None:
         for each in taken:
             signal.signal(each, signal.SIG_IGN)  # what follows is the clean-up, which nothing may cut short
-        raise Stopped(number)
+        received.append(Stopped(number))
+        raise received[0]
+
+    def interrupt(*_: object) -> None:
+        received.append(KeyboardInterrupt())
+        raise received[0]
 
     every = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
     free = threading.current_thread() is threading.main_thread()  # no other may set what happens
     taken = [each for each in every if free and signal.getsignal(each) is signal.SIG_DFL]
+    interruptible = free and signal.getsignal(signal.SIGINT) is signal.default_int_handler
     for each in taken:
         signal.signal(each, stop)
+    if interruptible:
+        signal.signal(signal.SIGINT, interrupt)
     try:
         yield
+    except Exception as error:
+        if received:
+            raise received[0] from error
+        raise
     finally:
         for each in taken:
             signal.signal(each, signal.SIG_DFL)
+        if interruptible:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextmanager

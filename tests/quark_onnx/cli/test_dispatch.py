@@ -286,3 +286,23 @@ def test_memory_that_does_not_suffice_is_bad_input(cli: Any, monkeypatch: pytest
     monkeypatch.setattr("quark_onnx.api.plan_for", refuse)
     finished = cli("explain", "model.onnx")
     assert (finished.code, finished.error) == (2, "the memory does not suffice")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there are no signals to send")
+@pytest.mark.parametrize(("sent", "code"), [("SIGTERM", 143), ("SIGINT", 130)])
+def test_a_signal_that_native_code_makes_another_error_of(
+    cli: Any, monkeypatch: pytest.MonkeyPatch, sent: str, code: int
+) -> None:
+    def convert(*_: object) -> None:
+        try:
+            os.kill(os.getpid(), getattr(signal, sent))
+            time.sleep(10)
+        except BaseException:
+            raise RuntimeError("conversion failed") from None
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    monkeypatch.setattr("quark_onnx.api.plan_for", convert)
+    try:
+        assert cli("explain", "model.onnx").code == code
+    finally:
+        signal.signal(signal.SIGINT, before)
