@@ -7,6 +7,7 @@ import onnx
 import pytest
 from onnx import ModelProto
 
+from quark_onnx import QConfig
 from quark_onnx.fusions import FUSIONS, Fusion
 from quark_onnx.graph import Graph, Node
 from quark_onnx.steps import fuse
@@ -128,3 +129,11 @@ def test_a_bias_that_counts_otherwise_is_not_fused(wrong: str) -> None:
     )
     fused, _ = fuse(graph, [{"x": np.ones((1, 2, 4, 4), np.float32)}])
     assert "Conv" in kinds(fused.to_model())
+
+
+def test_operators_that_run_where_the_pairs_do_not() -> None:
+    """Before opset 21 there are no blocks for DequantizeLinear, but there is MatMulNBits."""
+    model = parse("g (float[2,32] x) => (float[2,4] y) { y = MatMul (x, w) }", w=weight(4, 32).T.copy())
+    graph = Graph(Stages.of(model, QConfig.of("INT4")).model)
+    fused, notes = fuse(graph, samples(model))
+    assert kinds(fused.to_model()) == ["MatMulNBits"] and notes == ["matmul_nbits: 1"]

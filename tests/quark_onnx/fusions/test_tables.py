@@ -63,7 +63,8 @@ def test_matmul_nbits(name: str, dtype: str) -> None:
 
 
 def table(width: int) -> ModelProto:
-    return parse(f"g (int64[2,3] ids) => (float[2,3,{width}] y) {{ y = Gather (table, ids) }}", table=weight(7, width))
+    text = f"g (int64[2,3] ids) => (float[2,3,{width}] y) {{ y = Gather (table, ids) }}"
+    return parse(text, opset=21, ir_version=10, table=weight(7, width))
 
 
 @pytest.mark.parametrize(
