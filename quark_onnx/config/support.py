@@ -27,34 +27,32 @@ class Way:
     config: Callable[[DType], QConfig | None]
 
 
-def _spec(row: DType) -> QuantizationSpec:
-    return QuantizationSpec(row)
-
-
 #: Weights beside activations whose format is looked at. Float ones would not do: onnxruntime 1.31 makes int8 of the
 #: float weights of a Conv or Gemm between Q/DQ pairs when it loads a model.
 _FINE = QuantizationSpec(INT16, per_channel=True)
 
 
 def _activations(row: DType) -> QConfig:
-    return QConfig(_spec(row), _FINE if row.scaled else _spec(row))
+    return QConfig(QuantizationSpec(row), _FINE if row.scaled else QuantizationSpec(row))
 
 
 def _asymmetric(row: DType) -> QConfig | None:
-    return QConfig(_spec(row).with_(symmetric=False), _FINE) if isinstance(row, Integer) else None
+    return QConfig(QuantizationSpec(row, symmetric=False), _FINE) if isinstance(row, Integer) else None
 
 
 def _pow2(row: DType) -> QConfig | None:
-    return QConfig(_spec(row).with_(pow2=True), _spec(row).with_(pow2=True)) if isinstance(row, Scaled) else None
+    return (
+        QConfig(QuantizationSpec(row, pow2=True), QuantizationSpec(row, pow2=True)) if isinstance(row, Scaled) else None
+    )
 
 
 def _per_channel(row: DType) -> QConfig | None:
-    return QConfig(None, _spec(row).with_(per_channel=True)) if isinstance(row, Scaled) else None
+    return QConfig(None, QuantizationSpec(row, per_channel=True)) if isinstance(row, Scaled) else None
 
 
 def _blocks(row: DType) -> QConfig | None:
     if isinstance(row, Scaled):
-        return QConfig(None, _spec(row).with_(block_size=_BLOCK)) if row.bits < 32 else None
+        return QConfig(None, QuantizationSpec(row, block_size=_BLOCK)) if row.bits < 32 else None
     return None
 
 
@@ -62,21 +60,21 @@ def _nbits(row: DType) -> QConfig | None:
     """MatMulNBits takes 2, 4 and 8 bits."""
     if not isinstance(row, Integer) or row.bits not in (2, 4, 8):
         return None
-    return QConfig(None, _spec(row).with_(block_size=_BLOCK), form="operators")
+    return QConfig(None, QuantizationSpec(row, block_size=_BLOCK), form="operators")
 
 
 def _dynamic(row: DType) -> QConfig | None:
     """DynamicQuantizeLinear writes uint8 alone."""
     if row.name != "uint8":
         return None
-    return QConfig(_spec(row).with_(symmetric=False, dynamic=True), form="operators")
+    return QConfig(QuantizationSpec(row, symmetric=False, dynamic=True), form="operators")
 
 
 WAYS = (
     Way("activations", "activations, their scale if any measured on data", _activations),
     Way("zero point", "activations with a free zero point", _asymmetric),
     Way("dynamic", "activations with a scale that each run computes", _dynamic),
-    Way("weights", "weights, with one scale for a tensor if any", lambda row: QConfig(None, _spec(row))),
+    Way("weights", "weights, with one scale for a tensor if any", lambda row: QConfig(None, QuantizationSpec(row))),
     Way("per channel", "weights with a scale for each output channel", _per_channel),
     Way("blocks", "weights with a scale for each block along the sum", _blocks),
     Way("MatMulNBits", "weights in blocks that one operator unpacks", _nbits),

@@ -14,6 +14,7 @@ import numpy as np
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, helper, numpy_helper
 
 from quark_onnx.graph.graph import Graph
+from quark_onnx.graph.node import subgraphs
 
 HALVES = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16})
 #: Attributes that name a type.
@@ -105,8 +106,8 @@ def _casts(nodes: Iterable[NodeProto]) -> bool:
         for attribute in node.attribute:
             if attribute.name in _TYPES and attribute.i in HALVES:
                 return True
-            if any(_has_halves(inner) for inner in (attribute.g, *attribute.graphs)):
-                return True
+        if any(map(_has_halves, subgraphs(node))):
+            return True
     return False
 
 
@@ -121,8 +122,8 @@ def _widen(graph: GraphProto) -> None:
                 attribute.i = TensorProto.FLOAT
             for tensor in [attribute.t] if attribute.type == AttributeProto.TENSOR else attribute.tensors:
                 _widen_tensor(tensor)
-            for inner in [attribute.g] if attribute.type == AttributeProto.GRAPH else attribute.graphs:
-                _widen(inner)
+        for inner in subgraphs(node):
+            _widen(inner)
 
 
 def _widen_tensor(tensor: TensorProto) -> None:
@@ -145,12 +146,11 @@ def _rename(node: NodeProto, names: dict[str, str]) -> None:
         node.input[place] = names.get(name, name)
     for place, name in enumerate(node.output):
         node.output[place] = names.get(name, name)
-    for attribute in node.attribute:
-        for inner in [attribute.g] if attribute.type == AttributeProto.GRAPH else attribute.graphs:
-            own = {value.name for value in inner.input} | {tensor.name for tensor in inner.initializer}
-            own |= {name for child in inner.node for name in child.output}
-            for child in inner.node:
-                _rename(child, {old: new for old, new in names.items() if old not in own})
+    for inner in subgraphs(node):
+        own = {value.name for value in inner.input} | {tensor.name for tensor in inner.initializer}
+        own |= {name for child in inner.node for name in child.output}
+        for child in inner.node:
+            _rename(child, {old: new for old, new in names.items() if old not in own})
 
 
 def _fresh(name: str, taken: set[str]) -> str:

@@ -196,7 +196,7 @@ class Plan:
     def rounds_results(self, node: Node) -> bool:
         """Whether what runs ``node`` has no float32 for its results: for want of float arithmetic, or of float32."""
         spec = self.specs[node].activation
-        return spec is not None and (spec.pow2 or not spec.dtype.scaled)
+        return self.integer_only(node) or (spec is not None and not spec.dtype.scaled)
 
     def masks(self, tensor: str) -> bool:
         """Whether a constant holds values that mean "never" rather than a number."""

@@ -58,8 +58,7 @@ def calibrate(
 
 
 def _measured(graph: Graph, use: Use, entry: Quantize) -> bool:
-    static = entry.spec.dtype.scaled and not entry.spec.dynamic
-    return static and not graph.is_constant(use.tensor)
+    return entry.spec.measured and not graph.is_constant(use.tensor)
 
 
 def _unfit(statistic: Statistic) -> str:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import onnx
-from google.protobuf.message import DecodeError
 from onnx import ModelProto
 
-from quark_onnx.errors import ConfigError
-from quark_onnx.graph.io import data_file, external_files
+from quark_onnx.errors import ConfigError, ModelError
+from quark_onnx.graph.io import data_file, external_files, read_stored
 
 
 def destination(model: object, output: object) -> Path | None:
@@ -66,8 +64,8 @@ def keeps_weights_beside(model: str | Path | ModelProto, target: Path | None) ->
 def _stored_beside(model: Path) -> set[str]:
     """The files in which a model's large tensors lie, by its own words; none if it is no model."""
     try:
-        return external_files(onnx.load(str(model), format="protobuf", load_external_data=False))
-    except DecodeError:
+        return external_files(read_stored(model))
+    except ModelError:
         return set()
 
 

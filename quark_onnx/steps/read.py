@@ -20,7 +20,8 @@ from quark_onnx.steps.tolerate import tolerated
 
 def input_specs(graph: Graph, config: QConfig | None = None) -> list[InputSpec]:
     """What the data has to provide: name, type, shape and possible values of each input that has no default."""
-    specs, allowed = [], tolerated(graph, make_plan(graph, config or QConfig()))
+    config = (config or QConfig()).with_(keep_existing=True)  # the inputs of a quantized model are none the less inputs
+    specs, allowed = [], tolerated(graph, make_plan(graph, config))
     for value in graph.inputs:
         if value.name in graph.initializers:
             continue

@@ -51,7 +51,7 @@ def solve(graph: Graph, plan: Plan, ranges: Ranges) -> Params:
     """The scales and zero points of everything but biases."""
     params = Params()
     for use, entry in plan.entries.items():
-        if isinstance(entry, Quantize) and entry.spec.dtype.scaled and not entry.spec.dynamic:
+        if isinstance(entry, Quantize) and entry.spec.measured:
             if isinstance(entry.spec.dtype, Integer) and entry.spec.block_size and entry.spec.dtype.bits in BITS:
                 params.table[use] = _in_blocks(graph, use, entry, entry.spec.dtype)
             else:

@@ -14,7 +14,7 @@ from onnx import ModelProto, numpy_helper
 
 from calibrators import CalibrationError, Entropy, MinMax, MinMSE, Percentile
 from calibrators.session import open_session
-from quark_onnx import Override, QConfig, quantize_static
+from quark_onnx import Override, QConfig, compare, quantize, quantize_static
 from quark_onnx.errors import AccuracyError, ConfigError, ModelError
 
 DENSE = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
@@ -393,3 +393,12 @@ def test_nodes_without_inputs(operator: str) -> None:
     )
     with pytest.raises(ModelError, match=rf"node 'bad' \({operator}\) has no inputs; it needs \["):
         quantize_static(model, [{"x": np.ones(1, np.float32)}])
+
+
+def test_models_that_are_quantized_already_are_still_read(tmp_path: Path) -> None:
+    """Two quantized models are compared, and the rest of one is quantized, with data or without."""
+    quantized = quantize_static(DENSE, list(samples()), QConfig(exclude=("*Sigmoid*",)))
+    assert compare(quantized, quantized, list(samples())).sqnr == float("inf")
+    rest = QConfig.of("BF16").with_(keep_existing=True)
+    assert quantize(quantized, None, rest).report.outputs
+    assert quantize(quantized, list(samples()), QConfig(keep_existing=True)).report.outputs
