@@ -6,14 +6,14 @@ opset 26.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import numpy as np
 from onnx import FunctionProto, NodeProto, TensorProto
 
 from quark_onnx.errors import ModelError
 from quark_onnx.functions.blocks import doubled_power, from_rows, is_finite, passing_on, step, to_rows, to_steps
-from quark_onnx.functions.body import Body, Settings, dispatch, distinct, function, settings, where
+from quark_onnx.functions.body import Body, Settings, Value, dispatch, distinct, function, settings, where
 from quark_onnx.kernels.blockfloat import BIT_WIDTHS, EXPONENT_AND_SIGN
 
 NAME = "BFPQuantizeDequantize"
@@ -74,8 +74,7 @@ def definitions(nodes: Iterable[NodeProto], opset: int) -> list[FunctionProto]:
 
 
 def _checked(node: NodeProto) -> Settings:
-    found = settings(node, DEFAULTS)
-    allowed = {
+    allowed: dict[str, Collection[Value]] = {
         "bfp_method": tuple(_KEYS),
         "bit_width": BIT_WIDTHS,
         "block_size": range(1, 1 << 16),
@@ -83,9 +82,7 @@ def _checked(node: NodeProto) -> Settings:
         "convert_to_bfloat_before_bfp": range(1),
         "use_compiler_version_cpu_kernel": range(1),
     }
-    for name, values in allowed.items():
-        if found[name] not in values:
-            raise ModelError(f"{where(node)}: {name} = {found[name]!r} cannot be computed; allowed: {values}")
+    found = settings(node, DEFAULTS, allowed)
     if found["bfp_method"] == "to_bfp_prime":
         size, parts, bits = (int(found[key]) for key in ("block_size", "sub_block_size", "sub_block_shift_bits"))
         if parts < 1 or size % parts or bits < 0:

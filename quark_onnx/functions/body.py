@@ -6,7 +6,7 @@ that one body has to serve all nodes of an operator: ``dispatch`` picks among va
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -147,11 +147,17 @@ def dispatch(
     )
 
 
-def settings(node: NodeProto, defaults: Settings) -> dict[str, Value]:
+def settings(
+    node: NodeProto, defaults: Settings, allowed: Mapping[str, Collection[Value]] | None = None
+) -> dict[str, Value]:
     """The attributes of a vendor node, defaults included.
 
+    Args:
+        allowed: the values that can be computed, by attribute; those of others are not looked at.
+
     Raises:
-        ModelError: the node has an attribute that is not among the defaults, or of another type.
+        ModelError: the node has an attribute that is not among the defaults, of another type, or of a value that cannot
+            be computed.
 
     >>> node = helper.make_node("MXQuantizeDequantize", ["x"], ["y"], domain=DOMAIN, block_size=16)
     >>> settings(node, {"axis": 1, "block_size": 32})
@@ -166,6 +172,9 @@ def settings(node: NodeProto, defaults: Settings) -> dict[str, Value]:
         if not isinstance(value, type(defaults[attribute.name])):
             raise ModelError(f"{where(node)}: attribute {attribute.name!r} has the value {value!r} of another type")
         found[attribute.name] = value
+    for name, values in (allowed or {}).items():
+        if found[name] not in values:
+            raise ModelError(f"{where(node)}: {name} = {found[name]!r} cannot be computed; allowed: {values}")
     return found
 
 

@@ -6,13 +6,12 @@ opset 26.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from onnx import FunctionProto, NodeProto
 
-from quark_onnx.errors import ModelError
 from quark_onnx.functions.blocks import doubled_power, from_rows, passing_on, step, to_rows, to_steps
-from quark_onnx.functions.body import Body, Settings, dispatch, distinct, function, settings, where
+from quark_onnx.functions.body import Body, Settings, Value, dispatch, distinct, function, settings
 from quark_onnx.kernels.blockfloat import ELEMENTS
 from quark_onnx.kernels.minifloat import MiniFloat
 
@@ -20,6 +19,12 @@ NAME = "MXQuantizeDequantize"
 
 #: The attributes, as nodes that leave them out have them.
 DEFAULTS: Settings = {"element_dtype": "int8", "axis": 1, "block_size": 32, "rounding_mode": 0}
+
+_ALLOWED: dict[str, Collection[Value]] = {
+    "element_dtype": (*ELEMENTS, "int8"),
+    "block_size": range(1, 1 << 16),
+    "rounding_mode": range(3),
+}
 
 #: Fractional bits of the element type int8.
 _FRACTION = 6
@@ -47,25 +52,12 @@ def definitions(nodes: Iterable[NodeProto], opset: int) -> list[FunctionProto]:
     >>> [function.name for function in definitions([node], 17)]
     ['MXQuantizeDequantize']
     """
-    found = [_checked(node) for node in nodes if node.op_type == NAME]
+    found = [settings(node, DEFAULTS, _ALLOWED) for node in nodes if node.op_type == NAME]
     if not found:
         return []
     body = Body()
     dispatch(body, distinct(found, ("element_dtype", "block_size", "rounding_mode")), _variant)
     return [function(NAME, ["x"], body, DEFAULTS, opset)]
-
-
-def _checked(node: NodeProto) -> Settings:
-    found = settings(node, DEFAULTS)
-    allowed = {
-        "element_dtype": (*ELEMENTS, "int8"),
-        "block_size": range(1, 1 << 16),
-        "rounding_mode": range(3),
-    }
-    for name, values in allowed.items():
-        if found[name] not in values:
-            raise ModelError(f"{where(node)}: {name} = {found[name]!r} cannot be computed; allowed: {values}")
-    return found
 
 
 def _variant(body: Body, variant: Settings) -> str:
