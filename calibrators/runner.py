@@ -11,7 +11,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -19,7 +19,8 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from calibrators.base import Calibrator, Statistic
+from calibrators.base import Statistic
+from calibrators.control import Control, Observation, Scope
 from calibrators.errors import CalibrationError, DataError
 from calibrators.extremes import MovingExtremes
 from calibrators.layout import rows
@@ -33,31 +34,17 @@ _SHARD = 4
 _IN_FLIGHT = 8
 
 
-@dataclass(frozen=True)
-class Observation:
-    """A tensor to watch.
-
-    Attributes:
-        tensor: its name in the model.
-        calibrator: decides which statistic is kept.
-        axis: channel axis of a per-channel statistic; None per tensor.
-    """
-
-    tensor: str
-    calibrator: Calibrator
-    axis: int | None = None
-
-
 def collect(
     model: onnx.ModelProto,
     observations: Sequence[Observation],
     samples: Iterable[Sample],
     *,
+    controls: Sequence[Control] = (),
     executor: Executor | None = None,
     threads: int = 0,
     progress: Progress | None = None,
 ) -> list[Statistic]:
-    """One pass over ``samples``; the statistic of each observation, in their order.
+    """One pass over ``samples``; the statistic of each observation, in their order, and of those in ``controls``.
 
     A tensor that is not float, or never had a value, leaves its statistic empty (``lo.size == 0``).
 
@@ -65,6 +52,7 @@ def collect(
         model: the float model; it is not changed.
         observations: what to watch: tensors and inputs of the main graph.
         samples: batches of {input name: array}; shapes may differ from batch to batch.
+        controls: nodes whose bodies are watched, too.
         executor: shards the samples over its workers; statistics merge to the serial result.
         threads: cores to use in this process, 0 for all; with an executor, threads of each worker's session, 0 for
             its share of the cores.
@@ -77,35 +65,43 @@ def collect(
     if executor is not None and not threads:
         workers = getattr(executor, "_max_workers", 1)  # of the executors of the standard library
         threads = max(1, (os.cpu_count() or 1) // workers)
-    watch = _Watch.on(model, observations, threads)
+    watch = _Watch.on(Scope(model, tuple(observations), tuple(controls)), threads)
     return watch.local(samples, progress) if executor is None else watch.sharded(samples, executor, progress)
 
 
 @dataclass(frozen=True)
 class _Watch:
-    """The augmented model and what to read off it; picklable, so that it can travel to a worker."""
+    """What to run and to watch; picklable, so that it can travel to a worker.
 
+    Attributes:
+        scope: the main graph, with its observed tensors among the outputs.
+        model: the same model, as bytes where they can hold it.
+        key: tells watches apart.
+    """
+
+    scope: Scope
     model: bytes | onnx.ModelProto
     key: str
-    observations: tuple[Observation, ...]
     threads: int
 
     @classmethod
-    def on(cls, model: onnx.ModelProto, observations: Sequence[Observation], threads: int) -> _Watch:
-        extra = _additions(model, observations)
+    def on(cls, scope: Scope, threads: int) -> _Watch:
+        model, extra = scope.model, _additions(scope)
         data: bytes | onnx.ModelProto
         if estimate_bytes(model) < PROTOBUF_LIMIT:
             data = model.SerializeToString() + extra.SerializeToString()  # protobuf merges what is concatenated
-            key = hashlib.sha256(data + repr(observations).encode()).hexdigest()
+            key = hashlib.sha256(data + repr(list(scope.flat())).encode()).hexdigest()
         else:
             data = onnx.ModelProto()
             data.CopyFrom(model)
             data.MergeFrom(extra)
             key = uuid.uuid4().hex
-        return cls(data, key, tuple(observations), threads)
+        bare = onnx.ModelProto()  # what the weights would double
+        bare.graph.input.extend(model.graph.input)
+        return cls(replace(scope, model=bare), data, key, threads)
 
     def empty(self) -> list[Statistic]:
-        return [observation.calibrator.statistic() for observation in self.observations]
+        return [observation.calibrator.statistic() for observation in self.scope.flat()]
 
     def local(self, samples: Iterable[Sample], progress: Progress | None) -> list[Statistic]:
         """Two lanes in this process: one runs a batch while the other counts, each on its share of the cores.
@@ -116,8 +112,8 @@ class _Watch:
         cores = self.threads or os.cpu_count() or 1
         ordered = any(isinstance(statistic, MovingExtremes) for statistic in self.empty())
         idle = [self.empty() for _ in range(1 if ordered or cores == 1 else 2)]
-        session, iterator, sent, done = _Session(self, threads=max(1, cores // len(idle))), iter(samples), 0, 0
-        busy: dict[Future[None], list[Statistic]] = {}
+        session, iterator, sent, done = _Session.on(self, max(1, cores // len(idle))), iter(samples), 0, 0
+        busy: dict[Future[list[Any]], list[Statistic]] = {}
         with ThreadPoolExecutor(len(idle)) as pool:
             while True:
                 sample = next(iterator, None) if idle else None
@@ -169,23 +165,40 @@ def _merge(total: list[Statistic], more: list[Statistic]) -> None:
 
 
 class _Session:
-    """An open session on the augmented model; it may be used from several threads."""
+    """An open session on a scope; it may be used from several threads."""
 
-    def __init__(self, watch: _Watch, threads: int) -> None:
+    def __init__(self, scope: Scope, model: bytes | onnx.ModelProto, threads: int, results: Sequence[str] = ()) -> None:
+        """``results``: outputs of the model that ``run`` returns."""
         try:
-            self._session = open_session(watch.model, threads=threads)
+            self._session = open_session(model, threads=threads)
         except Exception as error:  # onnxruntime raises several unrelated types
             raise CalibrationError(f"onnxruntime cannot open the model with its tensors exposed: {error}") from error
         self._readers: dict[str, list[tuple[int, int | None]]] = {}
-        for place, observation in enumerate(watch.observations):
+        for place, observation in enumerate(scope.observations):
             self._readers.setdefault(observation.tensor, []).append((place, observation.axis))
         self._inputs = {value.name for value in self._session.get_inputs()}
-        watched = self._readers.keys() - self._inputs
+        self._results = list(results)
+        self._needed = set().union(*(control.reads for control in scope.controls), results)
         types = {value.name: value.type for value in self._session.get_outputs()}
-        self._outputs = [name for name, kind in types.items() if name in watched and kind == "tensor(float)"]
+        self._outputs = [
+            name
+            for name, kind in types.items()
+            if name not in self._inputs
+            and (name in self._needed or (name in self._readers and kind == "tensor(float)"))
+        ]
+        self._bodies, first = list[tuple[Control, str, _Body]](), len(scope.observations)
+        for control in scope.controls:
+            for attribute, body in control.bodies.items():
+                self._bodies.append((control, attribute, _Body.on(body, first, threads)))
+                first += len(list(body.flat()))
+        self._controls = scope.controls
 
-    def observe(self, sample: Sample, index: int, statistics: list[Any]) -> None:
-        """Run one batch and let the statistics of the observed tensors take it in."""
+    @classmethod
+    def on(cls, watch: _Watch, threads: int) -> _Session:
+        return cls(watch.scope, watch.model, threads)
+
+    def observe(self, sample: Mapping[str, Any], index: int, statistics: list[Any]) -> list[Any]:
+        """Run one batch and let the statistics of the observed tensors take it in; the results asked for."""
         values = {name: value for name, value in sample.items() if name in self._inputs}
         try:
             found = self._session.run(self._outputs, values) if self._outputs else []
@@ -194,10 +207,57 @@ class _Session:
         values.update(zip(self._outputs, found, strict=True))
         del found
         for tensor, readers in self._readers.items():
-            value = values.pop(tensor, None)  # so that it is freed as soon as it is counted
+            # not kept any longer than it is needed
+            value = values.get(tensor) if tensor in self._needed else values.pop(tensor, None)
             if isinstance(value, np.ndarray) and value.dtype == np.float32:
                 for place, axis in readers:
                     statistics[place].observe(rows(value, axis))
+        for control in self._controls:
+            bodies = {attribute: body for owner, attribute, body in self._bodies if owner is control}
+            self._play(control, bodies, values, index, statistics)
+        return [values[name] for name in self._results]
+
+    @staticmethod
+    def _play(
+        control: Control, bodies: dict[str, _Body], values: dict[str, Any], index: int, statistics: list[Any]
+    ) -> None:
+        steps = control.play(values)
+        try:
+            attribute, own = next(steps)
+            while True:
+                attribute, own = steps.send(bodies[attribute].run(own, values, index, statistics))
+        except StopIteration:
+            return
+        except DataError as error:
+            raise DataError(f"{error} (inside {control.kind} {control.name!r})") from error
+
+
+@dataclass(frozen=True)
+class _Body:
+    """A body that is run step by step."""
+
+    session: _Session
+    own: list[onnx.ValueInfoProto]
+    borrowed: frozenset[str]
+    places: slice
+
+    @classmethod
+    def on(cls, scope: Scope, first: int, threads: int) -> _Body:
+        model = onnx.ModelProto()
+        model.CopyFrom(scope.model)
+        model.MergeFrom(_additions(scope))
+        results = [value.name for value in scope.model.graph.output]
+        count = len(list(scope.flat()))
+        own = [value for value in model.graph.input if value.name not in scope.borrowed]
+        return cls(_Session(scope, model, threads, results), own, scope.borrowed, slice(first, first + count))
+
+    def run(self, own: list[Any], around: Mapping[str, Any], index: int, statistics: list[Any]) -> list[Any]:
+        """What it computes of its own inputs and of the values around it."""
+        feeds = {name: around[name] for name in self.borrowed}
+        for value, given in zip(self.own, own, strict=True):
+            single = len(value.type.tensor_type.shape.dim) == 1 and isinstance(given, np.ndarray) and not given.ndim
+            feeds[value.name] = given.reshape(1) if single else given
+        return self.session.observe(feeds, index, statistics[self.places])
 
 
 _open: dict[str, _Session] = {}
@@ -208,18 +268,21 @@ def _observe_shard(watch: _Watch, shard: list[Sample], first: int) -> list[Stati
     session = _open.get(watch.key)
     if session is None:
         _open.clear()
-        session = _open[watch.key] = _Session(watch, watch.threads)
+        session = _open[watch.key] = _Session.on(watch, watch.threads)
     statistics = watch.empty()
     for offset, sample in enumerate(shard):
         session.observe(sample, first + offset, statistics)
     return statistics
 
 
-def _additions(model: onnx.ModelProto, observations: Sequence[Observation]) -> onnx.ModelProto:
-    """What has to be added to ``model`` so that the observed tensors are outputs; onnxruntime infers their types."""
-    result = onnx.ModelProto()
-    exposed = {value.name for value in (*model.graph.input, *model.graph.output)}
-    for name in dict.fromkeys(observation.tensor for observation in observations):
+def _additions(scope: Scope) -> onnx.ModelProto:
+    """What has to be added to a model so that what is watched is an output; onnxruntime infers the types."""
+    result, graph = onnx.ModelProto(), scope.model.graph
+    exposed = {value.name for value in (*graph.input, *graph.output)}
+    wanted = [observation.tensor for observation in scope.observations]
+    for control in scope.controls:
+        wanted += sorted(control.reads)
+    for name in dict.fromkeys(wanted):
         if name not in exposed:
             result.graph.output.append(onnx.ValueInfoProto(name=name))
     return result

@@ -23,6 +23,7 @@ from quark_onnx.progress import Progress
 from quark_onnx.report import Report, summarize
 from quark_onnx.steps import (
     HoldOut,
+    Inside,
     Ranges,
     Reference,
     Sample,
@@ -37,6 +38,7 @@ from quark_onnx.steps import (
     insert,
     keeps_weights_beside,
     make_plan,
+    plan_insides,
     prepare,
     probe,
     quantize_insides,
@@ -90,14 +92,16 @@ def quantize(
     if data is None and not job.config.measures:
         sample = probe(job.graph, job.reference)
         graph, plan, notes = job.plan(sample)
-        return job.finish(graph, plan, {}, notes, [sample] if sample else [], progress)
+        insides = plan_insides(graph, job.config)
+        return job.finish(graph, plan, {}, notes, insides, [sample] if sample else [], progress)
     reader = reader_for(job.graph, data, job.config)
     first = first_sample(reader)
     graph, plan, notes = job.plan(first)
+    insides = plan_insides(graph, job.config)
     held = HoldOut(reader, remember=job.config.search)
     with Progress(progress, reader.length, "calibrating", "sample") as bar:
-        ranges = calibrate(graph, plan, held, executor=executor, progress=bar.update)
-    return job.finish(graph, plan, ranges, notes, [first], progress, held)
+        ranges = calibrate(graph, plan, held, insides, executor=executor, progress=bar.update)
+    return job.finish(graph, plan, ranges, notes, insides, [first], progress, held)
 
 
 @dataclass(frozen=True)
@@ -138,6 +142,7 @@ class _Job:
         plan: Plan,
         ranges: Ranges,
         notes: list[str],
+        insides: list[Inside],
         samples: list[Sample],
         progress: bool | None,
         held: HoldOut | None = None,
@@ -150,7 +155,7 @@ class _Job:
         moved = [f"{count} power-of-two scales moved by the error at the outputs"] if count else []
         solve_biases(graph, plan, params)
         result, fused = insert(graph, plan, params, vendor=config.form == "vendor"), list[str]()
-        inside = quantize_insides(result, config)
+        inside = quantize_insides(result, insides, config)
         define_functions(result)
         if config.form == "operators":
             result, fused = fuse(result, samples)

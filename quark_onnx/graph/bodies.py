@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import onnx
-from onnx import AttributeProto, GraphProto, ModelProto, ValueInfoProto, helper
+from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, ValueInfoProto, helper
 
 from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.node import Node
@@ -34,22 +34,22 @@ class Body:
     borrowed: frozenset[str]
 
 
-def bodies(graph: Graph) -> Iterator[Body]:
-    """The subgraphs of a graph's nodes, not those inside them."""
-    shell = graph.to_model() if any(node.has_subgraph for node in graph.nodes) else ModelProto()
-    for node in graph.nodes:
+def bodies(graph: Graph, *nodes: Node) -> Iterator[Body]:
+    """The subgraphs of a graph's nodes, or of some of them; not those inside them."""
+    for node in nodes or graph.nodes:
         for attribute in node.to_proto().attribute if node.has_subgraph else ():
             single = attribute.type == AttributeProto.GRAPH
             for place, body in enumerate([attribute.g] if single else attribute.graphs):
-                yield _taken_out(graph, node, attribute.name, place, body, shell)
+                yield _taken_out(graph, node, attribute.name, place, body)
 
 
-def _taken_out(graph: Graph, node: Node, attribute: str, place: int, body: GraphProto, shell: ModelProto) -> Body:
+def _taken_out(graph: Graph, node: Node, attribute: str, place: int, body: GraphProto) -> Body:
     proto = GraphProto()
     proto.CopyFrom(body)
     proto.name = proto.name or "body"
     own = {value.name for value in proto.input} | {tensor.name for tensor in proto.initializer}
     own |= {name for inner in proto.node for name in inner.output}
+    _declare(graph, node, proto)
     borrowed = set[str]()
     for name in node.captures:
         if name in own or not _reads(proto, name):
@@ -59,8 +59,18 @@ def _taken_out(graph: Graph, node: Node, attribute: str, place: int, body: Graph
             proto.initializer.append(graph.initializers[name])
         else:
             proto.input.append(_value(graph, name))
-    model = helper.make_model(proto, opset_imports=shell.opset_import, ir_version=max(shell.ir_version, 4))
+    model = helper.make_model(proto, opset_imports=graph.opset_imports, ir_version=max(graph.ir_version, 4))
     return Body(node, attribute, place, model, frozenset(borrowed))
+
+
+def _declare(graph: Graph, node: Node, body: GraphProto) -> None:
+    """Give a body's own inputs the types of what the node reads, where they have none."""
+    kinds = [graph.elem_type(name) for name in node.inputs]
+    if node.kind == "Loop":
+        kinds[:2] = [TensorProto.INT64, TensorProto.BOOL]
+    for value, kind in zip(body.input, kinds, strict=False):
+        if kind and not value.type.WhichOneof("value"):
+            value.type.tensor_type.elem_type = kind
 
 
 def _reads(body: GraphProto, name: str) -> bool:

@@ -13,12 +13,21 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import FunctionProto, GraphProto, ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx import (
+    FunctionProto,
+    GraphProto,
+    ModelProto,
+    OperatorSetIdProto,
+    TensorProto,
+    ValueInfoProto,
+    helper,
+    numpy_helper,
+)
 
 from quark_onnx.errors import ModelError
 from quark_onnx.graph.node import STANDARD_DOMAINS, Node, all_names
 from quark_onnx.graph.shapes import infer_values
-from quark_onnx.graph.walk import copy_fields
+from quark_onnx.graph.walk import copy_fields, in_order
 
 Shape = tuple["int | str | None", ...]
 
@@ -145,6 +154,11 @@ class Graph:
     def opset(self) -> int:
         """Version of the standard operator set; 0 if the model does not import it."""
         return max((o.version for o in self._shell.opset_import if o.domain in STANDARD_DOMAINS), default=0)
+
+    @property
+    def opset_imports(self) -> list[OperatorSetIdProto]:
+        """The operator sets that the model imports."""
+        return list(self._shell.opset_import)
 
     @property
     def ir_version(self) -> int:
@@ -370,22 +384,4 @@ class Graph:
 
     def _sort(self) -> None:
         """Bring the nodes into topological order, as near to the present order as possible."""
-        done: set[Node] = set()
-        order: list[Node] = []
-        for root in self.nodes:
-            stack, path = [(root, False)], set[Node]()
-            while stack:
-                node, ready = stack.pop()
-                if node in done:
-                    continue
-                if ready:
-                    done.add(node)
-                    path.discard(node)
-                    order.append(node)
-                    continue
-                if node in path:
-                    raise ModelError(f"the graph has a cycle through node {node.name!r} ({node.op_type})")
-                path.add(node)
-                stack.append((node, True))
-                stack += [(other, False) for other in self.leaders(node) if other not in done]
-        self.nodes = order
+        self.nodes = in_order(self.nodes, self.leaders)

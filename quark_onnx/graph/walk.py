@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 from google.protobuf.message import Message
 
+from quark_onnx.errors import ModelError
 from quark_onnx.graph.node import Node
 
 
@@ -32,3 +33,30 @@ def reach(start: Iterable[Node], step: Callable[[Node], Iterable[Node]]) -> dict
                 seen[node] = None
                 todo.append(node)
     return seen
+
+
+def in_order(nodes: Iterable[Node], leaders: Callable[[Node], Iterable[Node]]) -> list[Node]:
+    """The nodes in topological order, as near to the present order as possible.
+
+    Raises:
+        ModelError: they form a cycle.
+    """
+    done: set[Node] = set()
+    order: list[Node] = []
+    for root in nodes:
+        stack, path = [(root, False)], set[Node]()
+        while stack:
+            node, ready = stack.pop()
+            if node in done:
+                continue
+            if ready:
+                done.add(node)
+                path.discard(node)
+                order.append(node)
+                continue
+            if node in path:
+                raise ModelError(f"the graph has a cycle through node {node.name!r} ({node.op_type})")
+            path.add(node)
+            stack.append((node, True))
+            stack += [(other, False) for other in leaders(node) if other not in done]
+    return order

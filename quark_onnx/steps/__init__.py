@@ -6,6 +6,7 @@ from quark_onnx.steps.finish import finish
 from quark_onnx.steps.fuse import fuse
 from quark_onnx.steps.guard import guard
 from quark_onnx.steps.insert import define_functions, insert
+from quark_onnx.steps.inside import Inside, plan_insides
 from quark_onnx.steps.insides import quantize_insides
 from quark_onnx.steps.make_plan import make_plan
 from quark_onnx.steps.prepare import clean, prepare, raise_opset_for
@@ -18,6 +19,7 @@ from quark_onnx.steps.tolerate import tolerated
 
 __all__ = [
     "HoldOut",
+    "Inside",
     "Params",
     "Ranges",
     "Reference",
@@ -34,6 +36,7 @@ __all__ = [
     "insert",
     "keeps_weights_beside",
     "make_plan",
+    "plan_insides",
     "prepare",
     "probe",
     "quantize_insides",

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
+from onnx import ModelProto
+
 import calibrators
 from calibrators import Statistic
-from calibrators.runner import Observation, Progress, collect
+from calibrators.control import Observation, Scope
+from calibrators.runner import Progress, collect
 from quark_onnx.errors import DataError
 from quark_onnx.graph import Graph
 from quark_onnx.plan import Plan, Quantize, Use
+from quark_onnx.steps.inside import Inside, controls, shapeless
 from quark_onnx.steps.run import Sample
 
 #: What was measured of each use.
@@ -25,35 +29,63 @@ def calibrate(
     graph: Graph,
     plan: Plan,
     samples: Iterable[Sample],
+    insides: Sequence[Inside] = (),
     *,
     executor: Executor | None = None,
     progress: Progress | None = None,
 ) -> Ranges:
     """Run the float graph over the samples once. Tensors that prove unfit are kept float in ``plan``, with the reason.
 
+    Args:
+        insides: bodies of the graph's nodes; they get ranges of their own.
+
     Raises:
         DataError: a sample that does not fit or cannot be run.
     """
-    uses = [use for use, entry in plan.entries.items() if isinstance(entry, Quantize) and _measured(graph, use, entry)]
-    wanted: dict[Observation, list[Use]] = {}
-    for use in uses:
-        entry = plan.entries[use]
-        assert isinstance(entry, Quantize)
-        # within known bounds nothing is clipped away: all that is asked is how much of them is used
-        calibrator = entry.spec.calibrator if entry.bounds is None else calibrators.MinMax()
-        wanted.setdefault(Observation(use.tensor, calibrator), []).append(use)
+    scope = _scope(graph.to_model(), graph, plan, insides)
     try:
-        found = collect(graph.to_model(), list(wanted), samples, executor=executor, progress=progress)
+        found = collect(
+            scope.model, scope.observations, samples, controls=scope.controls, executor=executor, progress=progress
+        )
     except calibrators.CalibrationError as error:
         raise DataError(str(error)) from error
+    return _ranges(graph, plan, insides, iter(found))
+
+
+def _scope(
+    model: ModelProto, graph: Graph, plan: Plan, insides: Sequence[Inside], borrowed: frozenset[str] = frozenset()
+) -> Scope:
+    """What is to be watched in a graph and in the bodies in it."""
+    scopes = [_scope(shapeless(i), i.graph, i.plan, i.insides, i.body.borrowed) for i in insides]
+    inputs = frozenset(value.name for value in model.graph.input)
+    return Scope(model, tuple(_wanted(graph, plan)), controls(insides, scopes), borrowed & inputs)
+
+
+def _wanted(graph: Graph, plan: Plan) -> dict[Observation, list[Use]]:
+    """What is to be watched, and for which uses."""
+    wanted: dict[Observation, list[Use]] = {}
+    for use, entry in plan.entries.items():
+        if isinstance(entry, Quantize) and _measured(graph, use, entry):
+            # within known bounds nothing is clipped away: all that is asked is how much of them is used
+            calibrator = entry.spec.calibrator if entry.bounds is None else calibrators.MinMax()
+            wanted.setdefault(Observation(use.tensor, calibrator), []).append(use)
+    return wanted
+
+
+def _ranges(graph: Graph, plan: Plan, insides: Sequence[Inside], found: Iterator[Statistic]) -> Ranges:
+    """What was found, by use; in the order in which a scope lists what it watches."""
     ranges: Ranges = {}
-    for statistic, readers in zip(found, wanted.values(), strict=True):
+    for readers in _wanted(graph, plan).values():
+        statistic = next(found)
         for use in readers:
             entry, reason = plan.entries[use], _unfit(statistic)
             if reason and isinstance(entry, Quantize) and entry.bounds is None:
                 plan.keep(use.tensor, reason)
             elif not reason:
                 ranges[use] = statistic
+    for inside in insides:
+        if inside.played:
+            inside.ranges = _ranges(inside.graph, inside.plan, inside.insides, found)
     return ranges
 
 

@@ -14,6 +14,7 @@ from onnx import ModelProto, TensorProto
 from calibrators.session import open_session
 from quark_onnx.fusions import FUSIONS, INTEGER_PRODUCTS
 from quark_onnx.graph import Graph
+from quark_onnx.graph.bodies import bodies, put_back
 from quark_onnx.report.measure import measure
 from quark_onnx.steps.run import Sample
 
@@ -60,7 +61,7 @@ def fuse(graph: Graph, samples: Sequence[Sample]) -> tuple[Graph, list[str]]:
 
 
 def _fused(graph: Graph, kinds: Collection[Kind] | None) -> tuple[Graph, Counter[Kind]]:
-    """A copy with fusions of these kinds, None for all; and how many of each."""
+    """A copy with fusions of these kinds, None for all, in the bodies of its nodes, too; and how many of each."""
     fused, done = graph.copy(), Counter[Kind]()
     for node in reversed(list(fused.nodes)):  # a clip makes way for the operator in front of it
         if not any(name and fused.producer(name) is node for name in node.outputs):
@@ -70,6 +71,13 @@ def _fused(graph: Graph, kinds: Collection[Kind] | None) -> tuple[Graph, Counter
             if (kinds is None or kind in kinds) and fusion(fused, node):
                 done[kind] += 1
                 break
+    for body in list(bodies(fused)):
+        inner = Graph(body.model)
+        inner.reserve(fused.names)
+        inner, inside = _fused(inner, kinds)
+        if inside:
+            put_back(fused, body, inner)
+            done += inside
     fused.drop_unused()
     fused.infer()
     return fused, done

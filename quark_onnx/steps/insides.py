@@ -1,63 +1,37 @@
-"""insides: quantize inside the bodies of If, Loop and Scan, as far as it takes no measuring."""
+"""insides: write the plans of the bodies of If, Loop and Scan into a quantized graph."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
 
-from quark_onnx.config import Override, QConfig
+from quark_onnx.config import QConfig
 from quark_onnx.graph import Graph
 from quark_onnx.graph.bodies import bodies, put_back
-from quark_onnx.plan import EXCLUDED, Keep, Quantize, select
+from quark_onnx.plan import Quantize
+from quark_onnx.steps.guard import guard
 from quark_onnx.steps.insert import insert
-from quark_onnx.steps.make_plan import make_plan
-from quark_onnx.steps.prepare import contributed
+from quark_onnx.steps.inside import Inside
 from quark_onnx.steps.solve import solve, solve_biases
 
-_CONTROL = frozenset({"If", "Loop", "Scan"})
 
-
-def quantize_insides(graph: Graph, config: QConfig) -> list[str]:
-    """Quantize the bodies of a quantized graph in place; what was done, for the report.
-
-    Weights are quantized wherever they are, and activations where their format needs no range. Ranges of activations
-    are not measured inside a body: those that need one stay float there.
-    """
-    if not any(node.has_subgraph for node in graph.nodes):
-        return []
-    unmeasured = _unmeasured(config).with_(keep_existing=True)
-    excluded = {node.name for node, spec in select(graph, unmeasured, strict=False).items() if spec.keep == EXCLUDED}
-    notes = []
+def quantize_insides(graph: Graph, insides: Sequence[Inside], config: QConfig) -> list[str]:
+    """Quantize the bodies of a quantized graph in place, as planned; what was done, for the report."""
+    planned = {(inside.body.node.name, inside.body.attribute): inside for inside in insides}
+    notes = list[str]()
     for body in list(bodies(graph)):
-        if body.node.kind not in _CONTROL or body.node.name in excluded:
+        inside = planned.get((body.node.name, body.attribute))
+        if inside is None:
             continue
-        inner = Graph(body.model)
+        inner, plan = inside.graph, inside.plan
         inner.reserve(graph.names)
-        plan = make_plan(inner, unmeasured, strict=False)
-        for value in inner.outputs:  # what a body hands out keeps its value; what reads it outside decides
-            for use in [use for use in plan.entries if use.tensor == value.name and use.node is None]:
-                plan.entries[use] = Keep("a body hands it out")
-        for use, entry in list(plan.entries.items()):
-            if isinstance(entry, Quantize) and entry.min_opset > inner.opset and not contributed(entry):
-                plan.entries[use] = Keep(f"the model's opset is {inner.opset}, the format needs {entry.min_opset}")
-        params = solve(inner, plan, {})
+        found = guard(inner, plan, inside.ranges) if config.safe else []
+        params = solve(inner, plan, inside.ranges)
         solve_biases(inner, plan, params)
         result = insert(inner, plan, params, vendor=config.form == "vendor")
-        deeper = quantize_insides(result, config)
+        deeper = quantize_insides(result, inside.insides, config)
         count = sum(isinstance(entry, Quantize) for entry in plan.entries.values())
         if count or deeper:
             put_back(graph, body, result)
             notes += [f"{count} tensors inside {body.node.name!r} ({body.attribute})"] if count else []
-            notes += deeper
+            notes += [*found, *params.notes, *deeper]
     return notes
-
-
-def _unmeasured(config: QConfig) -> QConfig:
-    """The settings without activations whose range would have to be measured."""
-    overrides = list[Override]()
-    for override in config.overrides:
-        if override.activation is None or not override.activation.measured:
-            overrides.append(override)
-        elif override.weight is not None:
-            overrides.append(replace(override, activation=None))
-    activation = config.activation if config.activation and not config.activation.measured else None
-    return config.with_(activation=activation, overrides=tuple(overrides))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from onnx.reference import ReferenceEvaluator
 from calibrators.session import open_session
 from quark_onnx import QConfig, quantize
 from quark_onnx.graph import Graph
+from quark_onnx.steps import calibrate, make_plan, plan_insides
 
 TEXT = """<ir_version: 10, opset_import: ["" : 21]>
     g (float[4, 32] x, bool c, int64 n) => (float[4, 16] y, float[4, 32] z, float[4, 32] s) {
@@ -97,3 +99,120 @@ def test_a_node_that_is_excluded_is_left_alone_inside() -> None:
         everything.model.graph.node == Graph.of(nested()).to_model().graph.node
     )
     assert everything.model.SerializeToString() == Graph.of(nested()).to_model().SerializeToString()
+
+
+def watched(model: ModelProto, samples: list[dict[str, Any]], **options: Any) -> dict[str, Any]:
+    """Least and greatest value of the tensors in bodies, by name."""
+    graph = Graph.of(model)
+    config = QConfig.of("S8S8").with_(calibrator="minmax")
+    plan, insides = make_plan(graph, config), plan_insides(graph, config)
+    calibrate(graph, plan, samples, insides, **options)
+    todo, found = list(insides), {}
+    while todo:
+        inside = todo.pop()
+        todo += inside.insides
+        found |= {use.tensor: (float(s.lo.min()), float(s.hi.max())) for use, s in inside.ranges.items()}
+    return found
+
+
+def test_ranges_in_bodies_are_those_of_every_step() -> None:
+    model, feed = nested(), [feeds(True), feeds(False)]
+    w = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    x, carried, ends = feed[0]["x"], [feed[0]["x"]], []
+    for _ in range(3):
+        ends.append(carried[-1] @ w["q"])
+        carried.append(np.tanh(ends[-1]))
+    rows = [(x @ w["q"])[i] for i in range(4)]
+    states = [w["start"]]
+    for row in rows:
+        states.append(states[-1] + row @ w["q"])
+    expected = {"x": [x], "t": carried[:-1], "b": [np.maximum(x @ w["v"], 0)], "row": rows, "m": states[:-1]}
+    found = watched(model, feed)
+    for name, values in expected.items():
+        bounds = min(0, min(v.min() for v in values)), max(0, max(v.max() for v in values))
+        if name in found:
+            np.testing.assert_allclose(found[name], bounds, rtol=1e-5, err_msg=name)
+    assert {"x", "t", "row"} <= found.keys()
+
+
+def test_ranges_in_bodies_do_not_depend_on_the_executor() -> None:
+    samples = [{**feeds(index % 3 > 0), "n": np.array(index)} for index in range(9)]
+    serial = watched(nested(), samples)
+    with ThreadPoolExecutor(2) as pool:
+        assert watched(nested(), samples, executor=pool) == serial
+
+
+def test_a_branch_that_is_never_taken_keeps_its_activations_float() -> None:
+    result = quantize(nested(), [feeds(True)] * 4, "S8S8")
+    branches = {a.name: a.g for node in result.model.graph.node if node.op_type == "If" for a in node.attribute}
+    taken, other = (
+        [node.op_type for node in branches[name].node].count("QuantizeLinear")
+        for name in ("then_branch", "else_branch")
+    )
+    assert (taken, other) == (1, 0)
+
+
+INNER = """<ir_version: 10, opset_import: ["" : 21]>
+    g (float[8, 4] x, int64 n) => (float[4] y, float[3, 8] s) {
+        zero = Constant <value = float[4] {0, 0, 0, 0}> ()
+        nothing = Constant <value = bool {1}> ()
+        y, s = Scan <num_scan_inputs = 1, scan_input_axes = [1], scan_input_directions = [1], body =
+            f (float[4] m, float[3] column) => (float[4] next, float[3] o) {
+                doubled = Add (m, m)
+                next = Add (doubled, bias)
+                o = Loop (n, , column) <body = l (int64 i, bool go, float[3] t) => (bool on, float[3] u) {
+                    on = Identity (go)
+                    line = Unsqueeze (t, axes)
+                    p = MatMul (line, w)
+                    h = Squeeze (p, axes)
+                    u = Add (h, shift)
+                }>
+            }> (zero, wide)
+        axes = Constant <value = int64[1] {0}> ()
+        wide = Slice (x, from, to, axes)
+        from = Constant <value = int64[1] {0}> ()
+        to = Constant <value = int64[1] {3}> ()
+        shift = Mul (wide_sum, ten)
+        wide_sum = ReduceSum <keepdims = 0> (x)
+        ten = Constant <value = float {10}> ()
+    }"""
+
+
+def test_bodies_in_bodies_read_values_of_every_scope() -> None:
+    model = onnx.parser.parse_model(INNER.replace("float[3, 8] s", "float[a, b] s"))
+    random = np.random.default_rng(3)
+    weights = {"w": 0.3 * random.normal(size=(8, 8)).astype("f"), "bias": random.normal(size=4).astype("f")}
+    model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in weights.items())
+    sample = {"x": random.normal(size=(8, 4)).astype("f"), "n": np.array(2)}
+    # the slice leaves three rows of four; the scan goes over its columns from the last
+    shift, seen = 10 * sample["x"].sum(), []
+    for column in sample["x"][:3].T[::-1]:
+        t = column
+        for _ in range(2):
+            seen.append(t)
+            t = t @ weights["w"][:3, :3] + shift
+    model.graph.initializer[0].CopyFrom(numpy_helper.from_array(weights["w"][:3, :3].copy(), "w"))
+    found = watched(model, [sample])
+    line = next(value for name, value in found.items() if name in ("line", "t"))
+    np.testing.assert_allclose(line, (min(v.min() for v in seen), max(v.max() for v in seen)), rtol=1e-5)
+    result = quantize(model, [sample], "S8S8")
+    assert result.report.worst_sqnr > 25
+
+
+@pytest.mark.parametrize(("preset", "operator"), [("INT4", "MatMulNBits"), ("DYNAMIC", "MatMulInteger")])
+def test_operators_on_codes_take_the_place_of_pairs_in_bodies(preset: str, operator: str) -> None:
+    result = quantize(nested(), None, preset)
+    kinds = {node.name: node.op_type for node in result.model.graph.node}
+    inside = [
+        node.op_type
+        for outer in result.model.graph.node
+        for a in outer.attribute
+        for node in a.g.node
+        if a.HasField("g")
+    ]
+    assert operator in kinds.values()
+    assert inside.count(operator) == 4, "two branches, a loop and a scan"
+    assert "MatMul" not in inside
+    assert any(
+        node.op_type == "Relu" for outer in result.model.graph.node for a in outer.attribute for node in a.g.node
+    )

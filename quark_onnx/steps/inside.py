@@ -1,0 +1,117 @@
+"""inside: the bodies of If, Loop and Scan, each with a plan of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from onnx import ModelProto
+
+from calibrators import Statistic
+from calibrators.control import Control, Scope
+from quark_onnx.config import Override, QConfig
+from quark_onnx.graph import Graph, Node
+from quark_onnx.graph.bodies import Body, bodies
+from quark_onnx.plan import EXCLUDED, Keep, Plan, Quantize, Use, select
+from quark_onnx.steps.make_plan import make_plan
+from quark_onnx.steps.prepare import contributed
+
+_CONTROL = frozenset({"If", "Loop", "Scan"})
+#: Before this opset a Scan ran over batches.
+_SCAN_OPSET = 9
+
+
+@dataclass
+class Inside:
+    """A body, and what becomes of its tensors.
+
+    Attributes:
+        body: where it is.
+        graph: it, as a graph of its own.
+        plan: decisions about its tensors.
+        insides: the bodies in it.
+        played: whether it can be run by itself, and so be measured.
+        ranges: what was measured of its tensors.
+    """
+
+    body: Body
+    graph: Graph
+    plan: Plan
+    insides: list[Inside]
+    played: bool
+    ranges: dict[Use, Statistic] = field(default_factory=dict)
+
+
+def plan_insides(graph: Graph, config: QConfig) -> list[Inside]:
+    """Plans of the bodies of a graph's nodes; what cannot be measured is planned without activations that have to be.
+
+    What a body hands out keeps its value: what reads it outside decides.
+    """
+    if not any(node.has_subgraph for node in graph.nodes):
+        return []
+    chosen, found = select(graph, config.with_(keep_existing=True), strict=False), list[Inside]()
+    for body in bodies(graph):
+        if body.node.kind not in _CONTROL or chosen[body.node].keep == EXCLUDED:
+            continue
+        played = _playable(graph, body.node)
+        own = config if played else _unmeasured(config)
+        inner = Graph(body.model)
+        inner.reserve(graph.names)
+        plan = make_plan(inner, own.with_(keep_existing=True), strict=False)
+        for value in inner.outputs:
+            for use in [use for use in plan.entries if use.tensor == value.name and use.node is None]:
+                plan.entries[use] = Keep("a body hands it out")
+        for use, entry in list(plan.entries.items()):
+            if isinstance(entry, Quantize) and entry.min_opset > inner.opset and not contributed(entry):
+                plan.entries[use] = Keep(f"the model's opset is {inner.opset}, the format needs {entry.min_opset}")
+        found.append(Inside(body, inner, plan, plan_insides(inner, own), played))
+    return found
+
+
+def controls(insides: Sequence[Inside], scopes: Sequence[Scope]) -> tuple[Control, ...]:
+    """The nodes to play, from their bodies and what is watched in each."""
+    nodes: dict[Node, dict[str, Scope]] = {}
+    for inside, scope in zip(insides, scopes, strict=True):
+        if inside.played:
+            nodes.setdefault(inside.body.node, {})[inside.body.attribute] = scope
+    return tuple(_control(node, scopes) for node, scopes in nodes.items())
+
+
+def shapeless(inside: Inside) -> ModelProto:
+    """A body as a model whose inputs have any shape: what a body declares is not what it is given, at times."""
+    model, node = inside.graph.to_model(), inside.body.node
+    own = [value for value in model.graph.input if value.name not in inside.body.borrowed]
+    pinned = [value.name for value in own[:2]] if node.kind == "Loop" else []
+    for value in model.graph.input:
+        if value.name not in pinned and value.type.WhichOneof("value") == "tensor_type":
+            value.type.tensor_type.ClearField("shape")
+    return model
+
+
+def _playable(graph: Graph, node: Node) -> bool:
+    if node.kind == "Scan" and graph.opset < _SCAN_OPSET:
+        return False
+    typed = (value.type.WhichOneof("value") for body in bodies(graph, node) for value in body.model.graph.input)
+    return all(typed)
+
+
+def _control(node: Node, scopes: dict[str, Scope]) -> Control:
+    inputs = node.inputs + ("",) * (2 - len(node.inputs)) if node.kind == "Loop" else node.inputs
+    if node.kind != "Scan":
+        return Control(node.name, node.kind, inputs, scopes)
+    count = node.attribute("num_scan_inputs", 0)
+    axes = tuple(node.attribute("scan_input_axes", [0] * count))
+    backwards = tuple(map(bool, node.attribute("scan_input_directions", [0] * count)))
+    return Control(node.name, node.kind, inputs, scopes, count, axes, backwards)
+
+
+def _unmeasured(config: QConfig) -> QConfig:
+    """The settings without activations whose range would have to be measured."""
+    overrides = list[Override]()
+    for override in config.overrides:
+        if override.activation is None or not override.activation.measured:
+            overrides.append(override)
+        elif override.weight is not None:
+            overrides.append(replace(override, activation=None))
+    activation = config.activation if config.activation and not config.activation.measured else None
+    return config.with_(activation=activation, overrides=tuple(overrides))
