@@ -20,8 +20,8 @@ _GREATEST_SCALE = 2.0**127  # the largest power of two in float32
 _CODES = np.dtype(np.int64)
 #: float32 holds integers up to here, and so any sum of a code in reach and a zero point.
 _EXACT = 1 << 22
-#: Reals of so many bytes become codes at a time.
-_SLAB = 1 << 24
+#: Reals of so many bytes become codes at a time: few enough for the processor's cache to hold what is made of them.
+_SLAB = 1 << 20
 
 
 def params_for(range_: Range, grid: Grid, axis: int | None = None) -> QParams:
@@ -109,8 +109,10 @@ def quantize(x: NDArray[Any], params: QParams, grid: Grid, dtype: np.dtype[Any] 
     step = max(1, count * _SLAB // max(1, x.nbytes))
     step += -step % max(1, params.block_size)
     if step < count:  # a part at a time: between the reals and the codes there are several copies
-        parts = (slice(start, start + step) for start in range(0, count, step))
-        return np.concatenate([quantize(x[part], params.part(part), grid, dtype) for part in parts])
+        whole = np.empty(x.shape, dtype)
+        for part in (slice(start, start + step) for start in range(0, count, step)):
+            whole[part] = quantize(x[part], params.part(part), grid, dtype)
+        return whole
     scale, zero = params.spread(x.shape)
     exact = np.float32 if max(-grid.qmin, grid.qmax) < _EXACT else np.float64  # that adds zero points without rounding
     with np.errstate(over="ignore"):  # a tiny scale sends large values to infinity, which saturates

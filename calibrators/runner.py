@@ -24,7 +24,8 @@ from calibrators.control import Control, Observation, Scope
 from calibrators.errors import CalibrationError, DataError
 from calibrators.extremes import MovingExtremes
 from calibrators.layout import rows
-from calibrators.session import PROTOBUF_LIMIT, estimate_bytes, open_session
+from calibrators.session import PROTOBUF_LIMIT, estimate_bytes, initializers, open_session
+from calibrators.stored import is_stored
 
 Sample = Mapping[str, NDArray[Any]]
 Progress = Callable[[int], None]
@@ -88,7 +89,7 @@ class _Watch:
     def on(cls, scope: Scope, threads: int) -> _Watch:
         model, extra = scope.model, _additions(scope)
         data: bytes | onnx.ModelProto
-        if estimate_bytes(model) < PROTOBUF_LIMIT:
+        if estimate_bytes(model) < PROTOBUF_LIMIT and not any(map(is_stored, initializers(model.graph))):
             data = model.SerializeToString() + extra.SerializeToString()  # protobuf merges what is concatenated
             key = hashlib.sha256(data + repr(list(scope.flat())).encode()).hexdigest()
         else:

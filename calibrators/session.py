@@ -14,7 +14,8 @@ from typing import Any
 
 import onnx
 from onnx import numpy_helper
-from onnx.external_data_helper import set_external_data
+
+from calibrators.stored import copy_values, is_stored, location, place
 
 #: A protobuf message ends at 2 GiB; above this estimate a model travels through a file with external data.
 PROTOBUF_LIMIT = 1_900_000_000
@@ -24,18 +25,22 @@ _LARGE = 100_000_000
 #: Tensors below this size stay inside the model file.
 _SMALL_TENSOR = 1024
 #: External tensors start at multiples of this, as ONNX advises.
-_PAGE = 4096
+PAGE = 4096
 
 _EXTENSION_DOMAINS = {"ai.onnx.contrib", "com.microsoft.extensions"}
 
 
-def open_session(model: onnx.ModelProto | bytes | Path, *, threads: int = 0, optimize: bool = True) -> Any:
+def open_session(
+    model: onnx.ModelProto | bytes | Path, *, threads: int = 0, optimize: bool = True, lean: bool = False
+) -> Any:
     """An ``onnxruntime.InferenceSession`` on the CPU.
 
     Args:
-        model: the model, its serialized bytes, or a file.
+        model: the model, its serialized bytes, or a file. What a ModelProto has of tensors in files stays there.
         threads: threads inside an operator; 0 lets onnxruntime choose.
         optimize: apply onnxruntime's graph optimizations.
+        lean: leave weights where they are, in files that are mapped into memory, instead of packing them for speed;
+            always so for a ModelProto with tensors in files.
     """
     import onnxruntime as ort
 
@@ -44,7 +49,14 @@ def open_session(model: onnx.ModelProto | bytes | Path, *, threads: int = 0, opt
     options.intra_op_num_threads = threads
     if not optimize:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    stored = isinstance(model, onnx.ModelProto) and any(map(is_stored, initializers(model.graph)))
+    if lean or stored:
+        options.add_session_config_entry("session.disable_prepacking", "1")
+        options.enable_cpu_mem_arena = False  # which keeps what it once held
+        options.execution_order = ort.ExecutionOrder.PRIORITY_BASED  # by default all constants are unpacked first
     if isinstance(model, onnx.ModelProto):
+        if stored:
+            return _open_stored(model, options)
         if estimate_bytes(model) > PROTOBUF_LIMIT:
             return _open_large(model, options)
         model = model.SerializeToString()
@@ -67,6 +79,25 @@ def _open(source: str | bytes, options: Any) -> Any:
     return ort.InferenceSession(source, options, **settings)
 
 
+def _open_stored(model: onnx.ModelProto, options: Any) -> Any:
+    """A session that maps the files of stored tensors, which onnxruntime wants by paths relative to one folder."""
+    light = onnx.ModelProto()
+    light.CopyFrom(model)
+    stored = [tensor for tensor in initializers(light.graph) if is_stored(tensor)]
+    rest = sum(tensor_bytes(tensor) for tensor in initializers(light.graph) if not is_stored(tensor))
+    try:
+        root = os.path.commonpath([location(tensor)[0].parent for tensor in stored])
+    except ValueError:  # drives of their own
+        root = ""
+    if not root or rest > PROTOBUF_LIMIT:
+        return _open_large(model, options)
+    for tensor in stored:
+        path, offset, length = location(tensor)
+        place(tensor, path.relative_to(root).as_posix(), offset, length)
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", root)
+    return _open(light.SerializeToString(), options)
+
+
 def _open_large(model: onnx.ModelProto, options: Any) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
@@ -82,38 +113,41 @@ def write_external(model: onnx.ModelProto, path: Path, data: Path) -> None:
     stored = onnx.ModelProto()
     stored.CopyFrom(model)
     with data.open("wb") as file:
-        for tensor in _initializers(stored.graph):
-            if tensor_bytes(tensor) < _SMALL_TENSOR:
+        for tensor in initializers(stored.graph):
+            if is_stored(tensor):
+                file.seek(-file.tell() % PAGE, os.SEEK_CUR)
+                place(tensor, data.name, file.tell(), copy_values(tensor, file))
+            if is_stored(tensor) or tensor_bytes(tensor) < _SMALL_TENSOR:
                 continue
             if not tensor.raw_data and tensor.data_type != onnx.TensorProto.STRING:  # as float_data, say
                 tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor), tensor.name))
             if len(values := tensor.raw_data) >= _SMALL_TENSOR:
-                file.seek(-file.tell() % _PAGE, os.SEEK_CUR)  # where a runtime can map it into memory
-                set_external_data(tensor, data.name, file.tell(), file.write(values))
-                tensor.ClearField("raw_data")
+                file.seek(-file.tell() % PAGE, os.SEEK_CUR)  # where a runtime can map it into memory
+                place(tensor, data.name, file.tell(), file.write(values))
     if not data.stat().st_size:
         data.unlink()
     path.write_bytes(stored.SerializeToString())
 
 
-def _initializers(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+def initializers(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
     """The initializers of a graph and its subgraphs."""
     yield from graph.initializer
     for node in graph.node:
         for attribute in node.attribute:
             for inner in (attribute.g, *attribute.graphs):
-                yield from _initializers(inner)
+                yield from initializers(inner)
 
 
 def estimate_bytes(model: onnx.ModelProto) -> int:
     """Size of a model's weights; unlike ``ByteSize`` it does not serialize the model to learn it."""
-    return sum(map(tensor_bytes, _initializers(model.graph)))
+    return sum(map(tensor_bytes, initializers(model.graph)))
 
 
 def model_bytes(model: onnx.ModelProto) -> int:
     """Size of a model; of a large one, which is slow or impossible to serialize, that of its weights."""
     estimate = estimate_bytes(model)
-    return estimate if estimate > _LARGE else model.ByteSize()
+    stored = any(map(is_stored, initializers(model.graph)))
+    return estimate if stored or estimate > _LARGE else model.ByteSize()
 
 
 def tensor_bytes(tensor: onnx.TensorProto) -> int:

@@ -14,7 +14,7 @@ from onnx import ModelProto
 from calibrators.session import model_bytes
 from quark_onnx.config import QConfig
 from quark_onnx.errors import ConfigError, ModelError, nearest
-from quark_onnx.graph import Graph, Narrowing, inlined, widened
+from quark_onnx.graph import Graph, Narrowing, inlined, store_for, widened
 from quark_onnx.graph.io import check_text, external_files, read
 from quark_onnx.onnxruntime_spelling import is_onnxruntime_call, translate
 from quark_onnx.passes import CLEANING
@@ -89,6 +89,13 @@ def quantize(
     if progress not in (True, False, None):
         raise ConfigError(f"progress is {progress!r}; it must be True, False, or None for a terminal only")
     job = _Job.open(model, QConfig.of(config), output, external)
+    try:
+        return _quantize(job, data, executor, progress)
+    finally:
+        job.close()
+
+
+def _quantize(job: _Job, data: Any, executor: Executor | None, progress: bool | None) -> Result:
     if data is None and not job.config.measures:
         sample = probe(job.graph, job.reference)
         graph, plan, notes = job.plan(sample)
@@ -121,11 +128,17 @@ class _Job:
         target = destination(model, output)
         original = load(model)
         external |= keeps_weights_beside(model, target)
-        plain, narrowing = widened(inlined(original))
-        graph = Graph.of(plain)
+        store = store_for(original, target)
+        plain, narrowing = widened(inlined(original), store)
+        graph = Graph.of(plain, store)
         select(graph, config)  # patterns are held against the graph that the user knows
         reference = Reference(plain, Path(model) if plain is original and isinstance(model, str | Path) else None)
         return cls(config, target, external, original, graph, reference, narrowing)
+
+    def close(self) -> None:
+        """Remove what was taken out of memory."""
+        if self.graph.store is not None:
+            self.graph.store.close()
 
     def plan(self, sample: Sample | None) -> tuple[Graph, Plan, list[str]]:
         """The prepared graph, what becomes of its tensors, and notes for the report."""
@@ -134,6 +147,8 @@ class _Job:
         graph, raised = raise_opset_for(graph, plan, self.config, self.reference, sample)
         if raised:
             plan = make_plan(graph, self.config, strict=False)
+        if graph.store is not None:
+            notes.append("a large model: it is verified without onnxruntime's graph optimizations, to save memory")
         return graph, plan, [*notes, *raised]
 
     def finish(

@@ -4,6 +4,7 @@ from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.halves import Narrowing, widened
 from quark_onnx.graph.inlined import inlined
 from quark_onnx.graph.node import Node
+from quark_onnx.graph.store import Store, store_for
 from quark_onnx.graph.walk import reach
 
-__all__ = ["Graph", "Narrowing", "Node", "inlined", "reach", "widened"]
+__all__ = ["Graph", "Narrowing", "Node", "Store", "inlined", "reach", "store_for", "widened"]

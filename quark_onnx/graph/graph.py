@@ -24,16 +24,18 @@ from onnx import (
     numpy_helper,
 )
 
+from calibrators.stored import values
 from quark_onnx.errors import ModelError
 from quark_onnx.graph.node import STANDARD_DOMAINS, Node, all_names
 from quark_onnx.graph.shapes import infer_values
+from quark_onnx.graph.store import Store
 from quark_onnx.graph.walk import copy_fields, in_order
 
 Shape = tuple["int | str | None", ...]
 
 
 #: Constants above this size in bytes are not kept as arrays beside the model.
-_LARGE = 1 << 22
+_LARGE = 1 << 18
 
 
 class Graph:
@@ -43,17 +45,22 @@ class Graph:
         nodes: operators, in topological order when loaded.
         initializers: constant tensors by name.
         inputs, outputs: the interface, as the model declares it.
+        store: where large constants go that are added, None for the memory.
     """
 
-    def __init__(self, model: ModelProto, initializers: Iterable[TensorProto] | None = None) -> None:
+    def __init__(
+        self, model: ModelProto, initializers: Iterable[TensorProto] | None = None, store: Store | None = None
+    ) -> None:
         """Takes over ``model``: hand in a copy (``Graph.of`` makes one).
 
         Args:
             model: the model, with its initializers or without.
             initializers: the tensors that the model lacks. They may be shared: a tensor is replaced, never written to.
+            store: takes large constants that are added; None keeps them in memory.
         """
         graph = model.graph
         self._shell = model
+        self.store = store
         graph.name = graph.name or "graph"  # onnx's checker wants one, onnxruntime does not
         self.nodes: list[Node] = [Node(proto) for proto in graph.node]
         tensors = graph.initializer if initializers is None else initializers
@@ -71,16 +78,16 @@ class Graph:
         self.infer()
 
     @classmethod
-    def of(cls, model: ModelProto) -> Graph:
+    def of(cls, model: ModelProto, store: Store | None = None) -> Graph:
         """The graph of a copy of ``model``; the weights are shared with it."""
         shell = ModelProto()
         copy_fields(model, shell, but="graph")
         copy_fields(model.graph, shell.graph, but="initializer")
-        return cls(shell, model.graph.initializer)
+        return cls(shell, model.graph.initializer, store)
 
     def copy(self) -> Graph:
         """An independent graph; the weights are shared."""
-        copy = Graph(self._skeleton(), self.initializers.values())
+        copy = Graph(self._skeleton(), self.initializers.values(), self.store)
         copy.reserve(self._names)
         return copy
 
@@ -123,7 +130,7 @@ class Graph:
             return None
         if tensor not in self._arrays:
             try:
-                array = numpy_helper.to_array(self.initializers[tensor])
+                array = values(self.initializers[tensor])
             except (ValueError, TypeError, KeyError) as error:
                 raise ModelError(f"initializer {tensor!r} cannot be read: {error}") from error
             if array.nbytes > _LARGE:  # no more than one of these is kept, which is read several times in a row
@@ -202,7 +209,8 @@ class Graph:
     def add_constant(self, name: str, array: NDArray[Any]) -> str:
         """Add an initializer under a fresh name, which is returned; its type is the array's, ml_dtypes included."""
         name = self.fresh(name)
-        self.initializers[name] = numpy_helper.from_array(np.ascontiguousarray(array).reshape(array.shape), name)
+        array = np.ascontiguousarray(array).reshape(array.shape)
+        self.initializers[name] = self.store.put(name, array) if self.store else numpy_helper.from_array(array, name)
         return name
 
     def add_input(self, name: str, elem_type: int, shape: Sequence[int]) -> str:

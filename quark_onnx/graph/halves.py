@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, helper, numpy_helper
 
+from calibrators.stored import values
 from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.node import subgraphs
+from quark_onnx.graph.store import LEAST, Store
 
 HALVES = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16})
 #: Attributes that name a type.
@@ -40,7 +42,7 @@ class Narrowing:
                 continue
             if graph.is_output(name) or graph.captured(name):
                 continue
-            array = numpy_helper.to_array(tensor).astype(helper.tensor_dtype_to_np_dtype(kind))
+            array = values(tensor).astype(helper.tensor_dtype_to_np_dtype(kind))
             narrow, wide = graph.add_constant(f"{name}_narrow", array), graph.fresh(f"{name}_wide")
             graph.replace_uses(name, wide)
             graph.add("Cast", [narrow], [wide], to=int(TensorProto.FLOAT))
@@ -78,20 +80,24 @@ class Narrowing:
         return result
 
 
-def widened(model: ModelProto) -> tuple[ModelProto, Narrowing]:
-    """``model`` with float32 in place of every 16-bit float, and what was changed; ``model`` itself if it has none."""
+def widened(model: ModelProto, store: Store | None = None) -> tuple[ModelProto, Narrowing]:
+    """``model`` with float32 in place of every 16-bit float, and what was changed; ``model`` itself if it has none.
+
+    Args:
+        store: takes large tensors, which are then twice as large.
+    """
     if not _has_halves(model.graph):
         return model, Narrowing()
     result, narrowing = ModelProto(), Narrowing()
     result.CopyFrom(model)
     graph = result.graph
-    for values, names in ((graph.input, narrowing.inputs), (graph.output, narrowing.outputs)):
-        for value in values:
+    for interface, names in ((graph.input, narrowing.inputs), (graph.output, narrowing.outputs)):
+        for value in interface:
             kind = value.type.tensor_type.elem_type
             if kind in HALVES:
                 names[value.name] = kind
     narrowing.constants.update({t.name: t.data_type for t in graph.initializer if t.data_type in HALVES})
-    _widen(graph)
+    _widen(graph, store)
     return result, narrowing
 
 
@@ -111,9 +117,9 @@ def _casts(nodes: Iterable[NodeProto]) -> bool:
     return False
 
 
-def _widen(graph: GraphProto) -> None:
+def _widen(graph: GraphProto, store: Store | None) -> None:
     for tensor in graph.initializer:
-        _widen_tensor(tensor)
+        _widen_tensor(tensor, store)
     for value in (*graph.input, *graph.output, *graph.value_info):
         _widen_type(value.type)
     for node in graph.node:
@@ -121,14 +127,18 @@ def _widen(graph: GraphProto) -> None:
             if attribute.name in _TYPES and attribute.i in HALVES:
                 attribute.i = TensorProto.FLOAT
             for tensor in [attribute.t] if attribute.type == AttributeProto.TENSOR else attribute.tensors:
-                _widen_tensor(tensor)
+                _widen_tensor(tensor, None)
         for inner in subgraphs(node):
-            _widen(inner)
+            _widen(inner, store)
 
 
-def _widen_tensor(tensor: TensorProto) -> None:
+def _widen_tensor(tensor: TensorProto, store: Store | None) -> None:
     if tensor.data_type in HALVES:
-        tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float32), tensor.name))
+        narrow = values(tensor)
+        if store is not None and narrow.nbytes >= LEAST:
+            tensor.CopyFrom(store.converted(tensor, narrow, np.float32))
+        else:
+            tensor.CopyFrom(numpy_helper.from_array(narrow.astype(np.float32), tensor.name))
 
 
 def _widen_type(type_: TypeProto) -> None:

@@ -14,8 +14,10 @@ from google.protobuf.message import DecodeError, EncodeError, Message
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 from onnx.external_data_helper import uses_external_data
 
-from calibrators.session import estimate_bytes, write_external
+from calibrators.session import estimate_bytes, initializers, tensor_bytes, write_external
+from calibrators.stored import load_values, locate
 from quark_onnx.errors import ModelError
+from quark_onnx.graph import store
 from quark_onnx.graph.node import subgraphs
 
 #: A protobuf message ends at 2 GiB; above this size tensors go to a file beside the model.
@@ -25,14 +27,33 @@ EXTERNAL_DATA_LIMIT = 1_900_000_000
 def read(path: Path) -> ModelProto:
     """The model in a file, external data included.
 
+    Large tensors of a large model stay in their files, by absolute paths, until somebody needs their values.
+
     Raises:
         ModelError: the file or its external data is missing or malformed; the message names the file and the tensor.
     """
     model = read_stored(path)
-    for tensor in _tensors(model):
+    large = estimate_bytes(model) > store.LARGE_MODEL
+    for tensor, initializer in _tensors(model):
         if uses_external_data(tensor):
-            _load_external(tensor, path)
+            place = _find(tensor, path)
+            if large and initializer and tensor_bytes(tensor) >= store.LEAST and place[2] == tensor_bytes(tensor):
+                locate(tensor, *place)
+            else:
+                _load_external(tensor, *place)
     return model
+
+
+def loaded(model: ModelProto) -> ModelProto:
+    """The model with everything in memory; itself if it is."""
+    if not any(map(uses_external_data, initializers(model.graph))):
+        return model
+    result = ModelProto()
+    result.CopyFrom(model)
+    for tensor in initializers(result.graph):
+        if uses_external_data(tensor):
+            load_values(tensor)
+    return result
 
 
 def read_stored(path: Path) -> ModelProto:
@@ -81,35 +102,35 @@ def check_text(message: Message) -> None:
                 check_text(part)
 
 
-def _tensors(model: ModelProto) -> Iterator[TensorProto]:
-    """Every tensor of a model: initializers and attributes, in subgraphs and functions too."""
+def _tensors(model: ModelProto) -> Iterator[tuple[TensorProto, bool]]:
+    """Every tensor of a model, in subgraphs and functions too, and whether it is an initializer, not an attribute."""
     yield from _graph_tensors(model.graph)
     for function in model.functions:
         for node in function.node:
             yield from _node_tensors(node)
 
 
-def _graph_tensors(graph: GraphProto) -> Iterator[TensorProto]:
-    yield from graph.initializer
+def _graph_tensors(graph: GraphProto) -> Iterator[tuple[TensorProto, bool]]:
+    yield from ((tensor, True) for tensor in graph.initializer)
     for sparse in graph.sparse_initializer:
-        yield from (sparse.values, sparse.indices)
+        yield from ((sparse.values, False), (sparse.indices, False))
     for node in graph.node:
         yield from _node_tensors(node)
 
 
-def _node_tensors(node: NodeProto) -> Iterator[TensorProto]:
+def _node_tensors(node: NodeProto) -> Iterator[tuple[TensorProto, bool]]:
     for attribute in node.attribute:
         if attribute.HasField("t"):
-            yield attribute.t
-        yield from attribute.tensors
+            yield attribute.t, False
+        yield from ((tensor, False) for tensor in attribute.tensors)
         for sparse in (attribute.sparse_tensor, *attribute.sparse_tensors):
-            yield from (sparse.values, sparse.indices)
+            yield from ((sparse.values, False), (sparse.indices, False))
     for graph in subgraphs(node):
         yield from _graph_tensors(graph)
 
 
-def _load_external(tensor: TensorProto, model: Path) -> None:
-    """Move the values of a tensor of the model in a file from where they lie into the tensor."""
+def _find(tensor: TensorProto, model: Path) -> tuple[Path, int, int]:
+    """The file that holds the values of a tensor of the model in a file, and the offset and the length there."""
     info = {entry.key: entry.value for entry in tensor.external_data}
     offset, length = _whole(tensor, info, "offset"), _whole(tensor, info, "length")
     path = _locate(tensor, info.get("location", ""), model)
@@ -121,10 +142,19 @@ def _load_external(tensor: TensorProto, model: Path) -> None:
         rest = max(0, status.st_size - (offset or 0))
         if rest < (length or 0):
             raise ModelError(f"{where} ends after {rest} of {length} bytes from offset {offset or 0}")
-        with path.open("rb") as file:
-            file.seek(min(offset or 0, status.st_size))
-            tensor.raw_data = file.read(rest if length is None else length)
     except OSError as error:
+        raise ModelError(f"{where} cannot be read: {error.strerror}") from error
+    return path, min(offset or 0, status.st_size), rest if length is None else length
+
+
+def _load_external(tensor: TensorProto, path: Path, offset: int, length: int) -> None:
+    """Move the values of a tensor from where they lie into the tensor."""
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            tensor.raw_data = file.read(length)
+    except OSError as error:
+        where = f"tensor {tensor.name!r}: external data file {path}"
         raise ModelError(f"{where} cannot be read: {error.strerror}") from error
     del tensor.external_data[:]
     tensor.ClearField("data_location")
@@ -162,7 +192,7 @@ def _locate(tensor: TensorProto, location: str, model: Path) -> Path:
 
 def external_files(model: ModelProto) -> set[str]:
     """The files, as the model names them, that hold tensors which are not loaded."""
-    entries = [entry for tensor in _tensors(model) if uses_external_data(tensor) for entry in tensor.external_data]
+    entries = [entry for tensor, _ in _tensors(model) if uses_external_data(tensor) for entry in tensor.external_data]
     return {entry.value for entry in entries if entry.key == "location"}
 
 
@@ -198,7 +228,7 @@ def staged(model: ModelProto, path: Path, *, external: bool) -> Iterator[Path]:
             if external or estimate_bytes(model) > EXTERNAL_DATA_LIMIT:
                 write_external(model, temporary, temporary.with_name(data))
             else:
-                temporary.write_bytes(model.SerializeToString())
+                temporary.write_bytes(loaded(model).SerializeToString())
         yield temporary
         with _writing(path):
             if (Path(name) / data).exists():

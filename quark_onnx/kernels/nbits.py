@@ -46,7 +46,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrators.affine import dequantize, params_for
+from calibrators.affine import params_for
 from calibrators.grid import Grid, QParams, Range
 from quark_onnx.errors import ConfigError, ModelError, PlanError
 from quark_onnx.kernels.packing import BITS, pack, packed_size, unpack
@@ -232,7 +232,7 @@ def round_to_nearest(blocks: Float32, bits: int, *, symmetric: bool) -> tuple[ND
     unit = np.float32(1) / np.maximum(greatest, np.finfo(np.float32).tiny)
     candidates = [(params, _codes(blocks, params, grid.qmax)) for params in (first, second)]
     with np.errstate(over="ignore"):  # a scale whose codes leave float32 has an infinite error
-        errors = [squared_error(blocks, dequantize(codes, params), unit) for params, codes in candidates]
+        errors = [squared_error(blocks, _reals(codes, params), unit) for params, codes in candidates]
     (first, codes), (second, others) = candidates
     other = errors[1] < errors[0]
     scale, zero = np.where(other, second.scale, first.scale), np.where(other, second.zero_point, first.zero_point)
@@ -248,6 +248,13 @@ def _codes(blocks: Float32, params: QParams, qmax: int) -> Float32:
     codes += params.zero_point[:, None].astype(np.float32)
     np.clip(codes, 0, qmax, out=codes)
     return codes
+
+
+def _reals(codes: Float32, params: QParams) -> Float32:
+    """The reals of ``calibrators.affine.dequantize``, to the bit, without a detour through wider numbers."""
+    reals: Float32 = codes - params.zero_point[:, None].astype(np.float32)
+    reals *= params.scale[:, None]
+    return reals
 
 
 def squared_error(blocks: Float32, real: Float32, unit: Float32) -> NDArray[np.float32]:

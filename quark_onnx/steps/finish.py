@@ -12,7 +12,7 @@ from onnx import ModelProto
 from calibrators.session import PROTOBUF_LIMIT, estimate_bytes, open_session
 from quark_onnx.errors import AccuracyError, ModelError
 from quark_onnx.graph import Graph, Narrowing
-from quark_onnx.graph.io import staged
+from quark_onnx.graph.io import loaded, staged
 from quark_onnx.report.measure import OutputError, measure
 from quark_onnx.steps.run import Reference, Sample
 
@@ -46,31 +46,32 @@ def finish(
     """
     graph.infer()
     model = graph.to_model()
+    lean = graph.store is not None
     errors: list[OutputError] | None = None
     bare = bool(model.functions) and not functions
     if narrowing or bare or output is None:
-        errors = _measured(model, reference, samples, min_sqnr)
+        errors = _measured(model, reference, samples, min_sqnr, lean=lean)
     if narrowing:
         model = narrowing.restore_interface(model)
     if bare:
         del model.functions[:]
     if output is None:
         if narrowing and not bare:
-            _load(model)
-        return model, errors or []
+            _load(model, lean=lean)
+        return loaded(model), errors or []
     with staged(model, output, external=external) as path:
         if errors is None:
-            errors = _measured(path, reference, samples, min_sqnr)
+            errors = _measured(path, reference, samples, min_sqnr, lean=lean)
         elif not bare:
-            _load(path)
-    return model, errors
+            _load(path, lean=lean)
+    return loaded(model), errors
 
 
 def _measured(
-    model: ModelProto | Path, reference: Reference, samples: Sequence[Sample], min_sqnr: float | None
+    model: ModelProto | Path, reference: Reference, samples: Sequence[Sample], min_sqnr: float | None, *, lean: bool
 ) -> list[OutputError]:
     _check(model, reference.model)
-    session = _load(model)
+    session = _load(model, lean=lean)
     try:
         errors = measure(reference.session, session, samples)
     except Exception as error:
@@ -89,10 +90,10 @@ def _measured(
     return errors
 
 
-def _load(model: ModelProto | Path) -> Any:
+def _load(model: ModelProto | Path, *, lean: bool) -> Any:
     """A session on the model."""
     try:
-        return open_session(model)
+        return open_session(model, lean=lean, optimize=not lean)  # its optimizer makes copies of the weights
     except Exception as error:  # onnxruntime raises several unrelated types
         hint = (
             "; it loads without onnxruntime's graph optimizations, so that one of them is at fault: leave out the node"
@@ -126,7 +127,7 @@ def _objection(model: ModelProto | Path, *, full: bool) -> Exception | None:
     if isinstance(model, ModelProto) and estimate_bytes(model) > PROTOBUF_LIMIT:
         return None  # the checker wants it as a file
     try:
-        onnx.checker.check_model(str(model) if isinstance(model, Path) else model, full_check=full)
+        onnx.checker.check_model(str(model) if isinstance(model, Path) else loaded(model), full_check=full)
     except Exception as error:  # checker and shape inference raise unrelated types
         return error
     return None

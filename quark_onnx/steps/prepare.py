@@ -105,7 +105,7 @@ def raise_opset_for(
         return graph, []
     converted = raise_opset(graph.to_model(), needed)
     if converted is not None:
-        candidate = Graph(converted)
+        candidate = Graph(converted, store=graph.store)
         if sample is None or _unchanged(candidate, sample, reference.repeatable(sample)):
             return candidate, [f"opset raised from {before} to {needed}"]
     for entry in quantized:

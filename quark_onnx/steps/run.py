@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 
 from calibrators.session import open_session
+from calibrators.stored import is_stored
 from quark_onnx.errors import ModelError
 
 Sample = Mapping[str, NDArray[Any]]
@@ -30,7 +31,8 @@ class Reference:
 
     @cached_property
     def session(self) -> Any:
-        return _open(self._path or self.model)
+        lean = any(map(is_stored, self.model.graph.initializer))
+        return _open(self._path or self.model, lean=lean)
 
     def outputs(self, sample: Sample) -> dict[str, Any]:
         """What it computes on a sample, by name.
@@ -55,9 +57,9 @@ def run(model: ModelProto, sample: Sample) -> dict[str, Any]:
     return _run(_open(model), sample)
 
 
-def _open(model: ModelProto | Path) -> Any:
+def _open(model: ModelProto | Path, *, lean: bool = False) -> Any:
     try:
-        return open_session(model)
+        return open_session(model, lean=lean)
     except Exception as error:  # onnxruntime raises several unrelated types
         raise ModelError(f"onnxruntime cannot load the model: {error}") from error
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -76,14 +78,16 @@ def _in_blocks(graph: Graph, use: Use, entry: Quantize, dtype: Integer) -> QPara
     """Scales of a constant in blocks, by the solver of its spec; the sign of a scale is that of the greatest value."""
     array = graph.constant(use.tensor)
     assert array is not None and entry.axis is not None
-    spec, parts = entry.spec, []
-    table = rows(array, entry.axis, spec.block_size)
-    for start in range(0, len(table), _BLOCKS):
+    spec, table = entry.spec, rows(array, entry.axis, entry.spec.block_size)
+
+    def part(start: int) -> QParams:
         blocks = np.ascontiguousarray(table[start : start + _BLOCKS], np.float32)
         if spec.solver == "hqq":
-            parts.append(half_quadratic(blocks, dtype.bits))
-        else:
-            parts.append(round_to_nearest(blocks, dtype.bits, symmetric=spec.symmetric)[1])
+            return half_quadratic(blocks, dtype.bits)
+        return round_to_nearest(blocks, dtype.bits, symmetric=spec.symmetric)[1]
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # numpy lets go of the interpreter
+        parts = list(pool.map(part, range(0, len(table), _BLOCKS)))
     scale, zero = (np.concatenate([getattr(part, name) for part in parts]) for name in ("scale", "zero_point"))
     return QParams(scale, zero + dtype.qmin, 0).in_blocks(array.shape, entry.axis, spec.block_size)
 

@@ -32,7 +32,7 @@ __main__
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names.split()}
 
 #: Everything else in calibrators is arithmetic on numpy arrays.
-NEEDS_ONNX = {"control.py", "images.py", "runner.py", "session.py"}
+NEEDS_ONNX = {"control.py", "images.py", "stored.py", "runner.py", "session.py"}
 
 
 def imports(path: Path) -> Iterator[str]:

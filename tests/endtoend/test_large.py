@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,11 @@ import pytest
 from onnx import ModelProto, numpy_helper
 
 from calibrators import runner, session
+from calibrators import stored as stored_values
 from calibrators.session import open_session
 from quark_onnx import QConfig, compare, quantize
-from quark_onnx.graph import io
+from quark_onnx.errors import AccuracyError
+from quark_onnx.graph import io, store
 from quark_onnx.steps import finish
 
 LIMIT = 1_000_000
@@ -26,6 +30,7 @@ def small_limit(monkeypatch: pytest.MonkeyPatch) -> None:
         (session, "PROTOBUF_LIMIT"),
         (runner, "PROTOBUF_LIMIT"),
         (io, "EXTERNAL_DATA_LIMIT"),
+        (store, "LARGE_MODEL"),
         (__import__("sys").modules[finish.__module__], "PROTOBUF_LIMIT"),
     ):
         monkeypatch.setattr(module, name, LIMIT)
@@ -93,3 +98,72 @@ def test_a_model_in_memory(tmp_path: Path) -> None:
     assert quantized.ByteSize() < 0.5 * model.ByteSize()
     quantize(model, data(), "INT4", tmp_path / "q.onnx")
     assert [path.name for path in tmp_path.iterdir()] == ["q.onnx"], "what is small enough again is one file"
+
+
+def test_a_model_in_float16(stored: Path, tmp_path: Path) -> None:
+    model = onnx.load(stored)
+    for tensor in model.graph.initializer:
+        half = numpy_helper.to_array(tensor).astype(np.float16)
+        tensor.CopyFrom(numpy_helper.from_array(half, tensor.name))
+    for value in (model.graph.input[0], *model.graph.output):
+        value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
+    source = tmp_path / "half.onnx"
+    onnx.save_model(model, str(source), save_as_external_data=True, location="half.bin", size_threshold=0)
+    result = quantize(source, None, "INT4", tmp_path / "out" / "q.onnx")
+    sample = {"x": data(1)[0]["x"].astype(np.float16), "i": data(1)[0]["i"]}
+    [y, _] = open_session(tmp_path / "out" / "q.onnx").run(None, sample)
+    [expected, _] = open_session(source).run(None, sample)
+    assert y.dtype == np.float16
+    assert np.abs(y - expected).mean() < 0.2 * np.abs(expected).mean()
+    assert result.report.bytes_after < 0.6 * result.report.bytes_before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["half.bin", "half.onnx", "in", "out"]
+
+
+def test_nothing_is_left_behind_when_the_result_is_refused(stored: Path, tmp_path: Path) -> None:
+    with pytest.raises(AccuracyError, match="below the 90 dB"):
+        quantize(stored, None, QConfig.of("INT4").with_(min_sqnr=90.0), tmp_path / "q.onnx")
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+PEAK = """
+import sys, threading, time
+from pathlib import Path
+peak = [0]
+def resident():
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon"))
+    return int(line.split()[1]) / 1024
+def watch():
+    while True:
+        peak[0] = max(peak[0], resident())
+        time.sleep(0.005)
+from quark_onnx import quantize_weights
+from quark_onnx.graph import store
+store.LARGE_MODEL = 1 << 20
+start = resident()
+threading.Thread(target=watch, daemon=True).start()
+quantize_weights(sys.argv[1], sys.argv[2], sys.argv[3])
+print(peak[0] - start)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not tell how much memory is used")
+@pytest.mark.parametrize(("preset", "share"), [("INT8", 1 / 4), ("INT4", 5 / 32)])
+def test_weights_alone_take_the_memory_of_the_largest_tensor_and_of_the_result(
+    preset: str, share: float, tmp_path: Path
+) -> None:
+    layers, width = 7, 4096
+    size, text = width * width * 4, "".join(f"t{i + 1} = MatMul (t{i}, w{i}) " for i in range(layers))
+    shapes = f"(float[N, {width}] t0) => (float[N, {width}] t{layers})"
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> g {shapes} {{{text}}}')
+    with (tmp_path / "w.bin").open("wb") as file:
+        for place in range(layers):
+            weight = np.random.default_rng(place).standard_normal((width, width), np.float32) / width**0.5
+            tensor = onnx.TensorProto(name=f"w{place}", data_type=1, dims=weight.shape)
+            stored_values.place(tensor, "w.bin", file.tell(), file.write(weight.tobytes()))
+            model.graph.initializer.append(tensor)
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    arguments = [str(tmp_path / "m.onnx"), preset, str(tmp_path / "out" / "q.onnx")]
+    done = subprocess.run([sys.executable, "-c", PEAK, *arguments], text=True, capture_output=True, check=True)
+    working = 100  # MB: onnxruntime and what is worked on at a time, whatever the model
+    assert float(done.stdout) < (size + share * layers * size) / 1e6 + working < layers * size / 1e6 / 1.5

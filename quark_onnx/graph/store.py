@@ -1,0 +1,66 @@
+"""Store: a file that takes large tensors out of memory while a model is worked on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from numpy.typing import NDArray
+from onnx import ModelProto, TensorProto, numpy_helper
+
+from calibrators.session import PAGE, estimate_bytes
+from calibrators.stored import locate
+
+#: Tensors of fewer bytes stay in memory.
+LEAST = 1 << 16
+#: Models with more bytes of weights are worked on through a store.
+LARGE_MODEL = 400_000_000
+#: Values that are converted at a time.
+_PART = 1 << 20
+
+
+class Store:
+    """A temporary file that grows; it lasts until ``close``."""
+
+    def __init__(self, near: Path | None = None) -> None:
+        """``near``: a file that will be written; without it the system's folder for temporary files is used."""
+        folder = None if near is None else next(parent for parent in near.absolute().parents if parent.exists())
+        self._folder = TemporaryDirectory(prefix=".weights.", dir=folder, ignore_cleanup_errors=True)
+        self._path = Path(self._folder.name) / "weights.bin"
+
+    def put(self, name: str, array: NDArray[Any]) -> TensorProto:
+        """A tensor whose values are in a file, or in memory if they are few."""
+        if array.nbytes < LEAST:
+            return numpy_helper.from_array(array, name)
+        return self.put_parts(name, array.shape, [array])
+
+    def put_parts(self, name: str, shape: tuple[int, ...], parts: Iterable[NDArray[Any]]) -> TensorProto:
+        """A tensor whose values come a part at a time, in the order of the array."""
+        length, kind = 0, int(TensorProto.FLOAT)
+        with self._path.open("ab") as file:
+            offset = file.seek(0, os.SEEK_END)
+            offset += file.write(bytes(-offset % PAGE))
+            for part in parts:
+                proto = numpy_helper.from_array(part)  # which packs what is less than a byte
+                kind, length = proto.data_type, length + file.write(proto.raw_data)
+        tensor = TensorProto(name=name, data_type=kind, dims=shape)
+        locate(tensor, self._path, offset, length)
+        return tensor
+
+    def converted(self, tensor: TensorProto, source: NDArray[Any], dtype: type[Any]) -> TensorProto:
+        """A tensor of another type, a part at a time."""
+        flat, step = source.reshape(-1), _PART
+        parts = (flat[start : start + step].astype(dtype) for start in range(0, flat.size, step))
+        return self.put_parts(tensor.name, tuple(tensor.dims), parts)
+
+    def close(self) -> None:
+        """Remove the file."""
+        self._folder.cleanup()
+
+
+def store_for(model: ModelProto, near: Path | None) -> Store | None:
+    """What a model of this size is worked on with; None for the memory alone."""
+    return Store(near) if estimate_bytes(model) > LARGE_MODEL else None
