@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from calibrators.grid import Floats, Grid, QParams, Range
 
 _GREATEST = float(np.finfo(np.float32).max)
-_GREATEST_SCALE = 2.0**127  # the largest power of two in float32
 
 
 _CODES = np.dtype(np.int64)
@@ -43,10 +42,10 @@ def params_for(range_: Range, grid: Grid, axis: int | None = None) -> QParams:
     if grid.pow2:
         scale, zero = _pow2(lo, hi, grid)
     elif grid.symmetric:
-        scale, zero = _legal(_symmetric_scale(lo, hi, grid), grid), np.full(lo.shape, grid.zero, np.float64)
+        scale = stored(_legal(_symmetric_scale(lo, hi, grid), grid), grid)
+        zero = np.full(lo.shape, grid.zero, np.float64)
     else:
-        # rounded to float32 first: the zero point must belong to the scale that is stored
-        scale = _legal((hi - lo) / grid.levels, grid).astype(np.float32).astype(np.float64)
+        scale = stored(_legal((hi - lo) / grid.levels, grid), grid)  # first: the zero point must belong to it
         zero = np.rint(grid.qmin - lo / scale)
     zero = np.clip(zero, grid.qmin, grid.qmax)
     scale = _lowered(scale, zero, lo, hi, grid)
@@ -55,12 +54,25 @@ def params_for(range_: Range, grid: Grid, axis: int | None = None) -> QParams:
     return QParams(np.asarray(scale, np.float32), np.asarray(zero, np.int64), axis)
 
 
+def stored(scale: Floats, grid: Grid) -> Floats:
+    """Positive scales as the numbers that are stored: the nearest float32, or the float16 that is no smaller.
+
+    >>> stored(np.array([0.1]), Grid(0, 15, half=True))
+    array([0.10003662])
+    """
+    if not grid.half:
+        return scale.astype(np.float32).astype(np.float64)
+    near = np.clip(scale, *grid.scales).astype(np.float16)
+    short = (near < scale) & (near < grid.scales[1])
+    return np.where(short, np.nextafter(near, np.float16(np.inf)), near).astype(np.float64)
+
+
 def _symmetric_scale(lo: Floats, hi: Floats, grid: Grid) -> Floats:
     return np.maximum(hi / (grid.qmax - grid.zero), lo / (grid.qmin - grid.zero))
 
 
 def _legal(scale: Floats, grid: Grid) -> Floats:
-    return np.where(scale > 0, np.clip(scale, grid.smallest_scale, _GREATEST_SCALE), 1.0)
+    return np.where(scale > 0, np.clip(scale, *grid.scales), 1.0)
 
 
 def _lowered(scale: Floats, zero: Floats, lo: Floats, hi: Floats, grid: Grid) -> Floats:
@@ -79,7 +91,7 @@ def _pow2(lo: Floats, hi: Floats, grid: Grid) -> tuple[Floats, Floats]:
     scale = _pow2_at_least((hi - lo) / grid.levels, grid)
     # both sides are rounded up to whole codes, so that one more octave may be needed
     short = np.ceil(-lo / scale) + np.ceil(hi / scale) > grid.levels
-    scale = np.minimum(np.where(short, 2 * scale, scale), _GREATEST_SCALE)
+    scale = np.minimum(np.where(short, 2 * scale, scale), grid.scales[1])
     return scale, grid.qmin + np.ceil(-lo / scale)
 
 

@@ -21,7 +21,7 @@ class Grid:
         qmin, qmax: the least and the greatest code that is used.
         symmetric: the zero point is fixed in the middle (0 for signed codes), otherwise it is free.
         pow2: the scale must be a power of two.
-        smallest_scale: scales are never below this (the least normal number of the scale's type).
+        half: scales are float16 numbers.
 
     >>> Grid(-128, 127).zero
     0
@@ -33,12 +33,17 @@ class Grid:
     qmax: int
     symmetric: bool = True
     pow2: bool = False
-    smallest_scale: float = SMALLEST_SCALE
+    half: bool = False
 
     @property
     def levels(self) -> int:
         """Number of steps between the least and the greatest code."""
         return self.qmax - self.qmin
+
+    @property
+    def scales(self) -> tuple[float, float]:
+        """The least and the greatest scale, both powers of two: normal numbers of float32, or any of float16."""
+        return (2.0**-24, 2.0**15) if self.half else (SMALLEST_SCALE, 2.0**127)
 
     @property
     def zero(self) -> int:

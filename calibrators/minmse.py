@@ -72,7 +72,7 @@ class MinMSE:
     def _pow2(self, row: _Row) -> tuple[float, float]:
         grid = row.grid
         widest = float(params_for(Range(np.array([row.lo]), np.array([row.hi])), grid).scale)
-        scales = np.maximum(widest * 0.5 ** np.arange(_OCTAVES), grid.smallest_scale)
+        scales = np.maximum(widest * 0.5 ** np.arange(_OCTAVES), grid.scales[0])
         if grid.symmetric:
             zeros = np.full((_OCTAVES, 1), grid.zero, np.float64)
         else:  # from "the low end is reached" to "the high end is reached"

@@ -9,7 +9,7 @@ for all (minmax).
 from calibrators import MinMSE, Percentile
 from quark_onnx.config.qconfig import QConfig
 from quark_onnx.config.spec import QuantizationSpec
-from quark_onnx.dtypes import FLOAT16, INT4, INT8, INT16, UINT4, UINT8, UINT16, DType, Integer
+from quark_onnx.dtypes import BFLOAT16, FLOAT16, INT4, INT8, INT16, UINT4, UINT8, UINT16, DType, Integer
 from quark_onnx.registry import DTYPES, PRESETS
 
 _POW2 = QuantizationSpec(INT8, pow2=True, calibrator=MinMSE())
@@ -23,6 +23,9 @@ A16W8 = PRESETS.add("A16W8", QConfig(QuantizationSpec(UINT16, symmetric=False)))
 #: 8-bit signed codes and power-of-two scales, one for each tensor, for integer-only accelerators.
 XINT8 = PRESETS.add("XINT8", QConfig(_POW2, _POW2, search=8))
 
+#: 8-bit codes with a free zero point throughout; and 16-bit signed activations beside 8-bit weights.
+PRESETS.add("U8U8", A8W8.with_(weight=QuantizationSpec(UINT8, symmetric=False, per_channel=True)))
+PRESETS.add("S16S8", A8W8.with_(activation=QuantizationSpec(INT16)))
 #: 16-bit signed codes throughout, with a scale for each output channel of a weight; and 8-bit ones.
 PRESETS.add("INT16", QConfig(QuantizationSpec(INT16), QuantizationSpec(INT16, per_channel=True)))
 PRESETS.add("INT8", S8S8)
@@ -31,7 +34,8 @@ _BLOCKS = QuantizationSpec(INT4, block_size=32)
 #: Weights of 4 bits in blocks, activations float.
 PRESETS.add("INT4", QConfig(None, _BLOCKS, form="operators"))
 PRESETS.add("UINT4", QConfig(None, _BLOCKS.with_(dtype=UINT4, symmetric=False), form="operators"))
-#: 16-bit activations and weights of 4 bits in blocks.
+#: 8-bit or 16-bit activations and weights of 4 bits in blocks.
+PRESETS.add("A8W4", A8W8.with_(weight=_BLOCKS))
 PRESETS.add("A16W4", A16W8.with_(weight=_BLOCKS))
 #: Weights of 8 bits; activations of 8 bits with a scale that each run computes.
 PRESETS.add("DYNAMIC", QConfig(QuantizationSpec(UINT8, symmetric=False, dynamic=True), form="operators"))
@@ -47,3 +51,10 @@ def _same_for_both(row: DType) -> QConfig:
 for _row in map(DTYPES.__getitem__, DTYPES):
     if not isinstance(_row, Integer):
         PRESETS.add({"float16": "FP16", "bfloat16": "BF16"}.get(_row.name, _row.name.upper()), _same_for_both(_row))
+
+#: Activations in one of them and weights in another, or in integers.
+for _activation, _weight in ((BFLOAT16, "bfp16"), (BFLOAT16, "mxint8"), (DTYPES["mx9"], "int8")):
+    _row = DTYPES[_weight]
+    _first = "BF16" if _activation is BFLOAT16 else _activation.name.upper()
+    _spec = QuantizationSpec(_row, per_channel=_row.scaled)
+    PRESETS.add(f"{_first}_{_weight.upper()}", QConfig(QuantizationSpec(_activation), _spec))

@@ -13,6 +13,8 @@ from quark_onnx.registry import DTYPES
 
 #: How scales of blocks are found.
 SOLVERS = ("nearest", "hqq")
+#: Types of scales.
+SCALES = ("float32", "float16")
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,7 @@ class QuantizationSpec:
         symmetric: the zero point is fixed in the middle of the codes.
         per_channel: one scale for each output channel (weights only) instead of one for the tensor.
         pow2: scales are powers of two.
+        scale: the type that scales are stored in, float32 or float16.
         narrow: a signed format leaves out its least code (-127..127 in 8 bits).
         reduce_range: leave one bit unused, for processors whose 8-bit products saturate.
         block_size: one scale for so many values along the axis that an operator sums over (weights only); 0 for none.
@@ -41,6 +44,7 @@ class QuantizationSpec:
     symmetric: bool = True
     per_channel: bool = False
     pow2: bool = False
+    scale: str = "float32"
     narrow: bool = False
     reduce_range: bool = False
     block_size: int = 0
@@ -57,6 +61,7 @@ class QuantizationSpec:
             symmetric: bool = True,
             per_channel: bool = False,
             pow2: bool = False,
+            scale: str = "float32",
             narrow: bool = False,
             reduce_range: bool = False,
             block_size: int = 0,
@@ -80,6 +85,11 @@ class QuantizationSpec:
             raise ConfigError(f"block_size is {self.block_size!r}; it must be a number of values, or 0 for no blocks")
         if self.solver not in SOLVERS:
             raise ConfigError(f"solver is {self.solver!r}; it must be one of: {', '.join(SOLVERS)}")
+        if self.scale not in SCALES:
+            raise ConfigError(f"scale is {self.scale!r}; it must be one of: {', '.join(SCALES)}")
+        if self.scale != "float32" and not self.measured:
+            why = "each run computes it, in float32" if self.dynamic else f"{self.dtype.name} has none"
+            raise ConfigError(f"scale is {self.scale!r}; {why}")
         if self.solver == "hqq" and (self.symmetric or not self.block_size):
             raise ConfigError("solver hqq moves the zero points of blocks; set symmetric to false and a block_size")
         if self.block_size and not self.dtype.scaled:
@@ -112,7 +122,8 @@ class QuantizationSpec:
     def grid(self) -> Grid:
         """The codes and the zero-point rule, as calibration sees them."""
         bits = self.dtype.bits - self.reduce_range
-        return self.codes.grid(symmetric=self.symmetric, pow2=self.pow2, narrow=self.narrow, bits=bits)
+        half = self.scale == "float16"
+        return self.codes.grid(symmetric=self.symmetric, pow2=self.pow2, narrow=self.narrow, bits=bits, half=half)
 
     def alike(self, other: QuantizationSpec) -> bool:
         """Whether tensors that are quantized by either have the same codes."""
@@ -127,6 +138,7 @@ class QuantizationSpec:
         parts = [self.dtype.name, "symmetric" if symmetric else "asymmetric"]
         parts += [word for word in ("per_channel", "pow2", "narrow", "reduce_range", "dynamic") if getattr(self, word)]
         parts += [f"blocks of {self.block_size}"] if self.block_size else []
+        parts += [f"{self.scale} scales"] if self.scale != "float32" else []
         if self.block_size:
             return " ".join([*parts, self.solver])
         return " ".join(parts if self.dynamic else [*parts, format_calibrator(self.calibrator)])

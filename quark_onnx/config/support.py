@@ -46,6 +46,13 @@ def _pow2(row: DType) -> QConfig | None:
     )
 
 
+def _half_scales(row: DType) -> QConfig | None:
+    if not isinstance(row, Scaled):
+        return None
+    spec = QuantizationSpec(row, scale="float16")
+    return QConfig(spec, spec.with_(per_channel=True))
+
+
 def _per_channel(row: DType) -> QConfig | None:
     return QConfig(None, QuantizationSpec(row, per_channel=True)) if isinstance(row, Scaled) else None
 
@@ -79,4 +86,5 @@ WAYS = (
     Way("blocks", "weights with a scale for each block along the sum", _blocks),
     Way("MatMulNBits", "weights in blocks that one operator unpacks", _nbits),
     Way("pow2", "both with scales that are powers of two", _pow2),
+    Way("half scales", "both with scales stored in float16", _half_scales),
 )

@@ -61,7 +61,9 @@ class Scaled(DType):
     def signed(self) -> bool:
         return self.qmin < 0
 
-    def grid(self, *, symmetric: bool, pow2: bool = False, narrow: bool = False, bits: int = 0) -> Grid:
+    def grid(
+        self, *, symmetric: bool, pow2: bool = False, narrow: bool = False, bits: int = 0, half: bool = False
+    ) -> Grid:
         """The codes as calibration sees them.
 
         Args:
@@ -69,6 +71,7 @@ class Scaled(DType):
             pow2: the scale is a power of two.
             narrow: leave out the least code of a signed format, so that codes are symmetric too.
             bits: use only so many bits; 0 for all.
+            half: scales are float16 numbers.
         """
         raise NotImplementedError
 
@@ -81,10 +84,12 @@ class Scaled(DType):
 class Integer(Scaled):
     """Two's complement or unsigned integers."""
 
-    def grid(self, *, symmetric: bool, pow2: bool = False, narrow: bool = False, bits: int = 0) -> Grid:
+    def grid(
+        self, *, symmetric: bool, pow2: bool = False, narrow: bool = False, bits: int = 0, half: bool = False
+    ) -> Grid:
         spare = 1 << (self.bits - bits) if bits else 1
         qmin, qmax = self.qmin // spare, (self.qmax + 1) // spare - 1
-        return Grid(qmin + (narrow and self.signed), qmax, symmetric, pow2)
+        return Grid(qmin + (narrow and self.signed), qmax, symmetric, pow2, half)
 
     def encode(self, array: NDArray[Any], params: QParams, grid: Grid) -> NDArray[Any]:
         return quantize(array, params, grid, self.numpy)
@@ -94,8 +99,10 @@ class Integer(Scaled):
 class Minifloat(Scaled):
     """Floats of 8 bits and fewer; the scale brings the greatest magnitude to the greatest code, zero stays zero."""
 
-    def grid(self, *, symmetric: bool, pow2: bool = False, narrow: bool = False, bits: int = 0) -> Grid:
-        return Grid(self.qmin, self.qmax, True, pow2)
+    def grid(
+        self, *, symmetric: bool, pow2: bool = False, narrow: bool = False, bits: int = 0, half: bool = False
+    ) -> Grid:
+        return Grid(self.qmin, self.qmax, True, pow2, half)
 
     def encode(self, array: NDArray[Any], params: QParams, grid: Grid) -> NDArray[Any]:
         scale, _ = params.spread(array.shape)

@@ -58,7 +58,10 @@ def stored_codes(graph: Graph, tensor: str) -> Codes | None:
 
 
 def value(graph: Graph, tensor: str) -> NDArray[Any]:
-    """A constant that is known to be one."""
+    """A constant that is known to be one; scales may be stored in 16 bits, with a Cast behind them."""
+    cast = graph.producer(tensor)
+    if cast is not None and cast.op_type == "Cast":
+        return value(graph, cast.inputs[0]).astype(np.float32)
     array = graph.constant(tensor)
     assert array is not None, tensor
     return array

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from quark_onnx.fusions.base import CONTRIB, Codes, replace, stored_codes, value, zero_points
-from quark_onnx.graph import Graph, Node
+from quark_onnx.graph import Graph, Node, add_narrow
 from quark_onnx.kernels.nbits import BLOCK_SIZES, NBitsWeight, from_codes
 from quark_onnx.kernels.packing import BITS
 
@@ -24,6 +24,8 @@ def matmul_nbits(graph: Graph, node: Node) -> bool:
     weight = _packed(graph, codes, _TYPES[str(stored.dtype)], transposed)
     names = ("quantized", "scales", "zero_points")
     inputs = [graph.add_constant(f"{node.name}_{n}", a) for n, a in zip(names, weight.inputs, strict=False)]
+    if not graph.is_constant(codes.scale):  # stored in 16 bits
+        inputs[1] = add_narrow(graph, f"{node.name}_scales_wide", weight.scales.astype(np.float16))
     bias = node.input(2)
     if bias:
         inputs += [""] * (5 - 1 - len(inputs)) + [bias]  # after x, zero points and the group index may be missing

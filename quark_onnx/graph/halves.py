@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, helper, numpy_helper
 
 from calibrators.stored import values
@@ -43,9 +45,7 @@ class Narrowing:
             if graph.is_output(name) or graph.captured(name):
                 continue
             array = values(tensor).astype(helper.tensor_dtype_to_np_dtype(kind))
-            narrow, wide = graph.add_constant(f"{name}_narrow", array), graph.fresh(f"{name}_wide")
-            graph.replace_uses(name, wide)
-            graph.add("Cast", [narrow], [wide], to=int(TensorProto.FLOAT))
+            graph.replace_uses(name, add_narrow(graph, f"{name}_wide", array))
         graph.drop_unused()
 
     def restore_interface(self, model: ModelProto) -> ModelProto:
@@ -78,6 +78,13 @@ class Narrowing:
             if kind is not None:
                 value.type.tensor_type.elem_type = kind
         return result
+
+
+def add_narrow(graph: Graph, name: str, array: NDArray[Any]) -> str:
+    """Add a constant of 16 bits with a Cast to float32 behind it; the name of what the Cast computes."""
+    narrow, wide = graph.add_constant(f"{name}_narrow", array), graph.fresh(name)
+    graph.add("Cast", [narrow], [wide], to=int(TensorProto.FLOAT))
+    return wide
 
 
 def widened(model: ModelProto, store: Store | None = None) -> tuple[ModelProto, Narrowing]:

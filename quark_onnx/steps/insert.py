@@ -15,7 +15,7 @@ from calibrators import QParams, quantize
 from quark_onnx.config import QuantizationSpec
 from quark_onnx.dtypes import INT32, Block, Half, Minifloat, Scaled
 from quark_onnx.functions import DOMAIN, definitions
-from quark_onnx.graph import Graph, Node
+from quark_onnx.graph import Graph, Node, add_narrow
 from quark_onnx.graph.node import subgraphs
 from quark_onnx.plan import BiasOf, Entry, Keep, Plan, Quantize, Use
 from quark_onnx.rules.passthrough import HANDING_ON
@@ -285,7 +285,10 @@ class _Writer:
 
     def _store(self, root: Use, params: QParams) -> str:
         """Write the scale of a root; its name."""
-        return self.graph.add_constant(f"{use_name(root)}_scale", params.scale)
+        entry = self.plan.entries[root]
+        if not isinstance(entry, Quantize) or entry.spec.scale == "float32":
+            return self.graph.add_constant(f"{use_name(root)}_scale", params.scale)
+        return add_narrow(self.graph, f"{use_name(root)}_scale", params.scale.astype(np.float16))
 
     def _node(self, op_type: str, inputs: list[str], output: str, use: Use, scale: _Scale) -> None:
         params, dtype = scale.params, scale.dtype

@@ -58,9 +58,11 @@ def plan_insides(graph: Graph, config: QConfig) -> list[Inside]:
         inner = Graph(body.model)
         inner.reserve(graph.names)
         plan = make_plan(inner, own.with_(keep_existing=True), strict=False)
+        if config.safe:
+            _spare_carried(plan, body)
         for value in inner.outputs:
-            for use in [use for use in plan.entries if use.tensor == value.name and use.node is None]:
-                plan.entries[use] = Keep("a body hands it out")
+            if Use(value.name) in plan.entries:
+                plan.entries[Use(value.name)] = Keep("a body hands it out")
         for use, entry in list(plan.entries.items()):
             if isinstance(entry, Quantize) and entry.min_opset > inner.opset and not contributed(entry):
                 plan.entries[use] = Keep(f"the model's opset is {inner.opset}, the format needs {entry.min_opset}")
@@ -86,6 +88,23 @@ def shapeless(inside: Inside) -> ModelProto:
         if value.name not in pinned and value.type.WhichOneof("value") == "tensor_type":
             value.type.tensor_type.ClearField("shape")
     return model
+
+
+def _spare_carried(plan: Plan, body: Body) -> None:
+    """Keep float what a Loop or a Scan carries from step to step, where it would have one scale for all steps."""
+    own = [value.name for value in body.model.graph.input if value.name not in body.borrowed]
+    results = [value.name for value in body.model.graph.output]
+    scanned = int(body.node.attribute("num_scan_inputs", 0))
+    if body.node.kind == "Loop":
+        carried = own[2:] + results[1 : len(own) - 1]
+    elif body.node.kind == "Scan":
+        carried = own[: len(own) - scanned] + results[: len(own) - scanned]
+    else:
+        return
+    for root in {plan.root(Use(name)) for name in carried}:
+        entry = plan.entries.get(root)
+        if isinstance(entry, Quantize) and entry.spec.measured:
+            plan.keep(root.tensor, "it is carried from step to step, and its range may change at each")
 
 
 def _playable(graph: Graph, node: Node) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrators import QParams, Range, Statistic, params_for, rows
+from calibrators.affine import stored
 from calibrators.grid import SMALLEST_SCALE
 from quark_onnx.dtypes import Integer
 from quark_onnx.graph import Graph
@@ -89,7 +90,9 @@ def _in_blocks(graph: Graph, use: Use, entry: Quantize, dtype: Integer) -> QPara
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # numpy lets go of the interpreter
         parts = list(pool.map(part, range(0, len(table), _BLOCKS)))
     scale, zero = (np.concatenate([getattr(part, name) for part in parts]) for name in ("scale", "zero_point"))
-    return QParams(scale, zero + dtype.qmin, 0).in_blocks(array.shape, entry.axis, spec.block_size)
+    scale = np.sign(scale) * stored(np.abs(scale.astype(np.float64)), spec.grid)
+    flat = QParams(scale.astype(np.float32), zero + dtype.qmin, 0)
+    return flat.in_blocks(array.shape, entry.axis, spec.block_size)
 
 
 def _params(graph: Graph, use: Use, entry: Quantize, found: Range) -> QParams:
@@ -174,7 +177,10 @@ def _make_room(graph: Graph, plan: Plan, params: Params, use: Use, entry: BiasOf
         pow2 = isinstance(weight, Quantize) and weight.spec.pow2
         least = np.exp2(np.ceil(np.log2(least))) if pow2 else least
         raised = np.where(short, least, w.scale)
-        params.table[own] = w.with_scale(_up(raised if w.axis is not None else raised.max()))
+        raised = _up(raised if w.axis is not None else raised.max())
+        if isinstance(weight, Quantize) and weight.spec.scale == "float16":
+            raised = stored(raised.astype(np.float64), weight.spec.grid).astype(np.float32)
+        params.table[own] = w.with_scale(raised)
         params.raised[root.tensor] = params.raised.get(root.tensor, 0) + int(short.sum())
 
 

@@ -290,9 +290,16 @@ def test_nothing_but_zeros_has_scale_one(grid: Grid) -> None:
 
 
 @pytest.mark.parametrize("grid", GRIDS, ids=label)
-def test_a_scale_stays_normal_in_its_own_type(grid: Grid) -> None:
-    half = replace(grid, smallest_scale=float(np.finfo(np.float16).tiny))
-    assert float(params_for(Range(-1e-9, 1e-9), half).scale) == 2.0**-14  # type: ignore[arg-type]
+@pytest.mark.parametrize("end", [1e-9, 3e-7, 0.01, 0.3, 1, 77, 1e3, 1e4])
+def test_float16_scales_are_float16_numbers_that_still_hold_the_range(grid: Grid, end: float) -> None:
+    half, range_ = replace(grid, half=True), Range(-0.4 * end, end)  # type: ignore[arg-type]
+    params, plain = params_for(range_, half), params_for(range_, grid)
+    assert params.scale == params.scale.astype(np.float16)
+    assert 0 <= params.scale - plain.scale <= max(plain.scale * (1 if grid.pow2 else 2.0**-10), 2.0**-24)
+    reached, before = covered(params, half), covered(plain, grid)
+    step = 0 if grid.pow2 else params.scale / 2 * 1.001
+    assert reached.hi >= min(before.hi, range_.hi) - step
+    assert reached.lo <= max(before.lo, range_.lo) + step
 
 
 @pytest.mark.parametrize("ends", [(-1, 1), (0, 1), (-1, 0), (-1, 0.01), (-0.01, 1)])

@@ -10,7 +10,7 @@ import pytest
 from onnx import ModelProto, numpy_helper
 
 from calibrators.session import open_session
-from quark_onnx import quantize
+from quark_onnx import QConfig, QuantizationSpec, quantize
 from quark_onnx.config.support import WAYS, Way
 from quark_onnx.dtypes import Block, DType, Half, Integer
 from quark_onnx.registry import DTYPES
@@ -77,3 +77,33 @@ def test_codes_are_stored_in_their_own_type(name: str) -> None:
     [way] = [way for way in WAYS if way.name == "per channel"]
     model = quantize(MODEL, None, way.config(row)).model
     assert {t.data_type for t in model.graph.initializer if t.name.startswith("w_quantized")} == {row.onnx}
+
+
+def half_scales(model: ModelProto) -> list[str]:
+    """Where the values of Cast nodes go that make float32 of stored float16."""
+    stored = {t.name for t in model.graph.initializer if t.data_type == onnx.TensorProto.FLOAT16}
+    wide = {node.output[0] for node in model.graph.node if node.op_type == "Cast" and node.input[0] in stored}
+    assert len(wide) == len(stored)
+    return [node.op_type for node in model.graph.node for name in node.input if name in wide]
+
+
+@pytest.mark.parametrize("preset", ["INT4", "UINT4"])
+def test_scales_in_float16_reach_the_operator_that_unpacks(preset: str) -> None:
+    plain = QConfig.of(preset)
+    config = plain.with_(weight=plain.weight.with_(scale="float16"))
+    single, half = quantize(MODEL, None, plain), quantize(MODEL, None, config)
+    assert half_scales(half.model).count("MatMulNBits") == 2
+    assert abs(half.report.worst_sqnr - single.report.worst_sqnr) < 1
+
+
+def test_scales_in_float16_hold_wide_biases_too() -> None:
+    model = onnx.ModelProto()
+    model.CopyFrom(MODEL)
+    bias = next(t for t in model.graph.initializer if t.name == "b")
+    bias.CopyFrom(numpy_helper.from_array(np.full(32, 3e4, np.float32), "b"))
+    spec = QuantizationSpec("int8", scale="float16")
+    result = quantize(model, DATA, QConfig(spec, spec.with_(per_channel=True)))
+    assert any("raised" in note for note in result.report.notes)
+    scales = {t.name for t in result.model.graph.initializer if t.data_type == onnx.TensorProto.FLOAT16}
+    assert len(scales) > 4
+    assert result.report.worst_sqnr > 15

@@ -211,7 +211,7 @@ def test_a_signal_leaves_nothing(folder: Path, sent: str, workers: str, code: in
 def test_a_signal_while_writing_leaves_nothing(cli: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = sorted(folder.iterdir())
 
-    def die(path: Path, *_: object) -> None:
+    def die(path: Path, *_: object, **__: object) -> None:
         assert path.exists() and sorted(folder.iterdir()) != files
         os.kill(os.getpid(), signal.SIGTERM)
 
