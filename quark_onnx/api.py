@@ -45,6 +45,7 @@ from quark_onnx.steps import (
     raise_opset_for,
     reader_for,
     search,
+    share_transposed,
     solve,
     solve_biases,
 )
@@ -174,6 +175,7 @@ class _Job:
         define_functions(result)
         if config.form == "operators":
             result, fused = fuse(result, samples)
+        fused += share_transposed(result)
         narrowing = self.narrowing
         narrowing.store_constants(result)
         held_out = held.samples if held else []
@@ -241,7 +243,7 @@ def quantize_dynamic(
 
 def quantize_weights(
     model: str | Path | ModelProto,
-    config: Config = "INT8",
+    config: Config = "W8",
     output: str | Path | None = None,
     *,
     progress: bool | None = False,

@@ -121,7 +121,7 @@ def config_of(options: Namespace) -> QConfig:
     if options.unsafe:
         changes["safe"] = False
     if options.weights_only:
-        changes["activation"] = None
+        changes |= {"activation": None, "form": options.form or "operators"}
     if options.dynamic:
         changes |= {"activation": QConfig.of("DYNAMIC").activation, "form": options.form or "operators"}
     if options.keep_existing:

@@ -30,6 +30,9 @@ PRESETS.add("S16S8", A8W8.with_(activation=QuantizationSpec(INT16)))
 PRESETS.add("INT16", QConfig(QuantizationSpec(INT16), QuantizationSpec(INT16, per_channel=True)))
 PRESETS.add("INT8", S8S8)
 
+#: Weights of 8 bits, activations float.
+PRESETS.add("W8", QConfig(None, form="operators"))
+
 _BLOCKS = QuantizationSpec(INT4, block_size=32)
 #: Weights of 4 bits in blocks, activations float.
 PRESETS.add("INT4", QConfig(None, _BLOCKS, form="operators"))

@@ -14,6 +14,7 @@ from quark_onnx.steps.probe import probe
 from quark_onnx.steps.read import first_sample, input_specs, reader_for
 from quark_onnx.steps.run import Reference, Sample
 from quark_onnx.steps.search import search
+from quark_onnx.steps.share import share_transposed
 from quark_onnx.steps.solve import Params, solve, solve_biases
 from quark_onnx.steps.tolerate import tolerated
 
@@ -43,6 +44,7 @@ __all__ = [
     "raise_opset_for",
     "reader_for",
     "search",
+    "share_transposed",
     "solve",
     "solve_biases",
     "tolerated",

@@ -237,14 +237,12 @@ def test_ort_28326_tied_embedding() -> None:
     sound(model, quantize_weights(model, "INT4"), data, bound=12.0)
 
 
-@pytest.mark.xfail(strict=True, reason="folding the Transpose copies the table: the codes are stored twice")
 def test_ort_28326_tied_table_is_stored_once() -> None:
     """24: where both readers want the same codes, there is one copy of them."""
     quantized = quantize_static(tied(), ids(), "XINT8")
     assert len([codes for codes in stored(quantized, "int8").values() if codes.ndim == 2]) == 1
 
 
-@pytest.mark.xfail(strict=True, reason="the table stays float beside the codes of its folded transpose")
 def test_ort_28326_tied_table_does_not_grow() -> None:
     """24: a model whose weights are quantized holds no float copy of them."""
     assert max(array.size for array in stored(quantize_weights(tied()), "float").values()) <= 7

@@ -1,0 +1,59 @@
+"""A weight that is a table turned round is stored once."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto, TensorProto, numpy_helper
+
+from calibrators.session import open_session
+from quark_onnx import QConfig, QuantizationSpec, quantize
+
+WIDTH = 24
+
+
+def tied(rows: int = 40) -> ModelProto:
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
+        g (int64[N] ids) => (float[N, {rows}] y) {{
+            e = Gather (table, ids)
+            h = Relu (e)
+            t = Transpose <perm = [1, 0]> (table)
+            y = MatMul (h, t)
+        }}""")
+    table = np.random.default_rng(0).normal(size=(rows, WIDTH)).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(table, "table"))
+    return model
+
+
+def matrices(model: ModelProto) -> list[TensorProto]:
+    return [tensor for tensor in model.graph.initializer if min((*tensor.dims, 0)[:2] or [0]) > 1]
+
+
+@pytest.mark.parametrize("rows", [40, WIDTH])
+@pytest.mark.parametrize(
+    ("config", "data"),
+    [
+        (QConfig.of("W8"), None),
+        (QConfig.of("XINT8"), [{"ids": np.arange(WIDTH)}]),
+        (QConfig(QuantizationSpec("int8"), QuantizationSpec("int8")), [{"ids": np.arange(WIDTH)}]),
+    ],
+    ids=["weights", "XINT8", "S8S8"],
+)
+def test_a_tied_table_is_stored_once(config: QConfig, data: list[dict[str, np.ndarray]] | None, rows: int) -> None:
+    model = tied(rows)
+    result = quantize(model, data, config)
+    [codes] = matrices(result.model)
+    assert codes.data_type == TensorProto.INT8
+    assert any("turned round" in note for note in result.report.notes)
+    feeds = {"ids": np.arange(rows)}
+    [expected] = open_session(model).run(None, feeds)
+    for optimize in (True, False):
+        [found] = open_session(result.model, optimize=optimize).run(None, feeds)
+        assert 10 * np.log10(np.square(expected).sum() / np.square(found - expected).sum()) > (35 if data is None else 18)
+
+
+def test_weights_that_are_quantized_in_another_way_stay_apart() -> None:
+    result = quantize(tied(), [{"ids": np.arange(7)}], "A8W8")
+    assert len(matrices(result.model)) == 2
+    assert not any("turned round" in note for note in result.report.notes)
