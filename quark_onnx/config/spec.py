@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import calibrators
 from calibrators import CalibrationError, Calibrator, Grid, MinMax
-from quark_onnx.dtypes import INT8, DType, Scaled
+from quark_onnx.dtypes import INT8, DType, Float4, Scaled
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.registry import DTYPES
 
@@ -92,9 +92,10 @@ class QuantizationSpec:
             raise ConfigError(f"scale is {self.scale!r}; {why}")
         if self.solver == "hqq" and (self.symmetric or not self.block_size):
             raise ConfigError("solver hqq moves the zero points of blocks; set symmetric to false and a block_size")
-        if self.block_size and not self.dtype.scaled:
+        if self.block_size and (not self.dtype.scaled or isinstance(self.dtype, Float4)):
             raise ConfigError(
-                f"{self.dtype.name} has blocks of its own, or none; block_size is for formats with a scale"
+                f"block_size is {self.block_size}; it is for integers and fp8, {self.dtype.name} has no blocks, or "
+                "blocks of its own"
             )
         if isinstance(self.calibrator, type) or not hasattr(self.calibrator, "statistic"):
             raise ConfigError(

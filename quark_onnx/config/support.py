@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from quark_onnx.config.qconfig import QConfig
 from quark_onnx.config.spec import QuantizationSpec
-from quark_onnx.dtypes import INT16, DType, Integer, Scaled
+from quark_onnx.dtypes import INT16, DType, Float4, Integer, Scaled
 
 _BLOCK = 16
 
@@ -58,9 +58,9 @@ def _per_channel(row: DType) -> QConfig | None:
 
 
 def _blocks(row: DType) -> QConfig | None:
-    if isinstance(row, Scaled):
-        return QConfig(None, QuantizationSpec(row, block_size=_BLOCK)) if row.bits < 32 else None
-    return None
+    if not isinstance(row, Scaled) or isinstance(row, Float4) or row.bits >= 32:
+        return None
+    return QConfig(None, QuantizationSpec(row, block_size=_BLOCK))
 
 
 def _nbits(row: DType) -> QConfig | None:

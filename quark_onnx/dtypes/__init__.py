@@ -1,6 +1,6 @@
 """Number formats, one row each."""
 
-from quark_onnx.dtypes.base import Block, DType, Half, Integer, Minifloat, Scaled
+from quark_onnx.dtypes.base import Block, DType, Float4, Half, Integer, Minifloat, Scaled
 from quark_onnx.dtypes.block import (
     BFP16,
     BODY_OPSET,
@@ -14,7 +14,7 @@ from quark_onnx.dtypes.block import (
     MXFP8E5M2,
     MXINT8,
 )
-from quark_onnx.dtypes.floating import BFLOAT16, FLOAT16, FP8E4M3, FP8E5M2
+from quark_onnx.dtypes.floating import BFLOAT16, FLOAT16, FP4E2M1, FP8E4M3, FP8E5M2
 from quark_onnx.dtypes.integer import INT4, INT8, INT16, INT32, UINT4, UINT8, UINT16, UINT32
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "BFP16",
     "BODY_OPSET",
     "FLOAT16",
+    "FP4E2M1",
     "FP8E4M3",
     "FP8E5M2",
     "INT4",
@@ -43,6 +44,7 @@ __all__ = [
     "UINT32",
     "Block",
     "DType",
+    "Float4",
     "Half",
     "Integer",
     "Minifloat",

@@ -7,8 +7,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from onnx import TensorProto, helper
 
 from calibrators import Grid, QParams, quantize
+
+_FLOAT4 = np.dtype(helper.tensor_dtype_to_np_dtype(TensorProto.FLOAT4E2M1))
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,17 @@ class Minifloat(Scaled):
     def encode(self, array: NDArray[Any], params: QParams, grid: Grid) -> NDArray[Any]:
         scale, _ = params.spread(array.shape)
         codes: NDArray[Any] = np.clip(np.asarray(array, np.float32) / scale, self.qmin, self.qmax).astype(self.numpy)
+        return codes
+
+
+@dataclass(frozen=True)
+class Float4(Minifloat):
+    """Floats of 4 bits, whose codes are stored as their bit patterns: onnxruntime has no operator for the type."""
+
+    def encode(self, array: NDArray[Any], params: QParams, grid: Grid) -> NDArray[Any]:
+        scale, _ = params.spread(array.shape)
+        reals = np.clip(np.asarray(array, np.float32) / scale, self.qmin, self.qmax)
+        codes: NDArray[Any] = reals.astype(_FLOAT4).view(np.uint8).astype(self.numpy)
         return codes
 
 

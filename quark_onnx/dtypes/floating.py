@@ -1,9 +1,9 @@
-"""The floating formats: 8-bit floats with a scale (OCP OFP8), and the 16-bit floats, which need none."""
+"""The floating formats: of 8 and 4 bits with a scale (OCP OFP8 and MX), and of 16 bits, which need none."""
 
 import numpy as np
 from onnx import TensorProto, helper
 
-from quark_onnx.dtypes.base import Half, Minifloat
+from quark_onnx.dtypes.base import Float4, Half, Minifloat
 from quark_onnx.registry import DTYPES
 
 
@@ -22,8 +22,17 @@ def half(name: str, onnx: int, largest: float, min_opset: int) -> Half:
     return row
 
 
+def float4(name: str, largest: int) -> Float4:
+    """Register a floating format of 4 bits, which opset 23 brings."""
+    storage = np.dtype(helper.tensor_dtype_to_np_dtype(TensorProto.UINT4))
+    row = Float4(name, 4, 23, TensorProto.UINT4, storage, -largest, largest, emitted=False, read=False)
+    DTYPES.add(name, row)
+    return row
+
+
 FP8E4M3 = minifloat("fp8e4m3", TensorProto.FLOAT8E4M3FN, 8, 448, 19)
 FP8E5M2 = minifloat("fp8e5m2", TensorProto.FLOAT8E5M2, 8, 57344, 19)
+FP4E2M1 = float4("fp4e2m1", 6)
 FLOAT16 = half("float16", TensorProto.FLOAT16, 65504.0, 6)
 #: Its greatest finite value is 2^127 (2 - 2^-7). Cast knows it from opset 13 on.
 BFLOAT16 = half("bfloat16", TensorProto.BFLOAT16, 2.0**127 * (2 - 2.0**-7), 13)

@@ -23,6 +23,8 @@ MIN_OPSET = 17
 #: Last opset that they are known to be right for.
 MAX_OPSET = 26
 
+_END = np.iinfo(np.int64).max
+
 Value = int | str
 Settings = Mapping[str, Value]
 
@@ -196,8 +198,17 @@ def distinct(nodes: Iterable[Settings], keys: Iterable[str]) -> list[Settings]:
     return [dict(zip(names, row, strict=True)) for row in rows]
 
 
-def function(name: str, inputs: Sequence[str], body: Body, defaults: Settings, opset: int) -> FunctionProto:
-    """The function of the vendor's domain that returns what the last node of the body computes.
+def along(body: Body, vector: str, x: str = "x") -> str:
+    """One value, or one for each place along the attribute ``axis``, shaped to broadcast against ``x``."""
+    after = body.op("Slice", body.op("Shape", x, start=Ref("axis")), body.ints(1), body.ints(_END))
+    ones = body.op("Expand", body.ints(1), body.op("Shape", after))
+    return body.op("Reshape", vector, body.op("Concat", body.ints(-1), ones, axis=0))
+
+
+def function(
+    name: str, inputs: Sequence[str], body: Body, defaults: Settings, opset: int, *, domain: str = DOMAIN
+) -> FunctionProto:
+    """The function that returns what the last node of the body computes.
 
     Raises:
         ModelError: the opset is too old or too new for the body.
@@ -205,6 +216,6 @@ def function(name: str, inputs: Sequence[str], body: Body, defaults: Settings, o
     if not MIN_OPSET <= opset <= MAX_OPSET:
         raise ModelError(f"{name} can be written for the opsets {MIN_OPSET} to {MAX_OPSET}, not for opset {opset}")
     output = body.nodes[-1].output[0]
-    made = helper.make_function(DOMAIN, name, inputs, [output], body.nodes, [helper.make_opsetid("", opset)])
+    made = helper.make_function(domain, name, inputs, [output], body.nodes, [helper.make_opsetid("", opset)])
     made.attribute_proto.extend(helper.make_attribute(key, value) for key, value in defaults.items())
     return made

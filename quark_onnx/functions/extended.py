@@ -14,7 +14,7 @@ from numpy.typing import DTypeLike
 from onnx import FunctionProto, NodeProto, TensorProto, helper
 
 from quark_onnx.errors import ModelError
-from quark_onnx.functions.body import Body, Ref, Settings, function, settings, where
+from quark_onnx.functions.body import Body, Ref, Settings, along, function, settings, where
 from quark_onnx.kernels.minifloat import FP16
 
 QUANTIZE = "ExtendedQuantizeLinear"
@@ -29,7 +29,6 @@ _LONGS = frozenset({TensorProto.INT32, TensorProto.UINT32})
 _INTEGERS = _BYTES | _WORDS | _LONGS
 _FLOATS = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16})
 
-_END = np.iinfo(np.int64).max
 #: What becomes of it when it is cast to one of the types is different for each of them.
 _PROBE = 0xC0C0C0C0
 _PROBED_BFLOAT16 = float(0xC1000000)
@@ -124,16 +123,16 @@ def _probed(type_: int) -> float:
 
 def _quantize_to(body: Body, type_: int) -> str:
     """What is to be cast to the type: in float64 where float32 is too narrow for the codes, else in float32."""
-    scaled = body.op("Div", "x", _along(body, "scale"))
+    scaled = body.op("Div", "x", along(body, "scale"))
     if type_ in _FLOATS:
-        shifted = _same_shape(body, body.op("Add", scaled, _along(body, body.op("Cast", "zero", to=TensorProto.FLOAT))))
+        shifted = _same_shape(body, body.op("Add", scaled, along(body, body.op("Cast", "zero", to=TensorProto.FLOAT))))
         if type_ == TensorProto.BFLOAT16:
             return shifted
         return body.op("Clip", shifted, body.constant(-FP16.largest), body.constant(FP16.largest))
     wide, kind = _arithmetic([type_])
     steps = body.op("Round", scaled)
     steps = body.op("Cast", steps, to=wide) if type_ in _LONGS else steps
-    codes = _same_shape(body, body.op("Add", steps, _along(body, body.op("Cast", "zero", to=wide))))
+    codes = _same_shape(body, body.op("Add", steps, along(body, body.op("Cast", "zero", to=wide))))
     limits = np.iinfo(helper.tensor_dtype_to_np_dtype(type_))
     return body.op("Clip", codes, body.constant(limits.min, kind), body.constant(limits.max, kind))
 
@@ -143,11 +142,11 @@ def _dequantize(body: Body, types: Sequence[int], opset: int) -> None:
         body.op("DequantizeLinear", "x", "scale", "zero", axis=Ref("axis"))
         return
     wide, _ = _arithmetic(types)
-    zero = _along(body, body.op("Cast", "zero", to=wide))
+    zero = along(body, body.op("Cast", "zero", to=wide))
     steps = body.op("Sub", body.op("Cast", "x", to=wide), zero)
     if wide != TensorProto.FLOAT:
         steps = body.op("Cast", steps, to=TensorProto.FLOAT)
-    _same_shape(body, body.op("Mul", steps, _along(body, "scale")))
+    _same_shape(body, body.op("Mul", steps, along(body, "scale")))
 
 
 def _arithmetic(types: Iterable[int]) -> tuple[int, DTypeLike]:
@@ -155,13 +154,6 @@ def _arithmetic(types: Iterable[int]) -> tuple[int, DTypeLike]:
     if _LONGS.isdisjoint(types):
         return TensorProto.FLOAT, np.float32
     return TensorProto.DOUBLE, np.float64
-
-
-def _along(body: Body, vector: str) -> str:
-    """One value, or one for each place along the axis, shaped to broadcast against ``x``."""
-    after = body.op("Slice", body.op("Shape", "x", start=Ref("axis")), body.ints(1), body.ints(_END))
-    ones = body.op("Expand", body.ints(1), body.op("Shape", after))
-    return body.op("Reshape", vector, body.op("Concat", body.ints(-1), ones, axis=0))
 
 
 def _same_shape(body: Body, result: str) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 
 from quark_onnx.errors import ModelError
+from quark_onnx.functions import DOMAINS
 from quark_onnx.graph import Graph, Node
 
 _PAIRS = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
-_VENDORS = frozenset({"com.amd.quark", "com.vai.quantize"})
+_VENDORS = frozenset({*DOMAINS, "com.vai.quantize"})
 
 
 def is_quantizing(node: Node) -> bool:

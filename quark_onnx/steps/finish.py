@@ -11,6 +11,7 @@ from onnx import ModelProto
 
 from calibrators.session import PROTOBUF_LIMIT, estimate_bytes, open_session
 from quark_onnx.errors import AccuracyError, ModelError
+from quark_onnx.functions.float4 import as_standard
 from quark_onnx.graph import Graph, Narrowing
 from quark_onnx.graph.io import loaded, staged
 from quark_onnx.report.measure import OutputError, measure
@@ -55,6 +56,7 @@ def finish(
         model = narrowing.restore_interface(model)
     if bare:
         del model.functions[:]
+        as_standard(model)
     if output is None:
         if narrowing and not bare:
             _load(model, lean=lean)

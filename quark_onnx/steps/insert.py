@@ -13,8 +13,8 @@ from onnx import NodeProto, TensorProto
 import calibrators
 from calibrators import QParams, quantize
 from quark_onnx.config import QuantizationSpec
-from quark_onnx.dtypes import INT32, Block, Half, Minifloat, Scaled
-from quark_onnx.functions import DOMAIN, definitions
+from quark_onnx.dtypes import INT32, Block, Float4, Half, Minifloat, Scaled
+from quark_onnx.functions import DOMAIN, DOMAINS, definitions, float4
 from quark_onnx.graph import Graph, Node, add_narrow
 from quark_onnx.graph.node import subgraphs
 from quark_onnx.plan import BiasOf, Entry, Keep, Plan, Quantize, Use
@@ -54,18 +54,19 @@ def insert(graph: Graph, plan: Plan, params: Params, *, vendor: bool = False) ->
 
 
 def define_functions(graph: Graph) -> None:
-    """Let the model carry a body for each operator of the vendor's domain, those in subgraphs included."""
+    """Let the model carry a body for each operator that is written as a function, those in subgraphs included."""
     nodes, types = list[NodeProto](), {name: tensor.data_type for name, tensor in graph.initializers.items()}
-    todo = [node.to_proto() for node in graph.nodes if node.domain == DOMAIN or node.has_subgraph]
+    todo = [node.to_proto() for node in graph.nodes if node.domain in DOMAINS or node.has_subgraph]
     while todo:
         node = todo.pop()
-        nodes += [node] if node.domain == DOMAIN else []
+        nodes += [node] if node.domain in DOMAINS else []
         for body in subgraphs(node):
             types |= {tensor.name: tensor.data_type for tensor in body.initializer}
             todo += body.node
     if nodes:
         graph.set_functions(definitions(nodes, graph.opset, types))
-        graph.import_domain(DOMAIN)
+        for domain in sorted({node.domain for node in nodes}):
+            graph.import_domain(domain)
         graph.require(graph.opset)
 
 
@@ -179,7 +180,8 @@ class _Writer:
         """Append Q and DQ to a tensor; the name of what DQ computes, ``result`` if it is given."""
         result = result or self.graph.fresh(f"{use_name(use)}_dequantized")
         codes = self.graph.fresh(f"{use_name(use)}_quantized")
-        apart = isinstance(scale.dtype, Minifloat) or scale.dtype.bits < 8
+        small = isinstance(scale.dtype, Minifloat) or scale.dtype.bits < 8
+        apart = small and not isinstance(scale.dtype, Float4)  # whose pairs onnxruntime does not see
         plain = self.graph.fresh(f"{use_name(use)}_plain") if apart else result
         producer = self.graph.producer(source)
         wraps = producer is not None and producer.kind == "Softmax" and bool(scale.params.scale < _LEAST_SOFTMAX_SCALE)
@@ -297,7 +299,9 @@ class _Writer:
             attributes["block_size"] = params.block_size
         known = dtype.read and (dtype.emitted or self.graph.is_constant(inputs[0]))  # both of a pair, or none
         domain = ""
-        if not known or (self.vendor and not params.block_size and dtype.bits >= 8):
+        if isinstance(dtype, Float4):
+            op_type, domain, inputs = f"Float4{op_type}", float4.DOMAIN, inputs[:2]
+        elif not known or (self.vendor and not params.block_size and dtype.bits >= 8):
             op_type, domain = f"Extended{op_type}", DOMAIN
         elif self.graph.opset < max(dtype.min_opset, 13 if params.axis is not None else 0):
             domain = _CONTRIB

@@ -50,7 +50,7 @@ def least(row: DType, way: Way) -> float:
     if isinstance(row, Block):
         return {"bfp16": 30, "mx9": 30, "mxint8": 28, "mx6": 17, "mx4": 3, "mxfp4e2m1": 5}.get(row.name, 15)
     if not isinstance(row, Integer):
-        return {"fp8e4m3": 18, "fp8e5m2": 12}[row.name]
+        return {"fp8e4m3": 18, "fp8e5m2": 12, "fp4e2m1": 5}[row.name]
     return {2: -5, 4: 6, 8: 26, 16: 60, 32: 60}[row.bits] - 6 * (way.name == "pow2")
 
 

@@ -47,7 +47,7 @@ def test_the_codes_that_a_spec_uses(spec: QuantizationSpec, grid: Grid) -> None:
     ("settings", "message"),
     [
         ({"dtype": "int9"}, "unknown number format 'int9'; did you mean 'int8'?"),
-        ({"dtype": 8}, "dtype is 8; it must be a number format; known: bfloat16, bfp16, float16, fp8e4m3"),
+        ({"dtype": 8}, "dtype is 8; it must be a number format; known: bfloat16, bfp16, float16, fp4e2m1"),
         ({"symmetric": "yes"}, "symmetric is 'yes'; it must be true or false"),
         ({"pow2": 1}, "pow2 is 1; it must be true or false"),
         ({"calibrator": "minmx"}, "unknown calibrator 'minmx'; did you mean 'minmax'?"),

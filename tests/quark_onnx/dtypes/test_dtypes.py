@@ -8,7 +8,7 @@ import pytest
 from onnx import helper
 
 from calibrators import QParams
-from quark_onnx.dtypes import FP8E4M3, FP8E5M2, INT4, DType, Half, Integer, Minifloat, Scaled
+from quark_onnx.dtypes import FP8E4M3, FP8E5M2, INT4, DType, Float4, Half, Integer, Minifloat, Scaled
 from quark_onnx.registry import DTYPES
 
 ROWS: list[DType] = [DTYPES[name] for name in DTYPES]
@@ -42,7 +42,8 @@ def test_the_greatest_float(row: Minifloat | Half) -> None:
     import ml_dtypes
 
     largest = row.qmax if isinstance(row, Minifloat) else row.largest
-    assert float(ml_dtypes.finfo(row.numpy).max) == largest
+    kind = ml_dtypes.float4_e2m1fn if isinstance(row, Float4) else row.numpy
+    assert float(ml_dtypes.finfo(kind).max) == largest
 
 
 @pytest.mark.parametrize("row", [FP8E4M3, FP8E5M2], ids=str)

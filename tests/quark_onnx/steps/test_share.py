@@ -50,7 +50,9 @@ def test_a_tied_table_is_stored_once(config: QConfig, data: list[dict[str, np.nd
     [expected] = open_session(model).run(None, feeds)
     for optimize in (True, False):
         [found] = open_session(result.model, optimize=optimize).run(None, feeds)
-        assert 10 * np.log10(np.square(expected).sum() / np.square(found - expected).sum()) > (35 if data is None else 18)
+        assert 10 * np.log10(np.square(expected).sum() / np.square(found - expected).sum()) > (
+            35 if data is None else 18
+        )
 
 
 def test_weights_that_are_quantized_in_another_way_stay_apart() -> None:
