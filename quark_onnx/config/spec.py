@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import calibrators
 from calibrators import CalibrationError, Calibrator, Grid, MinMax
-from quark_onnx.dtypes import INT8, DType, Float4, Scaled
+from quark_onnx.dtypes import INT8, DType, Float4, Integer, Scaled
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.registry import DTYPES
 
@@ -92,6 +92,7 @@ class QuantizationSpec:
             raise ConfigError(f"scale is {self.scale!r}; {why}")
         if self.solver == "hqq" and (self.symmetric or not self.block_size):
             raise ConfigError("solver hqq moves the zero points of blocks; set symmetric to false and a block_size")
+        self._check_codes()
         if self.block_size and (not self.dtype.scaled or isinstance(self.dtype, Float4)):
             raise ConfigError(
                 f"block_size is {self.block_size}; it is for integers and fp8, {self.dtype.name} has no blocks, or "
@@ -102,6 +103,20 @@ class QuantizationSpec:
                 f"calibrator is {self.calibrator!r}; it must be a calibrator or a name"
                 f"{nearest('', calibrators.CALIBRATORS)}"
             )
+
+    def _check_codes(self) -> None:
+        """Settings that do not go together."""
+        changed = [name for name in ("pow2", "narrow", "reduce_range") if getattr(self, name)]
+        if self.dynamic and changed:
+            raise ConfigError(f"{changed[0]} cannot be set: each run computes the scale, for all codes of {self.dtype}")
+        if self.solver == "hqq" and (changed or not isinstance(self.dtype, Integer) or self.dtype.bits > 8):
+            raise ConfigError(f"solver hqq is for all codes of integers of 2, 4 and 8 bits, not for {self}")
+        if self.block_size and self.dtype.bits >= 32:
+            raise ConfigError(
+                f"block_size is {self.block_size}; {self.dtype.name} has one scale for a tensor or a channel"
+            )
+        if isinstance(self.dtype, Integer) and self.symmetric and self.grid.qmax == self.grid.zero:
+            raise ConfigError(f"reduce_range leaves one bit of {self.dtype.name}, which has no symmetric codes")
 
     def with_(self, **changes: Any) -> QuantizationSpec:
         """A copy with some attributes changed."""

@@ -5,9 +5,9 @@ The shape Cast, Mul, Mul is the one that onnxruntime recognizes and runs as one 
 
 from __future__ import annotations
 
-import numpy as np
 from onnx import TensorProto
 
+from calibrators.layout import turned
 from quark_onnx.fusions.base import Codes, codes_of, replace, stored_codes, value, zero_points
 from quark_onnx.graph import Graph, Node
 
@@ -25,7 +25,10 @@ def matmul_integer(graph: Graph, node: Node) -> bool:
         return False
     if scale.ndim and w.axis % stored.ndim != columns:
         return False
-    weight = graph.add_constant(f"{w.codes}_transposed", np.asarray(stored).T) if transposed else w.codes
+    weight = w.codes
+    if transposed:
+        key = ("transposed", w.codes)
+        [weight] = graph.once(key, lambda: [graph.add_constant(f"{w.codes}_transposed", turned(stored))])
     return _write(graph, node, "MatMulInteger", x, w, weight, w.scale)
 
 
@@ -38,7 +41,7 @@ def conv_integer(graph: Graph, node: Node) -> bool:
     if scale.ndim and w.axis % stored.ndim != 0:
         return False
     by_channel = scale.reshape(-1, *[1] * (stored.ndim - 2)) if scale.ndim else scale
-    factor = graph.add_constant(f"{w.scale}_by_channel", by_channel)
+    [factor] = graph.once(("by channel", w.scale), lambda: [graph.add_constant(f"{w.scale}_by_channel", by_channel)])
     return _write(graph, node, "ConvInteger", x, w, w.codes, factor)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 from onnx import TensorProto
 
 from quark_onnx.fusions.base import CONTRIB, replace, stored_codes, value, zero_points
@@ -38,7 +37,9 @@ def gather_codes(graph: Graph, node: Node) -> bool:
     factor = table.scale
     if by_row:
         factor = graph.fresh(f"{node.name}_scales")
-        column = graph.add_constant(f"{table.scale}_by_row", np.ascontiguousarray(scale[:, None]))
+        [column] = graph.once(
+            ("by row", table.scale), lambda: [graph.add_constant(f"{table.scale}_by_row", scale[:, None])]
+        )
         graph.add("Gather", [column, node.inputs[1]], [factor], axis=0)
     graph.add("Gather", [table.codes, node.inputs[1]], [codes], name=node.name, axis=0)
     graph.add("Cast", [codes], [floats], to=int(TensorProto.FLOAT))

@@ -79,7 +79,7 @@ def _moves(graph: Graph, node: Node, codes: Codes) -> bool:
     if node.kind in ("Resize", "Upsample"):
         outside = node.attribute("coordinate_transformation_mode") == "tf_crop_and_resize"
         return node.attribute("mode", "nearest") == "nearest" and not outside
-    if node.kind == "Pad" and node.attribute("mode", "constant") == "constant":
+    if node.kind == "Pad":
         number = value(graph, node.input(2)) if graph.is_constant(node.input(2)) else np.float32(0)
         if node.input(2) and not graph.is_constant(node.input(2)):
             return False

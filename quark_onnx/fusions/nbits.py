@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from calibrators.layout import turned
 from quark_onnx.fusions.base import CONTRIB, Codes, replace, stored_codes, value, zero_points
 from quark_onnx.graph import Graph, Node, add_narrow
 from quark_onnx.kernels.nbits import BLOCK_SIZES, NBitsWeight, from_codes
@@ -21,19 +22,34 @@ def matmul_nbits(graph: Graph, node: Node) -> bool:
     transposed = bool(node.attribute("transB", 0))
     if stored.ndim != 2 or str(stored.dtype) not in _TYPES or codes.axis % 2 != int(transposed):
         return False
-    weight = _packed(graph, codes, _TYPES[str(stored.dtype)], transposed)
-    names = ("quantized", "scales", "zero_points")
-    inputs = [graph.add_constant(f"{node.name}_{n}", a) for n, a in zip(names, weight.inputs, strict=False)]
-    if not graph.is_constant(codes.scale):  # stored in 16 bits
-        inputs[1] = add_narrow(graph, f"{node.name}_scales_wide", weight.scales.astype(np.float16))
-    bias = node.input(2)
-    if bias:
-        inputs += [""] * (5 - 1 - len(inputs)) + [bias]  # after x, zero points and the group index may be missing
-    result = graph.fresh(f"{node.name}_product")
+    bits, k, n = _TYPES[str(stored.dtype)], *(stored.shape[::-1] if transposed else stored.shape)
+    inputs = graph.once(
+        ("nbits", codes.codes, codes.scale, codes.zero_point, str(transposed)),
+        lambda: _written(graph, codes, bits, transposed),
+    )
+    attributes = {"K": k, "N": n, "bits": bits, "block_size": codes.block_size}
+    bias, result = node.input(2), graph.fresh(f"{node.name}_product")
     graph.import_domain(CONTRIB)
-    graph.add("MatMulNBits", [node.inputs[0], *inputs], [result], name=node.name, domain=CONTRIB, **weight.attributes)
+    if bias and graph.is_constant(bias) and value(graph, bias).size == n:
+        flat = graph.once(("flat", bias), lambda: [graph.add_constant(f"{bias}_flat", value(graph, bias).reshape(n))])
+        inputs = [*inputs, *[""] * (4 - len(inputs)), *flat]  # zero points and the group index may be missing
+        bias = ""
+    graph.add("MatMulNBits", [node.inputs[0], *inputs], [result], name=node.name, domain=CONTRIB, **attributes)
+    if bias:
+        product, result = result, graph.fresh(f"{node.name}_biased")
+        graph.add("Add", [product, bias], [result])
     replace(graph, node, result)
     return True
+
+
+def _written(graph: Graph, codes: Codes, bits: int, transposed: bool) -> list[str]:
+    """The operator's constant inputs; many nodes may read them."""
+    weight = _packed(graph, codes, bits, transposed)
+    names = ("packed", "scales", "zero_points")
+    inputs = [graph.add_constant(f"{codes.codes}_{n}", a) for n, a in zip(names, weight.inputs, strict=False)]
+    if not graph.is_constant(codes.scale):  # stored in 16 bits
+        inputs[1] = add_narrow(graph, f"{codes.codes}_scales_wide", weight.scales.astype(np.float16))
+    return inputs
 
 
 def _plain(node: Node) -> bool:
@@ -46,10 +62,11 @@ def _packed(graph: Graph, codes: Codes, bits: int, transposed: bool) -> NBitsWei
     stored, scales = value(graph, codes.codes), value(graph, codes.scale).astype(np.float32)
     zeros = zero_points(graph, codes)
     offset = 0 if str(stored.dtype).startswith("u") else 1 << bits - 1
-    lines = np.asarray(stored if transposed else stored.T)
+    signed = stored.astype(np.int8) if str(stored.dtype).startswith("int") else stored.astype(np.uint8)
+    lines = signed if transposed else turned(signed)
     k, blocks = lines.shape[1], -(-lines.shape[1] // codes.block_size)
     unsigned = np.full((len(lines), blocks * codes.block_size), offset, np.uint8)
-    unsigned[:, :k] = (lines.astype(np.int16) + offset).astype(np.uint8)
+    np.add(lines.view(np.uint8), np.uint8(offset), out=unsigned[:, :k])  # modulo 256, as two's complement counts
     scales, zeros = (scales, zeros) if transposed else (scales.T, zeros.T)
     zeros = zeros + offset
     middle = (zeros == 1 << bits - 1).all()

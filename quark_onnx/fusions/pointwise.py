@@ -8,7 +8,10 @@ HardSwish, HardSigmoid, Gelu and PRelu.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 
 from quark_onnx.fusions.base import (
     Codes,
@@ -25,7 +28,7 @@ from quark_onnx.graph import Graph, Node
 
 #: First opset whose ReduceMean has its axes as an input, and the one whose Softmax runs over one axis.
 _AXES_INPUT_OPSET, _SINGLE_AXIS_OPSET = 18, 13
-#: Steps below this, of which more than 256 make up 1, wrap around in QLinearSoftmax.
+#: Steps of which 256 make up 1.
 _LEAST_SOFTMAX_SCALE = 2.0**-8
 #: First version of Flatten that takes codes.
 _FLATTEN_OPSET = 9
@@ -42,23 +45,36 @@ def qlinear_elementwise(graph: Graph, node: Node) -> bool:
 
 
 def qlinear_softmax(graph: Graph, node: Node) -> bool:
-    """Softmax over more than one value, of which onnxruntime makes 0.
+    """Softmax, where onnxruntime's is right.
 
     It counts results in steps of ``1 / floor(1 / scale)``, which is 1/254 for the float32 next to 1/255; so the scale
     that it is given is one float less.
     """
-    found, shape = _all_bytes(graph, node, node.inputs[0]), graph.shape(node.inputs[0])
-    single = graph.opset >= _SINGLE_AXIS_OPSET
-    axis = node.attribute("axis", -1 if single else 1)
-    if found is None or shape is None or shape[axis] == 1:
+    found = _all_bytes(graph, node, node.inputs[0])
+    if found is None or softmax_fails(graph, node, value(graph, found[1].scale)):
         return False
     x, y = found
     scale, zero = grid(graph, y)
-    if value(graph, scale) < _LEAST_SOFTMAX_SCALE:
-        return False
     below = graph.add_constant(f"{scale}_below", np.nextafter(value(graph, scale), np.float32(0)))
     inputs = [x.codes, *grid(graph, x), below, zero]
+    axis = _softmax_axis(graph, node)
     return write(graph, node, "QLinearSoftmax", inputs, y, axis=axis, opset=graph.opset)
+
+
+def softmax_fails(graph: Graph, node: Node, scale: NDArray[Any]) -> bool:
+    """Whether onnxruntime's 8-bit softmax may be wrong.
+
+    Of a single value it makes 0, an empty result it forgets, and where more than 256 steps make up 1 it wraps around to
+    0 where it should saturate.
+    """
+    shape = graph.shape(node.inputs[0])
+    if shape is None or not all(isinstance(dim, int) and dim > 0 for dim in shape):
+        return True
+    return bool((scale < _LEAST_SOFTMAX_SCALE).any()) or shape[_softmax_axis(graph, node)] == 1
+
+
+def _softmax_axis(graph: Graph, node: Node) -> int:
+    return int(node.attribute("axis", -1 if graph.opset >= _SINGLE_AXIS_OPSET else 1))
 
 
 def qlinear_average_pool(graph: Graph, node: Node) -> bool:

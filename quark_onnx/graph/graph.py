@@ -7,7 +7,7 @@ anywhere, subgraphs included, are never given out again.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from onnx import (
 
 from calibrators.stored import values
 from quark_onnx.errors import ModelError
-from quark_onnx.graph.node import STANDARD_DOMAINS, Node, all_names
+from quark_onnx.graph.node import STANDARD_DOMAINS, Node, all_names, name_apart, sparse_names
 from quark_onnx.graph.shapes import infer_values
 from quark_onnx.graph.store import Store
 from quark_onnx.graph.walk import copy_fields, in_order
@@ -45,6 +45,7 @@ class Graph:
         nodes: operators, in topological order when loaded.
         initializers: constant tensors by name.
         inputs, outputs: the interface, as the model declares it.
+        sparse: names of sparse constants.
         store: where large constants go that are added, None for the memory.
     """
 
@@ -69,10 +70,12 @@ class Graph:
         self.outputs: list[ValueInfoProto] = list(graph.output)
         self._names = all_names(graph)
         self._values: dict[str, ValueInfoProto] = {value.name: value for value in graph.value_info}
+        self.sparse = sparse_names(graph)
         self._arrays: dict[str, NDArray[Any]] = {}
         self._counter: Counter[str] = Counter()
+        self._made: dict[tuple[str, ...], list[str]] = {}
         self._drop_shadowed_inputs()
-        self._name_nodes()
+        name_apart(self.nodes, self.fresh)
         self._index()
         self._sort()
         self.infer()
@@ -212,6 +215,12 @@ class Graph:
         array = np.ascontiguousarray(array).reshape(array.shape)
         self.initializers[name] = self.store.put(name, array) if self.store else numpy_helper.from_array(array, name)
         return name
+
+    def once(self, key: tuple[str, ...], make: Callable[[], list[str]]) -> list[str]:
+        """Names of constants that are made of others, so that nodes which read the same share them; made at first."""
+        if key not in self._made:
+            self._made[key] = make()
+        return list(self._made[key])
 
     def add_input(self, name: str, elem_type: int, shape: Sequence[int]) -> str:
         """Add an input under a fresh name, which is returned."""
@@ -358,14 +367,6 @@ class Graph:
         if self._shell.ir_version < 4:
             self.inputs = [value for value in self.inputs if value.name not in self.initializers]
             self._shell.ir_version = 4
-
-    def _name_nodes(self) -> None:
-        """Nodes are told apart by name, so each gets one of its own."""
-        seen: set[str] = set()
-        for node in self.nodes:
-            if not node.name or node.name in seen:
-                node.name = self.fresh(node.name or f"{node.op_type}_{next(iter(node.outputs), '')}")
-            seen.add(node.name)
 
     def _index(self) -> None:
         self._producers: dict[str, Node] = {}

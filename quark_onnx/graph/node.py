@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import onnx
@@ -107,6 +108,24 @@ def _captured(proto: NodeProto) -> list[str]:
         used += [value.name for value in graph.output]
         names += [name for name in used if name and name not in known]
     return names
+
+
+def name_apart(nodes: Iterable[Node], fresh: Callable[[str], str]) -> None:
+    """Nodes are told apart by name, so each gets one of its own."""
+    seen: set[str] = set()
+    for node in nodes:
+        if not node.name or node.name in seen:
+            node.name = fresh(node.name or f"{node.op_type}_{next(iter(node.outputs), '')}")
+        seen.add(node.name)
+
+
+def sparse_names(graph: GraphProto) -> frozenset[str]:
+    """The sparse constants of a graph: initializers, and what Constant nodes hold."""
+    names = {sparse.values.name for sparse in graph.sparse_initializer}
+    for node in graph.node:
+        if any(attribute.name == "sparse_value" for attribute in node.attribute):
+            names.update(node.output)
+    return frozenset(names)
 
 
 def all_names(graph: GraphProto) -> set[str]:

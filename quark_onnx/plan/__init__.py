@@ -1,8 +1,21 @@
 """What becomes of every tensor, decided before any node moves."""
 
-from quark_onnx.plan.entries import BiasOf, Entry, Keep, Quantize, SameAs, Use
+from quark_onnx.plan.entries import BiasOf, Entry, Keep, Quantize, SameAs, Use, fused_into
 from quark_onnx.plan.explain import explain
 from quark_onnx.plan.plan import Plan
 from quark_onnx.plan.select import EXCLUDED, NodeSpec, select
 
-__all__ = ["EXCLUDED", "BiasOf", "Entry", "Keep", "NodeSpec", "Plan", "Quantize", "SameAs", "Use", "explain", "select"]
+__all__ = [
+    "EXCLUDED",
+    "BiasOf",
+    "Entry",
+    "Keep",
+    "NodeSpec",
+    "Plan",
+    "Quantize",
+    "SameAs",
+    "Use",
+    "explain",
+    "fused_into",
+    "select",
+]

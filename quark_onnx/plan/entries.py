@@ -113,4 +113,9 @@ class Keep:
         return f"keep: {self.reason}"
 
 
+def fused_into(name: str, op_type: str) -> Keep:
+    """It is computed and clipped at once, by the node that rounds the result."""
+    return Keep(f"fused into {name} ({op_type})")
+
+
 Entry = Quantize | SameAs | BiasOf | Keep

@@ -79,6 +79,12 @@ class Plan:
             blocks = spec.block_size or isinstance(spec.dtype, Block)
             if blocks and along is None:
                 spec = spec.with_(block_size=0)
+            elif spec.block_size:
+                length = (self.graph.shape(tensor) or (0,))[along or 0]
+                whole = (
+                    max(16, 1 << (length - 1).bit_length()) if isinstance(length, int) and length else spec.block_size
+                )
+                spec = spec.with_(block_size=min(spec.block_size, whole))
             chosen = along if blocks else axis if spec.per_channel else None
             self._put(node, tensor, Quantize(spec, chosen))
 
@@ -170,7 +176,10 @@ class Plan:
             return "omitted"
         kind = self.graph.elem_type(tensor)
         if kind not in (TensorProto.FLOAT, TensorProto.UNDEFINED):
-            return f"its type is {TensorProto.DataType.Name(kind).lower()}"
+            known = kind in TensorProto.DataType.values()
+            return f"its type is {TensorProto.DataType.Name(kind).lower() if known else kind}"
+        if tensor in self.graph.sparse:
+            return "it is sparse"
         if 0 in (self.graph.shape(tensor) or ()):
             return "it has no elements"
         array = self.graph.constant(tensor)

@@ -18,9 +18,11 @@ class OutputError:
         name: of the output.
         sqnr: signal-to-noise ratio in dB, ``10 log10(sum reference^2 / sum error^2)``; infinite if equal, minus
             infinite if a shape differs. For outputs that are not float, or random, it is None.
-        cosine: cosine similarity of all values; None where sqnr is.
-        max_error: greatest absolute difference; None where sqnr is.
+        cosine: cosine similarity of all values; None where sqnr is, NaN where it is minus infinite.
+        max_error: greatest absolute difference, infinite where a shape differs or a value is no number on one side
+            alone; None where sqnr is.
         agreement: share of equal values, where sqnr is None.
+        broken: values that are finite on one side alone.
         random: the reference itself gives another value each time it runs, so that the error means nothing.
     """
 
@@ -30,6 +32,7 @@ class OutputError:
     max_error: float | None
     agreement: float | None
     random: bool = False
+    broken: int = 0
 
 
 #: An output with at least this SQNR in dB is no random one, and one whose repetition reaches the second number neither.
@@ -90,7 +93,7 @@ def _leaves(value: Any) -> list[NDArray[Any]]:
 class _Total:
     def __init__(self) -> None:
         self.signal = self.noise = self.product = self.energy = 0.0
-        self.largest, self.equal, self.count, self.floating = 0.0, 0, 0, True
+        self.largest, self.equal, self.count, self.broken, self.floating = 0.0, 0, 0, 0, True
 
     @property
     def agreement(self) -> float:
@@ -102,7 +105,7 @@ class _Total:
         self.count += sum(leaf.size for leaf in before)
         if [leaf.shape for leaf in before] != [leaf.shape for leaf in after]:
             self.count += not before
-            self.noise = float("inf")
+            self.noise = self.largest = float("inf")
             return
         for a, b in zip(before, after, strict=True):
             self.equal += int(np.sum((a == b) | ((a != a) & (b != b))))
@@ -118,14 +121,16 @@ class _Total:
         self.energy += float(np.sum(b * b))
         self.product += float(np.sum(a * b))
         self.noise += float("inf") if unlike.any() else float(np.sum(np.square(a - b)))
-        self.largest = max(self.largest, float(np.abs(a - b).max(initial=0.0)))
+        self.largest = max(self.largest, float("inf") if unlike.any() else float(np.abs(a - b).max(initial=0.0)))
+        self.broken += int(unlike.sum())
 
     def result(self, name: str) -> OutputError:
         if not self.floating:
             return OutputError(name, None, None, None, self.agreement)
         norm = np.sqrt(self.signal * self.energy)
         cosine = float(self.product / norm) if norm else float(self.signal == self.energy)
-        return OutputError(name, decibels(self.signal, self.noise), cosine, self.largest, None)
+        cosine = cosine if np.isfinite(self.noise) else float("nan")
+        return OutputError(name, decibels(self.signal, self.noise), cosine, self.largest, None, broken=self.broken)
 
 
 def decibels(signal: float, noise: float) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quark_onnx.graph import Node
-from quark_onnx.plan import Plan
+from quark_onnx.plan import Plan, fused_into
 from quark_onnx.rules.base import rule, steered
 
 #: Operators whose result need not be quantized before a Relu or Clip that alone reads it.
@@ -23,7 +23,7 @@ def clipping(node: Node, plan: Plan) -> None:
     producer = plan.graph.producer(source)
     alone = plan.graph.consumers(source) == [node] and not plan.graph.is_output(source)
     if producer and alone and producer.kind in _FUSING and producer.name not in plan.kept:
-        plan.keep(source, f"fused into {node.name} ({node.op_type})")
+        plan.keep(source, fused_into(node.name, node.op_type).reason)
         named = plan.specs[producer].overridden and not plan.specs[node].overridden
         plan.activation(producer if named else node, result)
     else:

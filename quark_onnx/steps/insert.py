@@ -13,19 +13,15 @@ from onnx import NodeProto, TensorProto
 import calibrators
 from calibrators import QParams, quantize
 from quark_onnx.config import QuantizationSpec
-from quark_onnx.dtypes import INT32, Block, Float4, Half, Minifloat, Scaled
+from quark_onnx.dtypes import INT32, Block, Float4, Half, Integer, Scaled
 from quark_onnx.functions import DOMAIN, DOMAINS, definitions, float4
 from quark_onnx.graph import Graph, Node, add_narrow
 from quark_onnx.graph.node import subgraphs
-from quark_onnx.plan import BiasOf, Entry, Keep, Plan, Quantize, Use
-from quark_onnx.rules.passthrough import HANDING_ON
+from quark_onnx.plan import BiasOf, Entry, Keep, Plan, Quantize, Use, fused_into
+from quark_onnx.steps.apart import behind_softmax, from_readers, is_small, moves_codes
 from quark_onnx.steps.solve import Params
 
 _CONTRIB = "com.microsoft"
-
-
-#: Below this scale onnxruntime's 8-bit softmax wraps around to 0 where it should saturate.
-_LEAST_SOFTMAX_SCALE = 2.0**-8
 
 
 @dataclass(frozen=True)
@@ -106,7 +102,7 @@ class _Writer:
                 continue
             producer, source, result = self.graph.producer(node.inputs[0]), node.inputs[0], node.outputs[0]
             alone = self.graph.consumers(source) == [node] and not self.graph.is_output(source)
-            fused = isinstance(self.plan.entries.get(Use(source)), Keep)
+            fused = self.plan.entries.get(Use(source)) == fused_into(node.name, node.op_type)
             if producer and alone and fused and not self._read_float(result) and self._saturates(node, Use(result)):
                 self.graph.remove([node])
                 self.graph.set_output(producer, producer.outputs.index(source), result)
@@ -180,25 +176,21 @@ class _Writer:
         """Append Q and DQ to a tensor; the name of what DQ computes, ``result`` if it is given."""
         result = result or self.graph.fresh(f"{use_name(use)}_dequantized")
         codes = self.graph.fresh(f"{use_name(use)}_quantized")
-        small = isinstance(scale.dtype, Minifloat) or scale.dtype.bits < 8
-        apart = small and not isinstance(scale.dtype, Float4)  # whose pairs onnxruntime does not see
+        apart = is_small(scale.dtype)
         plain = self.graph.fresh(f"{use_name(use)}_plain") if apart else result
         producer = self.graph.producer(source)
-        wraps = producer is not None and producer.kind == "Softmax" and bool(scale.params.scale < _LEAST_SOFTMAX_SCALE)
-        if wraps or (apart and producer is not None and producer.kind in HANDING_ON | {"Relu", "Clip"}):
+        if moves_codes(producer, scale.dtype) or behind_softmax(self.plan.graph, use.tensor, scale.dtype, scale.params):
             source = self._apart(source, use, scale, self.graph.fresh(f"{use_name(use)}_float"))
         self._node("QuantizeLinear", [source, scale.scale, scale.zero_point], codes, use, scale)
         self._node("DequantizeLinear", [codes, scale.scale, scale.zero_point], plain, use, scale)
         return self._apart(plain, use, scale, result) if apart else result
 
     def _apart(self, source: str, use: Use, scale: _Scale, result: str) -> str:
-        """A node that does nothing, as no value is above what the greatest code stands for.
-
-        Between Q/DQ pairs, onnxruntime 1.31 makes operators integer ones, drops a Relu and moves rearrangements about,
-        also for types of codes that these do not have; and then it refuses the model.
-        """
-        end = calibrators.covered(scale.params, scale.dtype.grid(symmetric=False)).hi[0]
-        greatest = self.graph.add_constant(f"{use_name(use)}_greatest", np.float32(end))
+        """A node that does nothing, as no value is above what the greatest code stands for; see ``steps.apart``."""
+        reached = calibrators.covered(scale.params, scale.dtype.grid(symmetric=False))
+        with np.errstate(over="ignore"):
+            end = np.float32(max(np.abs(reached.lo).max(), np.abs(reached.hi).max()))
+        greatest = self.graph.add_constant(f"{use_name(use)}_greatest", end)
         self.graph.add("Min", [source, greatest], [result], name=f"{result}_Min")
         return result
 
@@ -274,7 +266,9 @@ class _Writer:
         name = self.graph.add_constant(f"{use_name(use)}_quantized", codes)
         result = self.graph.fresh(f"{use_name(use)}_dequantized")
         self._node("DequantizeLinear", [name, scale.scale, scale.zero_point], result, use, scale)
-        return result
+        if not isinstance(entry, Quantize) or not from_readers(self.plan, use, scale.dtype, scale.params):
+            return result
+        return self._apart(result, use, scale, self.graph.fresh(f"{use_name(use)}_float"))
 
     def _scale(self, root: Use) -> _Scale:
         """The scale and zero point of a root, written once."""
@@ -298,10 +292,11 @@ class _Writer:
         if params.block_size:
             attributes["block_size"] = params.block_size
         known = dtype.read and (dtype.emitted or self.graph.is_constant(inputs[0]))  # both of a pair, or none
+        known &= not (dtype is INT32 and params.zero_point.any())  # which onnxruntime does not subtract
         domain = ""
         if isinstance(dtype, Float4):
             op_type, domain, inputs = f"Float4{op_type}", float4.DOMAIN, inputs[:2]
-        elif not known or (self.vendor and not params.block_size and dtype.bits >= 8):
+        elif not known or (self.vendor and not params.block_size and dtype.bits >= 8 and isinstance(dtype, Integer)):
             op_type, domain = f"Extended{op_type}", DOMAIN
         elif self.graph.opset < max(dtype.min_opset, 13 if params.axis is not None else 0):
             domain = _CONTRIB

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from calibrators import QParams, Range, Statistic, params_for, rows
 from calibrators.affine import stored
 from calibrators.grid import SMALLEST_SCALE
+from quark_onnx.config import QuantizationSpec
 from quark_onnx.dtypes import Integer
 from quark_onnx.graph import Graph
 from quark_onnx.kernels.hqq import half_quadratic
@@ -55,7 +56,7 @@ def solve(graph: Graph, plan: Plan, ranges: Ranges) -> Params:
     params = Params()
     for use, entry in plan.entries.items():
         if isinstance(entry, Quantize) and entry.spec.measured:
-            if isinstance(entry.spec.dtype, Integer) and entry.spec.block_size and entry.spec.dtype.bits in BITS:
+            if isinstance(entry.spec.dtype, Integer) and entry.spec.block_size and _all_codes(entry.spec):
                 params.table[use] = _in_blocks(graph, use, entry, entry.spec.dtype)
             else:
                 params.table[use] = _params(graph, use, entry, _range(graph, ranges, use, entry))
@@ -93,6 +94,11 @@ def _in_blocks(graph: Graph, use: Use, entry: Quantize, dtype: Integer) -> QPara
     scale = np.sign(scale) * stored(np.abs(scale.astype(np.float64)), spec.grid)
     flat = QParams(scale.astype(np.float32), zero + dtype.qmin, 0)
     return flat.in_blocks(array.shape, entry.axis, spec.block_size)
+
+
+def _all_codes(spec: QuantizationSpec) -> bool:
+    """Whether the solvers of blocks know the codes: all of 2, 4 or 8 bits, with a float scale."""
+    return spec.codes.bits in BITS and not (spec.pow2 or spec.narrow or spec.reduce_range)
 
 
 def _params(graph: Graph, use: Use, entry: Quantize, found: Range) -> QParams:

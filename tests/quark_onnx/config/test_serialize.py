@@ -22,7 +22,7 @@ CALIBRATOR = st.sampled_from(sorted(CALIBRATORS)).map(lambda name: CALIBRATORS[n
 )
 SPEC = st.builds(
     QuantizationSpec,
-    st.sampled_from([DTYPES[name] for name in DTYPES]),
+    st.sampled_from([DTYPES[name] for name in DTYPES if DTYPES[name].bits > 2]),
     symmetric=st.booleans(),
     pow2=st.booleans(),
     narrow=st.booleans(),

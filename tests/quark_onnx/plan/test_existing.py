@@ -33,7 +33,7 @@ def net() -> ModelProto:
 def test_what_is_quantized_is_not_quantized_again(preset: str) -> None:
     config = QConfig.of(preset).with_(nodes="first")
     once = quantize(net(), DATA if config.measures else None, config).model
-    with pytest.raises(ModelError, match="the model is quantized already: it has [123] "):
+    with pytest.raises(ModelError, match=r"the model is quantized already: it has [123] "):
         quantize(once, DATA, "A8W8")
     twice = quantize(once, DATA, QConfig.of("A8W8").with_(keep_existing=True))
     assert {function.name for function in twice.model.functions} == {function.name for function in once.functions}
