@@ -207,7 +207,8 @@ class _Job:
         )
         if report.bytes_after > report.bytes_before:
             report.notes.append(
-                "the result is larger than the float model: weights stay float or are stored twice, or are small"
+                "the result is larger than the float model: weights stay float, or are small, or are stored more than "
+                "once"
             )
         logger.debug("%s", report)
         return Result(quantized, plan, report)
@@ -223,7 +224,9 @@ def quantize_dynamic(
     """Quantize weights now, and what they are multiplied by as the model runs. No data is needed.
 
     Args:
-        config: its weights and overrides count; activations become uint8 with a scale that each run computes.
+        config: its weights and overrides count; activations become uint8 with a scale that each run computes, and
+            products are written as MatMulInteger and ConvInteger, unless the config has dynamic activations and says
+            otherwise.
 
     Returns:
         The quantized model. Its inputs and outputs are those of the float model.
@@ -237,8 +240,16 @@ def quantize_dynamic(
     >>> [node.op_type for node in quantize_dynamic(dense).graph.node]
     ['DynamicQuantizeLinear', 'MatMulInteger', 'Cast', 'Mul', 'Mul']
     """
-    dynamic = QConfig.of("DYNAMIC").activation
-    return quantize(model, None, QConfig.of(config).with_(activation=dynamic), output, progress=progress).model
+    config, dynamic = QConfig.of(config), QConfig.of("DYNAMIC")
+    for spec in (config.weight, *(override.weight for override in config.overrides)):
+        if spec is not None and (spec.block_size or spec.dtype.name not in ("int8", "uint8")):
+            raise ConfigError(
+                f"weight is {spec}; what each run computes a scale for is multiplied with int8 or uint8 weights, with "
+                "one scale for a tensor or a channel; for others there is quantize_weights"
+            )
+    if config.activation is None or not config.activation.dynamic:
+        config = config.with_(activation=dynamic.activation, form=dynamic.form)
+    return quantize(model, None, config, output, progress=progress).model
 
 
 def quantize_weights(

@@ -6,7 +6,7 @@ from argparse import Namespace
 from typing import Any
 
 from quark_onnx.cli.parsing import Parser, count, number
-from quark_onnx.config import FORMS, QConfig
+from quark_onnx.config import QConfig
 
 
 def add_config_options(parser: Parser) -> None:
@@ -74,7 +74,8 @@ def _add_graph_options(parser: Parser) -> None:
     group.add_argument(
         "--form",
         metavar="FORM",
-        help=f"how the result is written: {' or '.join(FORMS)} (those that compute on codes, where there are any)",
+        help="how the result is written: qdq, Q/DQ pairs; operators, those that compute on codes, where there are any; "
+        "or vendor, AMD's own pairs",
     )
     group.add_argument(
         "--max-opset",

@@ -20,6 +20,8 @@ _SHORT_CUTS = {"calibrator": "activation", "per_channel": "weight"}
 
 #: The first opset with the operators that every result has.
 _LEAST_OPSET = 11
+#: No two models are that near, or that far.
+_GREATEST_SQNR = 1e4
 #: How the result is written.
 FORMS = ("qdq", "operators", "vendor")
 
@@ -186,11 +188,16 @@ class QConfig:
             if not isinstance(override, Override):
                 raise ConfigError(f"overrides holds {override!r}, which is not an Override")
         _check_granularity(self.activation, self.weight)
+        for spec in (self.activation, self.weight):
+            if self.form == "vendor" and spec is not None and spec.dtype.name == "float16" and not spec.saturate:
+                raise ConfigError(
+                    "saturate is false; the vendor's float16 saturates: set it to true, or choose form qdq"
+                )
         if type(self.search) is not int or self.search < 0:
             raise ConfigError(f"search is {self.search!r}; it must be a number of samples, 0 or more")
         if self.max_opset is not None and (type(self.max_opset) is not int or self.max_opset < _LEAST_OPSET):
             raise ConfigError(f"max_opset is {self.max_opset!r}; it must be an opset, {_LEAST_OPSET} or higher")
-        if self.min_sqnr is not None and not (is_number(self.min_sqnr) and self.min_sqnr == self.min_sqnr):  # no NaN
+        if self.min_sqnr is not None and not (is_number(self.min_sqnr) and abs(self.min_sqnr) < _GREATEST_SQNR):
             raise ConfigError(f"min_sqnr is {self.min_sqnr!r}; it must be a number of decibels")
         for op_type in self.op_types:
             if len(RULES):  # the rules may not be loaded yet; then the plan will look

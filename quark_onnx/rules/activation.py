@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quark_onnx.graph import Node
 from quark_onnx.plan import Plan, fused_into
-from quark_onnx.rules.base import rule, steered
+from quark_onnx.rules.base import rule, spare_masked, steered
 
 #: Operators whose result need not be quantized before a Relu or Clip that alone reads it.
 _FUSING = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Sub", "Mul", "BatchNormalization"})
@@ -62,6 +62,7 @@ def softmax(node: Node, plan: Plan) -> None:
     if shape and shape[axis] == 1:
         plan.keep(result, "it is the softmax of a single value")
     unit_interval(node, plan)
+    spare_masked(node, plan)
 
 
 @rule("Sigmoid", "HardSigmoid")

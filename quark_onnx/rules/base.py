@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from quark_onnx.dtypes import Block
 from quark_onnx.graph import Graph, Node
 from quark_onnx.plan import Plan
 from quark_onnx.registry import RULES
@@ -48,6 +49,33 @@ def steered(node: Node, plan: Plan, *tensors: str) -> bool:
         elif control(plan.graph, tensor):
             plan.keep_node(node, f"{tensor!r} is computed from integers alone: a mask or a position, not a signal")
     return node.name in plan.kept
+
+
+def spare_masked(node: Node, plan: Plan) -> None:
+    """Keep float what an exponential reads, and what it is a sum of, where a mask may be part of it, in block formats.
+
+    A value that means "never" takes the common exponent of its block with it, and leaves nothing of the others.
+    """
+    spec, tensor, way = plan.specs[node].activation, node.inputs[0], list[str]()
+    if not plan.safe or spec is None or not isinstance(spec.dtype, Block):
+        return
+    producer = plan.graph.producer(tensor)
+    while producer is not None and producer.kind in _CARRYING:
+        way.append(tensor)
+        tensor = producer.inputs[0]
+        producer = plan.graph.producer(tensor)
+    if producer is None or producer.kind not in _MASKING:
+        return
+    reason = f"a mask may be part of it, and would leave nothing of the other scores in its blocks ({node.name})"
+    for name in (*way, tensor):
+        plan.keep(name, reason)
+    for operand in producer.inputs:
+        plan.keep_for(producer, operand, reason)
+
+
+#: What a mask comes in by, and what it passes on its way to an exponential.
+_MASKING = frozenset({"Add", "Sub", "Sum", "Where", "Min", "Max"})
+_CARRYING = frozenset({"Mul", "Div", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Identity", "Clip"})
 
 
 def summed(node: Node, plan: Plan, axis: int) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quark_onnx.graph import Node
 from quark_onnx.plan import Plan
-from quark_onnx.rules.base import rule, spared, steered
+from quark_onnx.rules.base import rule, spare_masked, spared, steered
 
 _FACTORS = "small and large results differ by factors, which evenly spaced codes do not tell apart"
 _POLE = "it is steepest where its input is smallest, and few codes do not tell small values apart"
@@ -38,3 +38,5 @@ def delicate(node: Node, plan: Plan) -> None:
         return
     plan.activation(node, node.inputs[0])  # an exponent, a divisor or an axis stays as it is
     plan.activation(node, node.outputs[0], bounds=_BOUNDS.get(node.kind))
+    if node.kind in ("Exp", "LogSoftmax"):
+        spare_masked(node, plan)

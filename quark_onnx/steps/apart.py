@@ -34,7 +34,7 @@ def is_small(dtype: Scaled) -> bool:
 
 
 def behind_softmax(graph: Graph, tensor: str, dtype: Scaled, params: QParams) -> bool:
-    """Whether a pair behind this tensor would make an 8-bit softmax, also seen through rearrangements, that is wrong."""
+    """Whether a pair behind this tensor would make a wrong 8-bit softmax, also seen through rearrangements."""
     producer = graph.producer(tensor)
     while producer is not None and producer.kind in HANDING_ON | _CLIPPING:
         producer = graph.producer(producer.inputs[0])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -32,13 +32,17 @@ SAMPLES = 3
 
 #: A fusion by name and the operator type that it replaces.
 Kind = tuple[str, str]
+#: A kind, and the name of the node where it is applied.
+Place = tuple[Kind, str]
+#: So many models are run to find the nodes of a kind that break it.
+_ATTEMPTS = 16
 
 
 def fuse(graph: Graph, samples: Sequence[Sample]) -> tuple[Graph, list[str]]:
     """A copy of a graph with Q/DQ pairs in which operators compute on codes, and what was done, for the report.
 
     All kinds of fusion are verified together on the first samples. Only if the copy does not run there, or computes
-    something else, they are added one by one, and those that break it are left out.
+    something else, they are added kind by kind, and the nodes, or whole kinds, that break it are left out.
     """
     fused, done = _fused(graph, None)
     if not done:
@@ -46,47 +50,75 @@ def fuse(graph: Graph, samples: Sequence[Sample]) -> tuple[Graph, list[str]]:
     check = _Check(graph, samples[:SAMPLES])
     if not check.objection(fused):
         return fused, [*_counted(done), *_slow(fused)]
-    result, kept, notes, count = graph, list[Kind](), list[str](), Counter[Kind]()
-    for kind in done:
-        candidate, applied = _fused(graph, [*kept, kind])
-        objection = check.objection(candidate)
-        if objection:
-            name, op_type = kind
-            notes.append(f"{name} of {op_type} was left out: {objection}")
-            logger.warning("%s", notes[-1])
-        else:
-            result, count = candidate, applied
-            kept.append(kind)
-    return result, [*_counted(count), *_slow(result), *notes]
+    kept, notes = list[Place](), list[str]()
+    for kind, names in done.items():
+        places = [(kind, name) for name in names]
+        broken = _culprits(places, kept, lambda chosen: check.objection(_fused(graph, chosen)[0]), [_ATTEMPTS])
+        kept += [place for place in places if place not in broken]
+        notes += _left_out(kind, places, broken)
+    result, done = _fused(graph, kept) if kept else (graph, {})
+    return result, [*_counted(done), *_slow(result), *notes]
 
 
-def _fused(graph: Graph, kinds: Collection[Kind] | None) -> tuple[Graph, Counter[Kind]]:
-    """A copy with fusions of these kinds, None for all, in the bodies of its nodes, too; and how many of each."""
-    fused, done = graph.copy(), Counter[Kind]()
+def _culprits(
+    places: Sequence[Place], kept: Sequence[Place], objection: Callable[[list[Place]], str], attempts: list[int]
+) -> dict[Place, str]:
+    """Which of these places cannot be fused beside those that are kept, and why; by halves.
+
+    Args:
+        attempts: how many models may still be run; once it is none, what was not found to be right is taken for wrong.
+    """
+    attempts[0] -= 1
+    reason = objection([*kept, *places])
+    if not reason:
+        return {}
+    if len(places) == 1 or attempts[0] < 1:
+        return dict.fromkeys(places, reason)
+    middle = len(places) // 2
+    broken = _culprits(places[:middle], kept, objection, attempts)
+    right = [place for place in places[:middle] if place not in broken]
+    return broken | _culprits(places[middle:], [*kept, *right], objection, attempts)
+
+
+def _left_out(kind: Kind, places: Sequence[Place], broken: dict[Place, str]) -> list[str]:
+    name, op_type = kind
+    if len(broken) == len(places):
+        notes = [f"{name} of {op_type} was left out: {next(iter(broken.values()))}"]
+    else:
+        notes = [f"{name} of {node!r} ({op_type}) was left out: {why}" for (_, node), why in broken.items()]
+    for note in notes:
+        logger.warning("%s", note)
+    return notes
+
+
+def _fused(graph: Graph, places: Collection[Place] | None) -> tuple[Graph, dict[Kind, list[str]]]:
+    """A copy with fusions at these places, None for all, in the bodies of its nodes, too; and which nodes they took."""
+    fused, done = graph.copy(), dict[Kind, list[str]]()
     for node in reversed(list(fused.nodes)):  # a clip makes way for the operator in front of it
         if not any(name and fused.producer(name) is node for name in node.outputs):
             continue  # another fusion took it
         for fusion in FUSIONS.get(node.kind, ()):
-            kind = (fusion.__name__, node.kind)
-            if (kinds is None or kind in kinds) and fusion(fused, node):
-                done[kind] += 1
+            kind, name = (fusion.__name__, node.kind), node.name
+            if (places is None or (kind, name) in places) and fusion(fused, node):
+                done.setdefault(kind, []).append(name)
                 break
     for body in list(bodies(fused)):
         inner = Graph(body.model)
         inner.reserve(fused.names)
-        inner, inside = _fused(inner, kinds)
+        inner, inside = _fused(inner, places)
         if inside:
             put_back(fused, body, inner)
-            done += inside
+            for kind, names in inside.items():
+                done.setdefault(kind, []).extend(names)
     fused.drop_unused()
     fused.infer()
     return fused, done
 
 
-def _counted(done: Counter[Kind]) -> list[str]:
+def _counted(done: dict[Kind, list[str]]) -> list[str]:
     total = Counter[str]()
-    for (name, _), count in done.items():
-        total[name] += count
+    for (name, _), nodes in done.items():
+        total[name] += len(nodes)
     return [f"{name}: {count}" for name, count in total.items()]
 
 
