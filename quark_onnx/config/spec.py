@@ -106,8 +106,8 @@ class QuantizationSpec:
 
     def _check_codes(self) -> None:
         """Settings that do not go together."""
-        changed = [name for name in ("pow2", "narrow", "reduce_range") if getattr(self, name)]
-        if self.dynamic and changed:
+        changed = [name for name in ("pow2", "reduce_range", "narrow") if getattr(self, name)]
+        if self.dynamic and changed[:1] not in ([], ["narrow"]):
             raise ConfigError(f"{changed[0]} cannot be set: each run computes the scale, for all codes of {self.dtype}")
         if self.solver == "hqq" and (changed or not isinstance(self.dtype, Integer) or self.dtype.bits > 8):
             raise ConfigError(f"solver hqq is for all codes of integers of 2, 4 and 8 bits, not for {self}")

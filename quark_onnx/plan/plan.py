@@ -14,6 +14,8 @@ from quark_onnx.plan.select import NodeSpec
 
 #: Constants from here on mean "never", as in attention masks; a scale that spans them leaves nothing for real values.
 HUGE = 1e4
+#: Blocks of more values are no longer than the axis that they lie along.
+_LARGEST_BLOCK = 256
 
 
 class Plan:
@@ -81,10 +83,9 @@ class Plan:
                 spec = spec.with_(block_size=0)
             elif spec.block_size:
                 length = (self.graph.shape(tensor) or (0,))[along or 0]
-                whole = (
-                    max(16, 1 << (length - 1).bit_length()) if isinstance(length, int) and length else spec.block_size
-                )
-                spec = spec.with_(block_size=min(spec.block_size, whole))
+                if isinstance(length, int) and spec.block_size > _LARGEST_BLOCK:  # what lies beyond is filled up
+                    whole = 1 << max(0, length - 1).bit_length()
+                    spec = spec.with_(block_size=min(spec.block_size, max(_LARGEST_BLOCK, whole)))
             chosen = along if blocks else axis if spec.per_channel else None
             self._put(node, tensor, Quantize(spec, chosen))
 
