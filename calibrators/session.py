@@ -27,7 +27,8 @@ _SMALL_TENSOR = 1024
 #: External tensors start at multiples of this, as ONNX advises.
 PAGE = 4096
 
-_EXTENSION_DOMAINS = {"ai.onnx.contrib", "com.microsoft.extensions"}
+#: The operators of onnxruntime-extensions, which decode images and text.
+EXTENSION_DOMAINS = {"ai.onnx.contrib", "com.microsoft.extensions"}
 
 
 def open_session(
@@ -71,7 +72,7 @@ def _open(source: str | bytes, options: Any) -> Any:
     try:
         return ort.InferenceSession(source, options, **settings)
     except Exception as error:
-        if not any(domain in str(error) for domain in _EXTENSION_DOMAINS):
+        if not any(domain in str(error) for domain in EXTENSION_DOMAINS):
             raise
     import onnxruntime_extensions
 

@@ -182,6 +182,7 @@ class _Job:
         if not inside and not any(isinstance(entry, Quantize) for entry in plan.entries.values()):
             result, narrowing, samples, held_out = Graph.of(self.original), Narrowing(), [], []
             fused = ["nothing was quantized: the result is the float model"]
+            config = config.with_(min_sqnr=None)  # which it meets
         quantized, errors = finish(
             result,
             self.reference,
@@ -241,12 +242,6 @@ def quantize_dynamic(
     ['DynamicQuantizeLinear', 'MatMulInteger', 'Cast', 'Mul', 'Mul']
     """
     config, dynamic = QConfig.of(config), QConfig.of("DYNAMIC")
-    for spec in (config.weight, *(override.weight for override in config.overrides)):
-        if spec is not None and (spec.block_size or spec.dtype.name not in ("int8", "uint8")):
-            raise ConfigError(
-                f"weight is {spec}; what each run computes a scale for is multiplied with int8 or uint8 weights, with "
-                "one scale for a tensor or a channel; for others there is quantize_weights"
-            )
     if config.activation is None or not config.activation.dynamic:
         config = config.with_(activation=dynamic.activation, form=dynamic.form)
     return quantize(model, None, config, output, progress=progress).model

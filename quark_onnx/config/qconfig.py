@@ -188,6 +188,13 @@ class QConfig:
             if not isinstance(override, Override):
                 raise ConfigError(f"overrides holds {override!r}, which is not an Override")
         _check_granularity(self.activation, self.weight)
+        if self.activation is not None and self.activation.dynamic and self.form == "operators":
+            for spec in (self.weight, *(override.weight for override in self.overrides)):
+                if spec is not None and (spec.block_size or spec.dtype.name not in ("int8", "uint8")):
+                    raise ConfigError(
+                        f"weight is {spec}; what each run computes a scale for is multiplied with int8 or uint8 "
+                        "weights, with one scale for a tensor or a channel; for others there is quantize_weights"
+                    )
         for spec in (self.activation, self.weight):
             if self.form == "vendor" and spec is not None and spec.dtype.name == "float16" and not spec.saturate:
                 raise ConfigError(

@@ -27,7 +27,7 @@ from onnx import (
 from calibrators.stored import values
 from quark_onnx.errors import ModelError
 from quark_onnx.graph.node import STANDARD_DOMAINS, Node, all_names, name_apart, sparse_names
-from quark_onnx.graph.shapes import infer_values
+from quark_onnx.graph.shapes import infer_values, least_ir_version
 from quark_onnx.graph.store import Store
 from quark_onnx.graph.walk import copy_fields, in_order
 
@@ -213,7 +213,9 @@ class Graph:
         """Add an initializer under a fresh name, which is returned; its type is the array's, ml_dtypes included."""
         name = self.fresh(name)
         array = np.ascontiguousarray(array).reshape(array.shape)
-        self.initializers[name] = self.store.put(name, array) if self.store else numpy_helper.from_array(array, name)
+        tensor = self.store.put(name, array) if self.store else numpy_helper.from_array(array, name)
+        self._shell.ir_version = max(self._shell.ir_version, least_ir_version(tensor.data_type))
+        self.initializers[name] = tensor
         return name
 
     def once(self, key: tuple[str, ...], make: Callable[[], list[str]]) -> list[str]:

@@ -39,3 +39,24 @@ def infer_values(skeleton: ModelProto, initializers: Iterable[TensorProto]) -> d
         else:
             return {value.name: value for value in (*inferred.graph.value_info, *inferred.graph.output)}
     return {}
+
+
+#: The IR version that brought a type.
+_SINCE = {
+    9: ("FLOAT8E4M3FN", "FLOAT8E4M3FNUZ", "FLOAT8E5M2", "FLOAT8E5M2FNUZ"),
+    10: ("INT4", "UINT4"),
+    11: ("FLOAT4E2M1",),
+    12: ("FLOAT8E8M0",),
+    13: ("INT2", "UINT2"),
+}
+_IR_VERSIONS = {
+    TensorProto.DataType.Value(name): version
+    for version, names in _SINCE.items()
+    for name in names
+    if name in TensorProto.DataType.keys()  # noqa: SIM118  (protobuf's enum is no container)
+}
+
+
+def least_ir_version(elem_type: int) -> int:
+    """The first IR version that has a ``TensorProto.DataType``; 1 for those that were always there."""
+    return _IR_VERSIONS.get(elem_type, 1)

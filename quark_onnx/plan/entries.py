@@ -45,7 +45,7 @@ class Quantize:
         vendor = isinstance(spec.dtype, Scaled) and not (spec.dtype.emitted and spec.dtype.read)
         least = {
             spec.dtype.min_opset: True,
-            11: spec.dynamic,
+            11: spec.dynamic or spec.saturate,
             13: self.axis is not None,
             BODY_OPSET: vendor,
             21: spec.block_size > 0,

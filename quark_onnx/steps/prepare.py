@@ -17,6 +17,10 @@ logger = logging.getLogger(__name__)
 
 #: First opset with Round, which onnxruntime writes when it makes an integer of a float bias beside a quantized weight.
 ROUND_OPSET = 11
+#: First opset with operators on codes, which onnxruntime makes of others between Q/DQ pairs.
+_CODES_OPSET = 10
+#: Operators that mean something else from an opset on, unless a converter minds it.
+_CHANGED = {11: {"Resize", "Upsample"}, 13: {"Softmax", "LogSoftmax", "Hardmax"}}
 
 
 def prepare(graph: Graph, config: QConfig, reference: Reference, sample: Sample | None) -> tuple[Graph, list[str]]:
@@ -103,22 +107,39 @@ def raise_opset_for(
         needed = max(opset for opset in (ROUND_OPSET, vendor, *(e.min_opset for e in quantized)) if opset <= limit)
     if before >= needed:
         return graph, []
-    converted = raise_opset(graph.to_model(), needed)
-    if converted is not None:
-        candidate = Graph(converted, store=graph.store)
-        if sample is None or _unchanged(candidate, sample, reference.repeatable(sample)):
-            return candidate, [f"opset raised from {before} to {needed}"]
+    raised = graph
+    for opset in sorted({needed, ROUND_OPSET, _CODES_OPSET, *(e.min_opset for e in quantized)}, reverse=True):
+        candidate = _raised(graph, opset, reference, sample) if before < opset <= needed else None
+        if candidate is not None:
+            raised = candidate
+            break
     for entry in quantized:
-        if entry.min_opset > before and not contributed(entry):
+        if entry.min_opset > raised.opset and not contributed(entry):
             raise ModelError(
                 f"{entry.spec.dtype.name} needs opset {entry.min_opset}, and the model's opset {before} cannot be "
                 f"raised to {needed}; export the model at that opset, or choose another format"
             )
-    return graph, [
-        f"opset {before} could not be raised to {needed}: Q/DQ nodes that it lacks use the com.microsoft domain"
-    ]
+    notes = [f"opset raised from {before} to {raised.opset}"] if raised is not graph else []
+    if any(entry.min_opset > raised.opset for entry in quantized):
+        low = f"opset {before} could not be raised to {needed}"
+        notes.append(f"{low}: Q/DQ nodes that it lacks use the com.microsoft domain")
+    return raised, notes
+
+
+def _raised(graph: Graph, opset: int, reference: Reference, sample: Sample | None) -> Graph | None:
+    """The graph at another opset; None if onnx cannot convert it, or not without changing what it computes."""
+    kinds = {node.kind for node in graph.nodes}
+    if sample is None and any(graph.opset < at <= opset and kinds & changed for at, changed in _CHANGED.items()):
+        return None  # nobody would see it
+    converted = raise_opset(graph.to_model(), opset)
+    if converted is None:
+        return None
+    candidate = Graph(converted, store=graph.store)
+    same = sample is None or _unchanged(candidate, sample, reference.repeatable(sample))
+    return candidate if same else None
 
 
 def contributed(entry: Quantize) -> bool:
     """Whether the com.microsoft domain can write it."""
-    return isinstance(entry.spec.dtype, Integer) and entry.spec.dtype.bits >= 4 and not entry.spec.block_size
+    spec = entry.spec
+    return isinstance(spec.dtype, Integer) and spec.dtype.bits >= 4 and not spec.block_size and not spec.dynamic

@@ -32,7 +32,7 @@ class Reference:
     @cached_property
     def session(self) -> Any:
         lean = any(map(is_stored, self.model.graph.initializer))
-        return _open(self._path or self.model, lean=lean)
+        return _open(self._path or self.model, self.model, lean=lean)
 
     def outputs(self, sample: Sample) -> dict[str, Any]:
         """What it computes on a sample, by name.
@@ -54,14 +54,18 @@ def run(model: ModelProto, sample: Sample) -> dict[str, Any]:
     Raises:
         ModelError: onnxruntime cannot load or run the model.
     """
-    return _run(_open(model), sample)
+    return _run(_open(model, model), sample)
 
 
-def _open(model: ModelProto | Path, *, lean: bool = False) -> Any:
+def _open(source: ModelProto | Path, model: ModelProto, *, lean: bool = False) -> Any:
     try:
-        return open_session(model, lean=lean)
+        return open_session(source, lean=lean)
     except Exception as error:  # onnxruntime raises several unrelated types
-        raise ModelError(f"onnxruntime cannot load the model: {error}") from error
+        named = {
+            node.op_type: node for node in reversed(model.graph.node) if f"{node.domain}:{node.op_type}(" in str(error)
+        }
+        where = "".join(f" (node {node.name or next(iter(node.output), '')!r})" for node in named.values())
+        raise ModelError(f"onnxruntime cannot load the model: {error}{where}") from error
 
 
 def _run(session: Any, sample: Sample) -> dict[str, Any]:
