@@ -20,7 +20,7 @@ from quark_onnx.onnxruntime_spelling import is_onnxruntime_call, translate
 from quark_onnx.passes import CLEANING
 from quark_onnx.plan import Plan, Quantize, select
 from quark_onnx.progress import Progress
-from quark_onnx.report import Report, summarize
+from quark_onnx.report import OutputError, Report, summarize
 from quark_onnx.steps import (
     HoldOut,
     Inside,
@@ -193,26 +193,41 @@ class _Job:
             narrowing=narrowing,
             functions=config.functions,
         )
-        operators, kept_nodes, kept_tensors = summarize(plan)
-        report = Report(
-            config=str(config),
-            samples=held.count if held else 0,
-            held_out=len(held_out),
-            bytes_before=model_bytes(self.original),
-            bytes_after=model_bytes(quantized),
-            operators=operators,
-            kept_nodes=kept_nodes,
-            kept_tensors=kept_tensors,
-            notes=[*notes, *found, *moved, *params.notes, *inside, *fused],
-            outputs=errors,
+        notes = [*notes, *found, *moved, *params.notes, *inside, *fused]
+        return Result(
+            quantized, plan, self._report(plan, quantized, errors, notes, held.count if held else 0, held_out)
         )
-        if report.bytes_after > report.bytes_before:
-            report.notes.append(
+
+    def _report(
+        self,
+        plan: Plan,
+        quantized: ModelProto,
+        errors: list[OutputError],
+        notes: list[str],
+        count: int,
+        held_out: list[Sample],
+    ) -> Report:
+        operators, kept_nodes, kept_tensors = summarize(plan)
+        before, after = model_bytes(self.original), model_bytes(quantized)
+        if after > before:
+            notes.append(
                 "the result is larger than the float model: weights stay float, or are small, or are stored more than "
                 "once"
             )
+        report = Report(
+            config=str(self.config),
+            samples=count,
+            held_out=len(held_out),
+            bytes_before=before,
+            bytes_after=after,
+            operators=operators,
+            kept_nodes=kept_nodes,
+            kept_tensors=kept_tensors,
+            notes=notes,
+            outputs=errors,
+        )
         logger.debug("%s", report)
-        return Result(quantized, plan, report)
+        return report
 
 
 def quantize_dynamic(
