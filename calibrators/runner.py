@@ -26,6 +26,7 @@ from calibrators.extremes import MovingExtremes
 from calibrators.layout import rows
 from calibrators.session import PROTOBUF_LIMIT, estimate_bytes, initializers, open_session
 from calibrators.stored import is_stored
+from calibrators.stored import values as values_of
 
 Sample = Mapping[str, NDArray[Any]]
 Progress = Callable[[int], None]
@@ -78,12 +79,14 @@ class _Watch:
         scope: the main graph, with its observed tensors among the outputs.
         model: the same model, as bytes where they can hold it.
         key: tells watches apart.
+        defaults: of inputs that a sample may leave out, where bodies read them.
     """
 
     scope: Scope
     model: bytes | onnx.ModelProto
     key: str
     threads: int
+    defaults: Mapping[str, NDArray[Any]]
 
     @classmethod
     def on(cls, scope: Scope, threads: int) -> _Watch:
@@ -97,9 +100,12 @@ class _Watch:
             data.CopyFrom(model)
             data.MergeFrom(extra)
             key = uuid.uuid4().hex
+        read = set().union(*(control.reads for control in scope.controls))
+        inputs = {value.name for value in model.graph.input} & read
+        defaults = {tensor.name: values_of(tensor) for tensor in model.graph.initializer if tensor.name in inputs}
         bare = onnx.ModelProto()  # what the weights would double
         bare.graph.input.extend(model.graph.input)
-        return cls(replace(scope, model=bare), data, key, threads)
+        return cls(replace(scope, model=bare), data, key, threads, defaults)
 
     def empty(self) -> list[Statistic]:
         return [observation.calibrator.statistic() for observation in self.scope.flat()]
@@ -193,10 +199,13 @@ class _Session:
                 self._bodies.append((control, attribute, _Body.on(body, first, threads)))
                 first += len(list(body.flat()))
         self._controls = scope.controls
+        self._defaults: Mapping[str, NDArray[Any]] = {}
 
     @classmethod
     def on(cls, watch: _Watch, threads: int) -> _Session:
-        return cls(watch.scope, watch.model, threads)
+        session = cls(watch.scope, watch.model, threads)
+        session._defaults = watch.defaults
+        return session
 
     def observe(self, sample: Mapping[str, Any], index: int, statistics: list[Any]) -> list[Any]:
         """Run one batch and let the statistics of the observed tensors take it in; the results asked for."""
@@ -205,7 +214,7 @@ class _Session:
             found = self._session.run(self._outputs, values) if self._outputs else []
         except Exception as error:  # onnxruntime raises several unrelated types
             raise DataError(f"sample {index}: onnxruntime could not run the model on it: {error}") from error
-        values.update(zip(self._outputs, found, strict=True))
+        values = {**self._defaults, **values, **dict(zip(self._outputs, found, strict=True))}
         del found
         for tensor, readers in self._readers.items():
             # not kept any longer than it is needed

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 from onnx import numpy_helper
 
@@ -158,3 +159,13 @@ def tensor_bytes(tensor: onnx.TensorProto) -> int:
     except KeyError:
         width = 1
     return math.prod(tensor.dims) * int(width)
+
+
+def tensor_size(tensor: onnx.TensorProto) -> int:
+    """Size of a tensor's values as they are stored, those of less than a byte packed."""
+    try:
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
+        packed = len(numpy_helper.from_array(np.zeros(8, dtype)).raw_data)
+    except (KeyError, TypeError, ValueError):
+        return tensor_bytes(tensor)
+    return -(-math.prod(tensor.dims) * packed // 8)

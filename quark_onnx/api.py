@@ -27,6 +27,7 @@ from quark_onnx.steps import (
     Ranges,
     Reference,
     Sample,
+    all_plans,
     calibrate,
     clean,
     define_functions,
@@ -34,6 +35,7 @@ from quark_onnx.steps import (
     finish,
     first_sample,
     fuse,
+    give_up_late,
     guard,
     insert,
     keeps_weights_beside,
@@ -48,6 +50,7 @@ from quark_onnx.steps import (
     share_transposed,
     solve,
     solve_biases,
+    wanted,
 )
 
 logger = logging.getLogger(__name__)
@@ -99,13 +102,11 @@ def quantize(
 def _quantize(job: _Job, data: Any, executor: Executor | None, progress: bool | None) -> Result:
     if data is None and not job.config.measures:
         sample = probe(job.graph, job.reference)
-        graph, plan, notes = job.plan(sample)
-        insides = plan_insides(graph, job.config)
+        graph, plan, insides, notes = job.plan(sample)
         return job.finish(graph, plan, {}, notes, insides, [sample] if sample else [], progress)
     reader = reader_for(job.graph, data, job.config)
     first = first_sample(reader)
-    graph, plan, notes = job.plan(first)
-    insides = plan_insides(graph, job.config)
+    graph, plan, insides, notes = job.plan(first)
     held = HoldOut(reader, remember=job.config.search)
     with Progress(progress, reader.length, "calibrating", "sample") as bar:
         ranges = calibrate(graph, plan, held, insides, executor=executor, progress=bar.update)
@@ -129,10 +130,11 @@ class _Job:
         target = destination(model, output)
         original = load(model)
         external |= keeps_weights_beside(model, target)
+        plain = inlined(original)
+        select(Graph.of(plain), config)  # patterns are held against the graph that the user knows
         store = store_for(original, target)
-        plain, narrowing = widened(inlined(original), store)
+        plain, narrowing = widened(plain, store)
         graph = Graph.of(plain, store)
-        select(graph, config)  # patterns are held against the graph that the user knows
         reference = Reference(plain, Path(model) if plain is original and isinstance(model, str | Path) else None)
         return cls(config, target, external, original, graph, reference, narrowing)
 
@@ -141,16 +143,18 @@ class _Job:
         if self.graph.store is not None:
             self.graph.store.close()
 
-    def plan(self, sample: Sample | None) -> tuple[Graph, Plan, list[str]]:
-        """The prepared graph, what becomes of its tensors, and notes for the report."""
+    def plan(self, sample: Sample | None) -> tuple[Graph, Plan, list[Inside], list[str]]:
+        """The prepared graph, what becomes of its tensors and of those in bodies, and notes for the report."""
         graph, notes = prepare(self.graph, self.config, self.reference, sample)
         plan = make_plan(graph, self.config, strict=False)
-        graph, raised = raise_opset_for(graph, plan, self.config, self.reference, sample)
+        insides = plan_insides(graph, self.config)
+        graph, raised = raise_opset_for(graph, plan, self.config, self.reference, sample, wanted(insides))
         if raised:
-            plan = make_plan(graph, self.config, strict=False)
+            plan, insides = make_plan(graph, self.config, strict=False), plan_insides(graph, self.config)
+        give_up_late(insides, vendor=self.config.form == "vendor")
         if graph.store is not None:
             notes.append("a large model: it is verified without onnxruntime's graph optimizations, to save memory")
-        return graph, plan, [*notes, *raised]
+        return graph, plan, insides, [*notes, *raised]
 
     def finish(
         self,
@@ -194,20 +198,19 @@ class _Job:
             functions=config.functions,
         )
         notes = [*notes, *found, *moved, *params.notes, *inside, *fused]
-        return Result(
-            quantized, plan, self._report(plan, quantized, errors, notes, held.count if held else 0, held_out)
-        )
+        plans, count = [plan, *all_plans(insides)], held.count if held else 0
+        return Result(quantized, plan, self._report(plans, quantized, errors, notes, count, held_out))
 
     def _report(
         self,
-        plan: Plan,
+        plans: list[Plan],
         quantized: ModelProto,
         errors: list[OutputError],
         notes: list[str],
         count: int,
         held_out: list[Sample],
     ) -> Report:
-        operators, kept_nodes, kept_tensors = summarize(plan)
+        operators, kept_nodes, kept_tensors = summarize(*plans)
         before, after = model_bytes(self.original), model_bytes(quantized)
         if after > before:
             notes.append(

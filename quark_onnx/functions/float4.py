@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 
 import numpy as np
-from onnx import FunctionProto, ModelProto, NodeProto, TensorProto, helper
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 from quark_onnx.functions.body import Body, Settings, along, function, settings
 
@@ -66,19 +66,31 @@ def _dequantize(body: Body) -> None:
 
 def as_standard(model: ModelProto) -> None:
     """Let ONNX's own operators and type take the place of these, in place."""
-    codes = set[str]()
-    for node in model.graph.node:
-        if node.domain == DOMAIN:
-            node.domain, node.op_type = "", node.op_type.removeprefix("Float4")
-            if node.op_type == "QuantizeLinear":  # which has no zero point that would tell
-                node.attribute.append(helper.make_attribute("output_dtype", int(TensorProto.FLOAT4E2M1)))
-            codes.add(node.output[0] if node.op_type == "QuantizeLinear" else node.input[0])
-    for tensor in model.graph.initializer:
-        if tensor.name in codes:
-            tensor.data_type = TensorProto.FLOAT4E2M1
-    for value in model.graph.value_info:
-        if value.name in codes:
-            value.type.tensor_type.elem_type = TensorProto.FLOAT4E2M1
+    graphs, todo, codes = list[GraphProto](), [model.graph], set[str]()
+    while todo:
+        graph = todo.pop()
+        graphs.append(graph)
+        for node in graph.node:
+            todo += [inner for attribute in node.attribute for inner in (attribute.g, *attribute.graphs) if inner.node]
+            if node.domain == DOMAIN:
+                codes.add(_made_standard(node))
+    for graph in graphs:
+        for tensor in graph.initializer:
+            if tensor.name in codes:
+                tensor.data_type = TensorProto.FLOAT4E2M1
+        for value in graph.value_info:
+            if value.name in codes:
+                value.type.tensor_type.elem_type = TensorProto.FLOAT4E2M1
     kept = [entry for entry in model.opset_import if entry.domain != DOMAIN]
     del model.opset_import[:]
     model.opset_import.extend(kept)
+
+
+def _made_standard(node: NodeProto) -> str:
+    """Change one node; the name of the codes that it reads or writes."""
+    node.domain, node.op_type = "", node.op_type.removeprefix("Float4")
+    if node.op_type == "DequantizeLinear":
+        return node.input[0]
+    # there is no zero point that would tell
+    node.attribute.append(helper.make_attribute("output_dtype", int(TensorProto.FLOAT4E2M1)))
+    return node.output[0]

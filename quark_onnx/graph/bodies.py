@@ -59,7 +59,9 @@ def _taken_out(graph: Graph, node: Node, attribute: str, place: int, body: Graph
             proto.initializer.append(graph.initializers[name])
         else:
             proto.input.append(_value(graph, name))
-    model = helper.make_model(proto, opset_imports=graph.opset_imports, ir_version=max(graph.ir_version, 4))
+    model = graph.shell()
+    model.graph.CopyFrom(proto)
+    model.ir_version = max(model.ir_version, 4)
     return Body(node, attribute, place, model, frozenset(borrowed))
 
 

@@ -17,7 +17,6 @@ from onnx import (
     FunctionProto,
     GraphProto,
     ModelProto,
-    OperatorSetIdProto,
     TensorProto,
     ValueInfoProto,
     helper,
@@ -164,11 +163,6 @@ class Graph:
     def opset(self) -> int:
         """Version of the standard operator set; 0 if the model does not import it."""
         return max((o.version for o in self._shell.opset_import if o.domain in STANDARD_DOMAINS), default=0)
-
-    @property
-    def opset_imports(self) -> list[OperatorSetIdProto]:
-        """The operator sets that the model imports."""
-        return list(self._shell.opset_import)
 
     @property
     def ir_version(self) -> int:
@@ -330,6 +324,12 @@ class Graph:
         self._shell.metadata_props.extend([*kept, onnx.StringStringEntryProto(key=key, value=value)])
 
     # -- protobuf --------------------------------------------------------------------------------------------------
+
+    def shell(self) -> ModelProto:
+        """All of the model but its graph."""
+        result = ModelProto()
+        copy_fields(self._shell, result, but="graph")
+        return result
 
     def to_model(self) -> ModelProto:
         """The model, with nodes in topological order; independent of this graph."""

@@ -42,10 +42,11 @@ class Narrowing:
             tensor = graph.initializers.get(name)
             if tensor is None or tensor.data_type != TensorProto.FLOAT or not graph.consumers(name):
                 continue
-            if graph.is_output(name) or graph.captured(name):
+            if graph.is_output(name) or graph.is_input(name):
                 continue
             array = values(tensor).astype(helper.tensor_dtype_to_np_dtype(kind))
-            graph.replace_uses(name, add_narrow(graph, f"{name}_wide", array))
+            del graph.initializers[name]  # the Cast takes its name: bodies may read it, too
+            graph.add("Cast", [graph.add_constant(f"{name}_narrow", array)], [name], to=int(TensorProto.FLOAT))
         graph.drop_unused()
 
     def restore_interface(self, model: ModelProto) -> ModelProto:

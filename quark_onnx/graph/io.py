@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError, EncodeError, Message
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 from onnx.external_data_helper import uses_external_data
 
-from calibrators.session import estimate_bytes, initializers, tensor_bytes, write_external
+from calibrators.session import estimate_bytes, initializers, tensor_bytes, tensor_size, write_external
 from calibrators.stored import load_values, locate
 from quark_onnx.errors import ModelError
 from quark_onnx.graph import store
@@ -106,8 +106,8 @@ def _tensors(model: ModelProto) -> Iterator[tuple[TensorProto, bool]]:
     """Every tensor of a model, in subgraphs and functions too, and whether it is an initializer, not an attribute."""
     yield from _graph_tensors(model.graph)
     for function in model.functions:
-        for node in function.node:
-            yield from _node_tensors(node)
+        for node in function.node:  # whatever is in there, it is no initializer of the model's own graphs
+            yield from ((tensor, False) for tensor, _ in _node_tensors(node))
 
 
 def _graph_tensors(graph: GraphProto) -> Iterator[tuple[TensorProto, bool]]:
@@ -144,7 +144,8 @@ def _find(tensor: TensorProto, model: Path) -> tuple[Path, int, int]:
             raise ModelError(f"{where} ends after {rest} of {length} bytes from offset {offset or 0}")
     except OSError as error:
         raise ModelError(f"{where} cannot be read: {error.strerror}") from error
-    return path, min(offset or 0, status.st_size), rest if length is None else length
+    size = tensor_size(tensor)  # which a tensor need not say
+    return path, min(offset or 0, status.st_size), min(rest, size) if length is None else length
 
 
 def _load_external(tensor: TensorProto, path: Path, offset: int, length: int) -> None:

@@ -97,6 +97,18 @@ def subgraphs(proto: NodeProto) -> list[GraphProto]:
     ]
 
 
+def inner_nodes(nodes: Iterable[Node]) -> list[Node]:
+    """The nodes in the subgraphs of these, however deep; those without a name get that which a graph gives them."""
+    found, todo = list[Node](), [node.to_proto() for node in nodes if node.has_subgraph]
+    while todo:
+        for graph in subgraphs(todo.pop()):
+            todo += graph.node
+            found += map(Node, graph.node)
+    for node in found:
+        node.name = node.name or f"{node.op_type}_{next(iter(node.outputs), '')}"
+    return found
+
+
 def _captured(proto: NodeProto) -> list[str]:
     """Names read inside the subgraphs of a node but not defined there."""
     names: list[str] = []

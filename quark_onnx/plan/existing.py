@@ -7,6 +7,7 @@ from collections import Counter
 from quark_onnx.errors import ModelError
 from quark_onnx.functions import DOMAINS
 from quark_onnx.graph import Graph, Node
+from quark_onnx.graph.node import inner_nodes
 
 _PAIRS = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
 _VENDORS = frozenset({*DOMAINS, "com.vai.quantize"})
@@ -36,11 +37,12 @@ def existing(graph: Graph, *, keep: bool) -> dict[str, str]:
         ModelError: there are some, and they are not to be kept.
     """
     found = [node for node in graph.nodes if is_quantizing(node)]
-    if found and not keep:
-        counts = Counter(node.op_type for node in found).most_common(4)
+    everywhere = [*found, *(node for node in inner_nodes(graph.nodes) if is_quantizing(node))]
+    if everywhere and not keep:
+        counts = Counter(node.op_type for node in everywhere).most_common(4)
         words = ", ".join(f"{count} {name}" for name, count in counts)
         raise ModelError(
-            f"the model is quantized already: it has {words}, the first of them {found[0].name!r}; "
+            f"the model is quantized already: it has {words}, the first of them {everywhere[0].name!r}; "
             "give the float model, or keep what is quantized and go on with the rest (keep_existing, --keep-existing)"
         )
     touched = dict.fromkeys(node.name for node in found)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from quark_onnx.config import Override, QConfig, QuantizationSpec
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.graph import Graph, Node, reach
+from quark_onnx.graph.node import inner_nodes
 from quark_onnx.plan.existing import existing
 
 #: Why a node stays float that an override or ``exclude`` names.
@@ -44,7 +45,7 @@ def select(graph: Graph, config: QConfig, *, strict: bool = True) -> dict[Node, 
     """
     chosen = {node: NodeSpec(config.activation, config.weight) for node in graph.nodes}
     if config.op_types:
-        kinds = {node.kind for node in graph.nodes}
+        kinds = {node.kind for node in (*graph.nodes, *inner_nodes(graph.nodes))}
         if strict and kinds.isdisjoint(config.op_types):
             raise ConfigError(
                 f"the model has no operator of type {' or '.join(config.op_types)}: nothing would be quantized"
@@ -86,12 +87,12 @@ def _matching(graph: Graph, override: Override, strict: bool) -> dict[Node, None
     names = {node.name: node for node in graph.nodes}
     for pattern in override.nodes:
         hits = [names[name] for name in _by_name(pattern, names)]
-        if strict and not hits:
+        if strict and not hits and not _by_name(pattern, [node.name for node in inner_nodes(graph.nodes)]):
             raise ConfigError(f"no node of the model matches {pattern!r}{nearest(pattern, names)}")
         found.update(dict.fromkeys(hits))
     kinds = {node.kind for node in graph.nodes}
     for op_type in override.op_types:
-        if strict and op_type not in kinds:
+        if strict and op_type not in kinds | {node.kind for node in inner_nodes(graph.nodes)}:
             raise ConfigError(f"the model has no operator of type {op_type!r}{nearest(op_type, kinds)}")
         found.update(dict.fromkeys(node for node in graph.nodes if node.kind == op_type))
     if override.between:

@@ -77,25 +77,30 @@ class Report:
         return "\n".join(lines)
 
 
-def summarize(plan: Plan) -> tuple[dict[str, tuple[int, int]], dict[str, str], dict[str, str]]:
-    """Operators, kept nodes and kept tensors of a report, read off a plan."""
+def summarize(*plans: Plan) -> tuple[dict[str, tuple[int, int]], dict[str, str], dict[str, str]]:
+    """Operators, kept nodes and kept tensors of a report, read off the plans of a graph and of the bodies in it.
+
+    A node that has bodies does not count: what is in them does.
+    """
     operators: dict[str, list[int]] = {}
-    for node in plan.graph.nodes:
-        done, count = operators.setdefault(node.kind, [0, 0])
-        touched = any(plan.quantized(t, node) for t in node.inputs if t) or any(
-            plan.quantized(t) for t in node.outputs if t
-        )
-        operators[node.kind] = [done + (touched and node.name not in plan.kept), count + 1]
-    tensors = {
-        str(use): entry.reason
-        for use, entry in plan.entries.items()
-        if isinstance(entry, Keep) and not entry.reason.startswith("fused into")
-    }
-    return (
-        {kind: (done, count) for kind, (done, count) in sorted(operators.items())},
-        dict(plan.kept),
-        tensors,
-    )
+    kept, tensors = dict[str, str](), dict[str, str]()
+    for plan in plans:
+        outer = {node.name for node in plan.graph.nodes if node.has_subgraph} if len(plans) > 1 else set()
+        for node in plan.graph.nodes:
+            if node.name in outer:
+                continue
+            done, count = operators.setdefault(node.kind, [0, 0])
+            touched = any(plan.quantized(t, node) for t in node.inputs if t) or any(
+                plan.quantized(t) for t in node.outputs if t
+            )
+            operators[node.kind] = [done + (touched and node.name not in plan.kept), count + 1]
+        kept |= {name: reason for name, reason in plan.kept.items() if name not in outer}
+        tensors |= {
+            str(use): entry.reason
+            for use, entry in plan.entries.items()
+            if isinstance(entry, Keep) and not entry.reason.startswith("fused into")
+        }
+    return {kind: (done, count) for kind, (done, count) in sorted(operators.items())}, kept, tensors
 
 
 def _output(o: OutputError) -> str:

@@ -6,7 +6,7 @@ from quark_onnx.steps.finish import finish
 from quark_onnx.steps.fuse import fuse
 from quark_onnx.steps.guard import guard
 from quark_onnx.steps.insert import define_functions, insert
-from quark_onnx.steps.inside import Inside, plan_insides
+from quark_onnx.steps.inside import Inside, all_plans, give_up_late, plan_insides, wanted
 from quark_onnx.steps.insides import quantize_insides
 from quark_onnx.steps.make_plan import make_plan
 from quark_onnx.steps.prepare import clean, prepare, raise_opset_for
@@ -25,6 +25,7 @@ __all__ = [
     "Ranges",
     "Reference",
     "Sample",
+    "all_plans",
     "calibrate",
     "clean",
     "define_functions",
@@ -32,6 +33,7 @@ __all__ = [
     "finish",
     "first_sample",
     "fuse",
+    "give_up_late",
     "guard",
     "input_specs",
     "insert",
@@ -48,4 +50,5 @@ __all__ = [
     "solve",
     "solve_biases",
     "tolerated",
+    "wanted",
 ]

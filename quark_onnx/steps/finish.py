@@ -57,6 +57,7 @@ def finish(
     if bare:
         del model.functions[:]
         as_standard(model)
+        _check(model, reference.model)
     if output is None:
         if narrowing and not bare:
             _load(model, lean=lean)

@@ -91,21 +91,25 @@ def _left_out(kind: Kind, places: Sequence[Place], broken: dict[Place, str]) -> 
     return notes
 
 
-def _fused(graph: Graph, places: Collection[Place] | None) -> tuple[Graph, dict[Kind, list[str]]]:
-    """A copy with fusions at these places, None for all, in the bodies of its nodes, too; and which nodes they took."""
+def _fused(graph: Graph, places: Collection[Place] | None, where: str = "") -> tuple[Graph, dict[Kind, list[str]]]:
+    """A copy with fusions at these places, None for all, in the bodies of its nodes, too; and which nodes they took.
+
+    Args:
+        where: goes before the names of nodes, to tell those of bodies apart.
+    """
     fused, done = graph.copy(), dict[Kind, list[str]]()
     for node in reversed(list(fused.nodes)):  # a clip makes way for the operator in front of it
         if not any(name and fused.producer(name) is node for name in node.outputs):
             continue  # another fusion took it
         for fusion in FUSIONS.get(node.kind, ()):
-            kind, name = (fusion.__name__, node.kind), node.name
+            kind, name = (fusion.__name__, node.kind), where + node.name
             if (places is None or (kind, name) in places) and fusion(fused, node):
                 done.setdefault(kind, []).append(name)
                 break
     for body in list(bodies(fused)):
         inner = Graph(body.model)
         inner.reserve(fused.names)
-        inner, inside = _fused(inner, places)
+        inner, inside = _fused(inner, places, f"{where}{body.node.name}/{body.attribute}/")
         if inside:
             put_back(fused, body, inner)
             for kind, names in inside.items():

@@ -296,6 +296,7 @@ class _Writer:
         domain = ""
         if isinstance(dtype, Float4):
             op_type, domain, inputs = f"Float4{op_type}", float4.DOMAIN, inputs[:2]
+            attributes.setdefault("axis", 0)  # onnx's evaluator does not know the default of a function's attribute
         elif not known or (self.vendor and not params.block_size and dtype.bits >= 8 and isinstance(dtype, Integer)):
             op_type, domain = f"Extended{op_type}", DOMAIN
         elif self.graph.opset < max(dtype.min_opset, 13 if params.axis is not None else 0):

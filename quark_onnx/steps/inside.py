@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from onnx import ModelProto
+from onnx import ModelProto, TensorProto
 
 from calibrators import Statistic
 from calibrators.control import Control, Scope
 from quark_onnx.config import Override, QConfig
+from quark_onnx.dtypes import BODY_OPSET
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.bodies import Body, bodies
 from quark_onnx.plan import EXCLUDED, Keep, Plan, Quantize, Use, select
@@ -19,6 +20,12 @@ from quark_onnx.steps.prepare import contributed
 _CONTROL = frozenset({"If", "Loop", "Scan"})
 #: Before this opset a Scan ran over batches.
 _SCAN_OPSET = 9
+#: Types that onnxruntime and numpy exchange.
+_EXCHANGED = frozenset(
+    {TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BOOL, TensorProto.STRING}
+    | {TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64}
+    | {TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64}
+)
 
 
 @dataclass
@@ -63,11 +70,30 @@ def plan_insides(graph: Graph, config: QConfig) -> list[Inside]:
         for value in inner.outputs:
             if Use(value.name) in plan.entries:
                 plan.entries[Use(value.name)] = Keep("a body hands it out")
-        for use, entry in list(plan.entries.items()):
-            if isinstance(entry, Quantize) and entry.min_opset > inner.opset and not contributed(entry):
-                plan.entries[use] = Keep(f"the model's opset is {inner.opset}, the format needs {entry.min_opset}")
         found.append(Inside(body, inner, plan, plan_insides(inner, own), played))
     return found
+
+
+def wanted(insides: Sequence[Inside]) -> list[Quantize]:
+    """Every tensor that is to be quantized in bodies, and in those inside them."""
+    entries = [entry for inside in insides for entry in inside.plan.entries.values() if isinstance(entry, Quantize)]
+    return entries + [entry for inside in insides for entry in wanted(inside.insides)]
+
+
+def all_plans(insides: Sequence[Inside]) -> list[Plan]:
+    """The plans of bodies, and of those inside them."""
+    return [plan for inside in insides for plan in (inside.plan, *all_plans(inside.insides))]
+
+
+def give_up_late(insides: Sequence[Inside], *, vendor: bool) -> None:
+    """Keep float what the model's opset cannot express, as it could not be raised."""
+    for inside in insides:
+        opset = inside.graph.opset
+        for use, entry in list(inside.plan.entries.items()):
+            least = max(entry.min_opset, BODY_OPSET * vendor) if isinstance(entry, Quantize) else 0
+            if isinstance(entry, Quantize) and least > opset and (vendor or not contributed(entry)):
+                inside.plan.entries[use] = Keep(f"the model's opset is {opset}, the format needs {least}")
+        give_up_late(inside.insides, vendor=vendor)
 
 
 def controls(insides: Sequence[Inside], scopes: Sequence[Scope]) -> tuple[Control, ...]:
@@ -110,8 +136,13 @@ def _spare_carried(plan: Plan, body: Body) -> None:
 def _playable(graph: Graph, node: Node) -> bool:
     if node.kind == "Scan" and graph.opset < _SCAN_OPSET:
         return False
-    typed = (value.type.WhichOneof("value") for body in bodies(graph, node) for value in body.model.graph.input)
-    return all(typed)
+    types = [value.type for body in bodies(graph, node) for value in body.model.graph.input]
+    return all(
+        kind.tensor_type.elem_type in _EXCHANGED
+        if kind.WhichOneof("value") == "tensor_type"
+        else kind.WhichOneof("value")
+        for kind in types
+    )
 
 
 def _control(node: Node, scopes: dict[str, Scope]) -> Control:

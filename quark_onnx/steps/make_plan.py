@@ -71,7 +71,13 @@ def _lift(plan: Plan) -> None:
         source, result = Use(node.inputs[0]), Use(node.outputs[0])
         entry = plan.entries.get(result)
         alone = graph.consumers(source.tensor) == [node] and not graph.is_output(source.tensor)
-        if isinstance(entry, Quantize) and source not in plan.entries and alone and not plan.ineligible(source.tensor):
+        if (
+            isinstance(entry, Quantize)
+            and entry.axis is None
+            and source not in plan.entries
+            and alone
+            and not plan.ineligible(source.tensor)
+        ):
             plan.entries[source], plan.entries[result] = entry, SameAs(source)
 
 

@@ -81,7 +81,12 @@ def _unchanged(graph: Graph, sample: Sample, expected: dict[str, object]) -> boo
 
 
 def raise_opset_for(
-    graph: Graph, plan: Plan, config: QConfig, reference: Reference, sample: Sample | None
+    graph: Graph,
+    plan: Plan,
+    config: QConfig,
+    reference: Reference,
+    sample: Sample | None,
+    inside: Sequence[Quantize] = (),
 ) -> tuple[Graph, list[str]]:
     """The graph at the least opset that the plan's number formats and onnxruntime's rewrites of them need, if onnx can
     convert it without changing outputs and the config allows for it.
@@ -89,26 +94,30 @@ def raise_opset_for(
     Otherwise the graph stays as it is, and Q/DQ nodes that its opset lacks are written in the com.microsoft domain,
     which has them at any opset.
 
+    Args:
+        inside: what is wanted in the bodies of nodes; it is given up where the opset cannot be raised that far.
+
     Raises:
         ModelError: that domain does not have them either.
         ConfigError: it would, if the config allowed for a higher opset.
     """
     quantized = [entry for entry in plan.entries.values() if isinstance(entry, Quantize)]
     vendor = BODY_OPSET if config.form == "vendor" else 0
-    needed = max(ROUND_OPSET, vendor, *(entry.min_opset for entry in quantized)) if quantized else 0
+    wanted = [*quantized, *inside]
+    needed = max(ROUND_OPSET, vendor, *(entry.min_opset for entry in wanted)) if wanted else 0
     before, limit = graph.opset, config.max_opset or needed
     if needed > limit:
-        for entry in quantized:
+        for entry in wanted:
             if not (entry.min_opset <= limit or contributed(entry)):
                 raise ConfigError(
                     f"{entry.spec.dtype.name} needs opset {entry.min_opset}, but max_opset is {limit}; raise it, or "
                     "choose another format"
                 )
-        needed = max(opset for opset in (ROUND_OPSET, vendor, *(e.min_opset for e in quantized)) if opset <= limit)
+        needed = max(opset for opset in (ROUND_OPSET, vendor, *(e.min_opset for e in wanted)) if opset <= limit)
     if before >= needed:
         return graph, []
     raised = graph
-    for opset in sorted({needed, ROUND_OPSET, _CODES_OPSET, *(e.min_opset for e in quantized)}, reverse=True):
+    for opset in sorted({needed, ROUND_OPSET, _CODES_OPSET, *(e.min_opset for e in wanted)}, reverse=True):
         candidate = _raised(graph, opset, reference, sample) if before < opset <= needed else None
         if candidate is not None:
             raised = candidate

@@ -94,7 +94,9 @@ def _order(graph: Graph) -> dict[Use, int]:
 
 def _movable(plan: Plan, use: Use) -> bool:
     entry = plan.entries.get(use)
-    return isinstance(entry, Quantize) and entry.spec.pow2 and entry.spec.symmetric and entry.bounds is None
+    if not isinstance(entry, Quantize) or entry.bounds is not None or entry.spec.scale != "float32":
+        return False
+    return entry.spec.pow2 and entry.spec.symmetric
 
 
 def _moved(scales: dict[str, NDArray[np.float32]], name: str, factor: float) -> dict[str, NDArray[np.float32]]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrators import QParams, Range, Statistic, params_for, rows
+from calibrators import Grid, QParams, Range, Statistic, params_for, rows
 from calibrators.affine import stored
 from calibrators.grid import SMALLEST_SCALE
 from quark_onnx.config import QuantizationSpec
@@ -25,6 +25,8 @@ from quark_onnx.steps.calibrate import Ranges
 _LARGEST_CODE = 2.0**30
 #: The largest scale of a bias, or of a weight for its sake: a float32, with room to round up to a power of two.
 _LARGEST_SCALE = 2.0**126
+#: The least normal float16.
+_LEAST_HALF = 2.0**-14
 #: Blocks that are solved for at a time.
 _BLOCKS = 1 << 14
 #: Known bounds are not halved beyond this share of them.
@@ -54,9 +56,11 @@ class Params:
 def solve(graph: Graph, plan: Plan, ranges: Ranges) -> Params:
     """The scales and zero points of everything but biases."""
     params = Params()
-    for use, entry in plan.entries.items():
+    for use, entry in list(plan.entries.items()):
         if isinstance(entry, Quantize) and entry.spec.measured:
-            if isinstance(entry.spec.dtype, Integer) and entry.spec.block_size and _all_codes(entry.spec):
+            if _beyond_half(graph, ranges, use, entry):
+                plan.entries[use] = Keep("its scale is beyond what a float16 holds")
+            elif isinstance(entry.spec.dtype, Integer) and entry.spec.block_size and _all_codes(entry.spec):
                 params.table[use] = _in_blocks(graph, use, entry, entry.spec.dtype)
             else:
                 params.table[use] = _params(graph, use, entry, _range(graph, ranges, use, entry))
@@ -94,6 +98,15 @@ def _in_blocks(graph: Graph, use: Use, entry: Quantize, dtype: Integer) -> QPara
     scale = np.sign(scale) * stored(np.abs(scale.astype(np.float64)), spec.grid)
     flat = QParams(scale.astype(np.float32), zero + dtype.qmin, 0)
     return flat.in_blocks(array.shape, entry.axis, spec.block_size)
+
+
+def _beyond_half(graph: Graph, ranges: Ranges, use: Use, entry: Quantize) -> bool:
+    """Whether scales are to be stored in float16, and the greatest is no normal number there."""
+    if entry.spec.scale != "float16":
+        return False
+    plain = replace(entry, spec=entry.spec.with_(scale="float32"))
+    greatest = params_for(_range(graph, ranges, use, plain), plain.spec.grid, 0).scale.max(initial=0)
+    return not _LEAST_HALF <= greatest <= entry.spec.grid.scales[1]
 
 
 def _all_codes(spec: QuantizationSpec) -> bool:
@@ -165,8 +178,10 @@ def _make_room(graph: Graph, plan: Plan, params: Params, use: Use, entry: BiasOf
     magnitude = np.abs(bias.astype(np.float64))
     least = np.maximum(magnitude / _LARGEST_CODE, SMALLEST_SCALE) / x.scale.astype(np.float64)
     largest = max(least.max(initial=0.0), float(w.scale.max()))
-    if max(largest, largest * float(x.scale)) > _LARGEST_SCALE:
-        plan.entries[use] = Keep("it would need a scale beyond what a float holds")
+    weight = plan.entries.get(root)
+    half = isinstance(weight, Quantize) and weight.spec.scale == "float16"
+    if max(largest, largest * float(x.scale)) > _LARGEST_SCALE or (half and largest > Grid(0, 1, half=True).scales[1]):
+        plan.entries[use] = Keep(f"it would need a scale beyond what a {'float16' if half else 'float'} holds")
         return
     if w.axis is not None:
         if least.size != w.scale.size * entry.repeat:
