@@ -1,6 +1,6 @@
 """Weight-only quantization of a large model: speed against copying the file, and peak memory.
 
-    python benchmarks/large.py [--gigabytes 1 3] [--presets INT4 INT8] [--folder DIR]
+    python benchmarks/large.py [--gigabytes 1 3] [--presets INT4 W8] [--folder DIR]
 
 The model is a stack of square matrix products with random weights, 64 MB each, beside the model file. Copying the
 files is the floor, measured in the same run; every measurement is a process of its own. The result is loaded and run.
@@ -83,7 +83,7 @@ def quantized(model: Path, preset: str) -> tuple[float, float, float, int]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gigabytes", nargs="+", type=float, default=[1.0, 3.0])
-    parser.add_argument("--presets", nargs="+", default=["INT4", "INT8"])
+    parser.add_argument("--presets", nargs="+", default=["INT4", "W8"])
     parser.add_argument("--folder", type=Path, help="where the models are made (default: the temporary folder)")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     arguments = parser.parse_args()

@@ -175,6 +175,8 @@ class _Job:
         moved = [f"{count} power-of-two scales moved by the error at the outputs"] if count else []
         solve_biases(graph, plan, params)
         result, fused = insert(graph, plan, params, vendor=config.form == "vendor"), list[str]()
+        raised = params.notes
+        del params  # of a large model they are large
         inside = quantize_insides(result, insides, config)
         define_functions(result)
         if config.form == "operators":
@@ -197,7 +199,7 @@ class _Job:
             narrowing=narrowing,
             functions=config.functions,
         )
-        notes = [*notes, *found, *moved, *params.notes, *inside, *fused]
+        notes = [*notes, *found, *moved, *raised, *inside, *fused]
         plans, count = [plan, *all_plans(insides)], held.count if held else 0
         return Result(quantized, plan, self._report(plans, quantized, errors, notes, count, held_out))
 
