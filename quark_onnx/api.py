@@ -130,11 +130,13 @@ class _Job:
         target = destination(model, output)
         original = load(model)
         external |= keeps_weights_beside(model, target)
-        plain = inlined(original)
-        select(Graph.of(plain), config)  # patterns are held against the graph that the user knows
+        narrow = inlined(original)
+        graph = Graph.of(narrow)
+        select(graph, config)  # patterns are held against the graph that the user knows
         store = store_for(original, target)
-        plain, narrowing = widened(plain, store)
-        graph = Graph.of(plain, store)
+        plain, narrowing = widened(narrow, store)
+        graph = graph if plain is narrow else Graph.of(plain)
+        graph.store = store
         reference = Reference(plain, Path(model) if plain is original and isinstance(model, str | Path) else None)
         return cls(config, target, external, original, graph, reference, narrowing)
 

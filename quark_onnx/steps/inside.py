@@ -102,7 +102,8 @@ def controls(insides: Sequence[Inside], scopes: Sequence[Scope]) -> tuple[Contro
     for inside, scope in zip(insides, scopes, strict=True):
         if inside.played:
             nodes.setdefault(inside.body.node, {})[inside.body.attribute] = scope
-    return tuple(_control(node, scopes) for node, scopes in nodes.items())
+    watched = {node: own for node, own in nodes.items() if any(list(scope.flat()) for scope in own.values())}
+    return tuple(_control(node, own) for node, own in watched.items())
 
 
 def shapeless(inside: Inside) -> ModelProto:
