@@ -47,7 +47,7 @@ def _pow2(row: DType) -> QConfig | None:
 
 
 def _half_scales(row: DType) -> QConfig | None:
-    if not isinstance(row, Scaled):
+    if not isinstance(row, Scaled) or row.bits > 16:  # whose scales are too small for it
         return None
     spec = QuantizationSpec(row, scale="float16")
     return QConfig(spec, spec.with_(per_channel=True))

@@ -25,8 +25,8 @@ from quark_onnx.steps.calibrate import Ranges
 _LARGEST_CODE = 2.0**30
 #: The largest scale of a bias, or of a weight for its sake: a float32, with room to round up to a power of two.
 _LARGEST_SCALE = 2.0**126
-#: The least normal float16.
-_LEAST_HALF = 2.0**-14
+#: The least scale that float16 holds to within 2 %, as one of its denormal numbers.
+_LEAST_HALF = 2.0**-18
 #: Blocks that are solved for at a time.
 _BLOCKS = 1 << 14
 #: Known bounds are not halved beyond this share of them.
@@ -101,7 +101,7 @@ def _in_blocks(graph: Graph, use: Use, entry: Quantize, dtype: Integer) -> QPara
 
 
 def _beyond_half(graph: Graph, ranges: Ranges, use: Use, entry: Quantize) -> bool:
-    """Whether scales are to be stored in float16, and the greatest is no normal number there."""
+    """Whether scales are to be stored in float16, and it does not hold the greatest."""
     if entry.spec.scale != "float16":
         return False
     plain = replace(entry, spec=entry.spec.with_(scale="float32"))

@@ -155,7 +155,7 @@ def test_scales_that_float16_does_not_hold_are_not_forced_into_it(by: float, pre
     assert narrow.report.worst_sqnr > single.report.worst_sqnr - 2
     for tensor in narrow.model.graph.initializer:
         if tensor.data_type == TensorProto.FLOAT16:
-            assert 2.0**-14 <= numpy_helper.to_array(tensor).max() <= 2.0**15
+            assert 2.0**-18 <= numpy_helper.to_array(tensor).max() <= 2.0**15
 
 
 def test_a_bias_that_no_float16_scale_of_a_weight_holds() -> None:
