@@ -40,6 +40,7 @@ from quark_onnx.steps import (
     insert,
     keeps_weights_beside,
     make_plan,
+    optimize_float,
     plan_insides,
     prepare,
     probe,
@@ -148,6 +149,8 @@ class _Job:
     def plan(self, sample: Sample | None) -> tuple[Graph, Plan, list[Inside], list[str]]:
         """The prepared graph, what becomes of its tensors and of those in bodies, and notes for the report."""
         graph, notes = prepare(self.graph, self.config, self.reference, sample)
+        graph, improved = optimize_float(graph, self.config, self.reference, sample)
+        notes += improved
         plan = make_plan(graph, self.config, strict=False)
         insides = plan_insides(graph, self.config)
         graph, raised = raise_opset_for(graph, plan, self.config, self.reference, sample, wanted(insides))

@@ -59,3 +59,5 @@ PRESETS: Registry[Any] = Registry("preset")
 RULES: Registry[Any] = Registry("operator")
 #: Rewrites of the float graph: name -> pass(graph) -> number of rewrites.
 PASSES: Registry[Any] = Registry("pass")
+#: What makes a quantized model better: name -> a frozen dataclass.
+OPTIMIZERS: Registry[Any] = Registry("optimizer")

@@ -5,21 +5,22 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import quark_onnx.rules  # noqa: F401  (importing registers the rules)
+import quark_onnx.optimizers
+import quark_onnx.rules  # noqa: F401  (importing registers them)
 from calibrators import CALIBRATORS
 from quark_onnx.cli.output import Answer, columns
 from quark_onnx.cli.parsing import Parser, add_common_options
 from quark_onnx.config import QConfig, to_dict
 from quark_onnx.config.support import WAYS
 from quark_onnx.dtypes import Block, DType, Half, Scaled
-from quark_onnx.registry import DTYPES, PRESETS, RULES
+from quark_onnx.registry import DTYPES, OPTIMIZERS, PRESETS, RULES
 
 NAME = "list"
-SUMMARY = "list presets, operators, number formats, how they can be used, and calibrators"
-USAGE = "%(prog)s [presets | operators | formats | matrix | calibrators] [OPTION ...]"
+SUMMARY = "list presets, operators, number formats, how they can be used, calibrators and optimizers"
+USAGE = "%(prog)s [presets | operators | formats | matrix | calibrators | optimizers] [OPTION ...]"
 EXAMPLE = """\
 example:
   quark-onnx list calibrators"""
@@ -97,9 +98,10 @@ def _format(row: DType) -> Row:
     return (row.name, family, str(row.bits), codes, str(row.min_opset)), item
 
 
-def _calibrators() -> list[Row]:
+def _classes(found: Mapping[str, type[Any]]) -> list[Row]:
+    """Frozen dataclasses that are their own settings."""
     rows: list[Row] = []
-    for name, cls in sorted(CALIBRATORS.items()):
+    for name, cls in sorted(found.items()):
         settings = {field.name: field.default for field in dataclasses.fields(cls)}
         text = ",".join(f"{key}={value}" for key, value in settings.items())
         rows.append(((name, text, _about(cls)), {"name": name, "settings": settings, "description": _about(cls)}))
@@ -116,5 +118,6 @@ _KINDS: dict[str, tuple[tuple[str, ...], Callable[[], list[Row]]]] = {
     "operators": (("operator", "rule", "what is quantized"), _operators),
     "formats": (("name", "family", "bits", "values", "least opset"), _formats),
     "matrix": (("format", *(way.name for way in WAYS)), _matrix),
-    "calibrators": (("name", "settings", "what it does"), _calibrators),
+    "calibrators": (("name", "settings", "what it does"), lambda: _classes(CALIBRATORS)),
+    "optimizers": (("name", "settings", "what it does"), lambda: _classes({n: OPTIMIZERS[n] for n in OPTIMIZERS})),
 }

@@ -55,6 +55,13 @@ def add_config_options(parser: Parser) -> None:
         "--nodes", metavar="PATTERN", nargs="+", action="extend", help="quantize these nodes only; patterns as above"
     )
     group.add_argument(
+        "--optimize",
+        metavar="NAME[:SETTING=VALUE,...]",
+        nargs="+",
+        action="extend",
+        help="optimizers that make the result better, in this order; see 'quark-onnx list optimizers'",
+    )
+    group.add_argument(
         "--unsafe",
         action="store_true",
         help="quantize also what few bits are known to ruin, and what is left float otherwise: the decoding of "
@@ -119,6 +126,8 @@ def config_of(options: Namespace) -> QConfig:
     }
     if options.exclude:
         changes["exclude"] = (*config.exclude, *options.exclude)
+    if options.optimize:
+        changes["optimizers"] = (*config.optimizers, *options.optimize)
     if options.unsafe:
         changes["safe"] = False
     if options.weights_only:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 from calibrators import Percentile
 from calibrators.base import is_number
 from quark_onnx.config.spec import QuantizationSpec, check_names
+from quark_onnx.config.text import format_call, parse_call
 from quark_onnx.dtypes import INT8, UINT8
-from quark_onnx.errors import ConfigError
-from quark_onnx.registry import PRESETS, RULES
+from quark_onnx.errors import ConfigError, nearest
+from quark_onnx.registry import OPTIMIZERS, PRESETS, RULES
 
 #: Attributes of a spec that ``QConfig.with_`` takes as a short cut, and the spec that they go to.
 _SHORT_CUTS = {"calibrator": "activation", "per_channel": "weight"}
@@ -37,6 +38,26 @@ def _strings(value: Any, where: str) -> tuple[str, ...]:
     if not all(isinstance(item, str) for item in items):
         raise ConfigError(f"{where} is {value!r}; it must be a name or a list of names")
     return items
+
+
+def _optimizers(value: Any) -> tuple[Any, ...]:
+    """Optimizers from what a user may write: one or several, texts among them."""
+    given = (value,) if isinstance(value, str) or hasattr(value, "stage") else value
+    if not isinstance(given, list | tuple):
+        raise ConfigError(f"optimizers is {value!r}; it must be a list of optimizers{nearest('', OPTIMIZERS)}")
+    found = tuple(parse_optimizer(item) if isinstance(item, str) else item for item in given)
+    for item in found:
+        if isinstance(item, type) or not hasattr(item, "stage"):
+            raise ConfigError(f"optimizers holds {item!r}; it must be an optimizer or a name{nearest('', OPTIMIZERS)}")
+    return found
+
+
+def parse_optimizer(text: str) -> Any:
+    """The optimizer written as ``"name"`` or ``"name:setting=value,..."``."""
+    name, settings = parse_call(text, "optimizer")
+    cls = OPTIMIZERS[name.lower()]
+    check_names(settings, cls)
+    return cls(**settings)
 
 
 def _check_granularity(activation: QuantizationSpec | None, weight: QuantizationSpec | None, where: str = "") -> None:
@@ -135,6 +156,8 @@ class QConfig:
         exclude: node names, globs or regular expressions that stay float; short for an Override with ``keep``.
         safe: leave float what few bits are known to ruin: the decoding of detectors, where boxes and scores would
             share one scale, and the residual stream around layer normalizations.
+        optimizers: what makes the result better, in this order; each is its own configuration, or a text as
+            ``"cle:sweeps=2"``.
         search: on how many samples power-of-two scales are settled by the error at the outputs, 0 for not at all. As
             the scales move by octaves, the error of a tensor alone does not tell which one serves the model.
         keep_existing: leave what is quantized already as it is and go on with the rest, instead of refusing the model.
@@ -160,6 +183,7 @@ class QConfig:
     nodes: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     safe: bool = True
+    optimizers: tuple[Any, ...] = ()
     search: int = 0
     keep_existing: bool = False
     prepare: bool = True
@@ -179,6 +203,7 @@ class QConfig:
             spec = getattr(self, name)
             if spec is not None and not isinstance(spec, QuantizationSpec):
                 raise ConfigError(f"{name} is {spec!r}; it must be a QuantizationSpec or None")
+        object.__setattr__(self, "optimizers", _optimizers(self.optimizers))
         if self.form not in FORMS:
             raise ConfigError(f"form is {self.form!r}; it must be one of: {', '.join(FORMS)}")
         for name in ("bias", "safe", "keep_existing", "prepare", "functions"):
@@ -254,6 +279,7 @@ class QConfig:
         lines += [
             f"{f.name}: {getattr(self, f.name)}"
             for f in fields(self)[2:]
-            if getattr(self, f.name) != getattr(default, f.name)
+            if getattr(self, f.name) != getattr(default, f.name) and f.name != "optimizers"
         ]
+        lines += [f"optimizers: {' '.join(map(format_call, self.optimizers))}"] if self.optimizers else []
         return "\n".join(lines)

@@ -9,7 +9,8 @@ from typing import Any
 import yaml
 
 from quark_onnx.config.qconfig import Override, QConfig
-from quark_onnx.config.spec import QuantizationSpec, check_names, format_calibrator
+from quark_onnx.config.spec import QuantizationSpec, check_names
+from quark_onnx.config.text import format_call
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.registry import PRESETS
 
@@ -26,7 +27,7 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if value is None or isinstance(value, str | bool | int | float):
         return value
-    return format_calibrator(value) if hasattr(value, "statistic") else str(value)
+    return format_call(value) if hasattr(value, "statistic") or hasattr(value, "stage") else str(value)
 
 
 def from_dict(data: dict[str, Any]) -> QConfig:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import calibrators
 from calibrators import CalibrationError, Calibrator, Grid, MinMax
+from quark_onnx.config.text import format_call, parse_call
 from quark_onnx.dtypes import INT8, DType, Float4, Integer, Scaled
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.registry import DTYPES
@@ -174,30 +175,11 @@ def parse_calibrator(text: str) -> Calibrator:
     >>> parse_calibrator("minmax:moving_average=true")
     MinMax(moving_average=True, constant=0.01)
     """
-    name, _, rest = text.partition(":")
-    settings: dict[str, Any] = {}
-    for part in filter(None, rest.split(",")):
-        key, equals, value = part.partition("=")
-        if not equals:
-            raise ConfigError(f"calibrator {text!r}: {part!r} is not of the form setting=value")
-        if key.strip() in settings:
-            raise ConfigError(f"calibrator {text!r}: {key.strip()!r} is given twice")
-        settings[key.strip()] = _value(value.strip(), text)
+    name, settings = parse_call(text, "calibrator", words=False)
     try:
-        return calibrators.create(name.strip(), **settings)  # type: ignore[no-any-return]
+        return calibrators.create(name, **settings)  # type: ignore[no-any-return]
     except CalibrationError as error:
         raise ConfigError(str(error)) from error
-
-
-def _value(text: str, where: str) -> Any:
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    raise ConfigError(f"calibrator {where!r}: {text!r} is neither a number nor true or false")
 
 
 def format_calibrator(calibrator: Any) -> str:
@@ -206,9 +188,4 @@ def format_calibrator(calibrator: Any) -> str:
     >>> format_calibrator(parse_calibrator("percentile:percentile=99.9"))
     'percentile:percentile=99.9'
     """
-    changed = [
-        f"{f.name}={getattr(calibrator, f.name)}"
-        for f in fields(calibrator)
-        if getattr(calibrator, f.name) != f.default
-    ]
-    return str(calibrator.name) + (":" + ",".join(changed) if changed else "")
+    return format_call(calibrator)

@@ -36,17 +36,17 @@ def prepare(graph: Graph, config: QConfig, reference: Reference, sample: Sample 
     if not config.prepare:
         return graph, []
     cleaned, notes = clean(graph, CLEANING)
-    if not notes or _unchanged(cleaned, sample, expected):
+    if not notes or unchanged(cleaned, sample, expected):
         return cleaned, notes
     expected = reference.repeatable(sample)
-    if _unchanged(cleaned, sample, expected):
+    if unchanged(cleaned, sample, expected):
         return cleaned, notes
     notes = list[str]()
     for single in CLEANING:
         candidate, done = clean(graph, (single,))
         if not done:
             continue
-        if _unchanged(candidate, sample, expected):
+        if unchanged(candidate, sample, expected):
             graph, notes = candidate, notes + done
         else:
             notes.append(f"{single.__name__} changed the outputs and was rolled back")
@@ -71,7 +71,8 @@ def clean(graph: Graph, passes: Sequence[Pass]) -> tuple[Graph, list[str]]:
     return result, notes
 
 
-def _unchanged(graph: Graph, sample: Sample, expected: dict[str, object]) -> bool:
+def unchanged(graph: Graph, sample: Sample, expected: dict[str, object]) -> bool:
+    """Whether a rewritten graph computes what is expected on a sample, but for rounding."""
     try:
         found = run(graph.to_model(), sample)
     except QuarkError as error:
@@ -144,7 +145,7 @@ def _raised(graph: Graph, opset: int, reference: Reference, sample: Sample | Non
     if converted is None:
         return None
     candidate = Graph(converted, store=graph.store)
-    same = sample is None or _unchanged(candidate, sample, reference.repeatable(sample))
+    same = sample is None or unchanged(candidate, sample, reference.repeatable(sample))
     return candidate if same else None
 
 

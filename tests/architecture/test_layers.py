@@ -21,7 +21,7 @@ functions
 dtypes
 config graph
 plan
-rules passes fusions report onnxruntime_spelling
+rules passes fusions optimizers report onnxruntime_spelling
 steps
 api
 analysis

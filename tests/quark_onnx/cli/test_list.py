@@ -10,7 +10,7 @@ import pytest
 
 from calibrators import CALIBRATORS
 from quark_onnx.config import from_dict
-from quark_onnx.registry import DTYPES, PRESETS, RULES
+from quark_onnx.registry import DTYPES, OPTIMIZERS, PRESETS, RULES
 
 REGISTRIES: dict[str, Collection[str]] = {
     "presets": list(PRESETS),
@@ -18,6 +18,7 @@ REGISTRIES: dict[str, Collection[str]] = {
     "formats": list(DTYPES),
     "matrix": list(DTYPES),
     "calibrators": list(CALIBRATORS),
+    "optimizers": list(OPTIMIZERS),
 }
 
 
@@ -49,6 +50,7 @@ def test_json(cli: Any) -> None:
         "formats": ["name", "family", "bits", "min_opset", "block_size", "node"],
         "matrix": ["name", "ways"],
         "calibrators": ["name", "settings", "description"],
+        "optimizers": ["name", "settings", "description"],
     }
     assert all(row["description"] for row in document["operators"] + document["calibrators"])
     for row in document["presets"]:

@@ -1,0 +1,80 @@
+"""Layers that multiply by a constant weight, all seen alike: groups, then outputs, then inputs, then what is left."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import TensorProto
+
+from quark_onnx.graph.graph import Graph
+from quark_onnx.graph.node import Node
+
+#: Operators that are layers under the right attributes.
+LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A Conv, ConvTranspose, Gemm or MatMul with a constant weight.
+
+    Attributes:
+        node: the operator.
+        groups: how many independent layers it consists of.
+        turned: inputs come before outputs in the stored weight.
+    """
+
+    node: Node
+    groups: int
+    turned: bool
+
+    @classmethod
+    def of(cls, graph: Graph, node: Node) -> Layer | None:
+        """The layer that a node is; None if it is none."""
+        if node.kind not in LAYERS or graph.elem_type(node.input(1)) != TensorProto.FLOAT:
+            return None
+        weight = graph.constant(node.input(1))
+        if weight is None or not weight.size or node.input(0) == node.input(1):
+            return None
+        if node.kind in ("Conv", "ConvTranspose"):
+            return cls(node, node.attribute("group", 1), node.kind == "ConvTranspose")
+        if weight.ndim != 2 or (node.kind == "Gemm" and not _plain(node)):
+            return None
+        return cls(node, 1, not (node.kind == "Gemm" and node.attribute("transB", 0)))
+
+    def weight(self, graph: Graph) -> NDArray[np.float64]:
+        """The weight as float64 of shape (groups, outputs / groups, inputs / groups, ...)."""
+        stored = graph.constant(self.node.input(1))
+        assert stored is not None
+        parts = stored.astype(np.float64)
+        grouped: NDArray[np.float64] = parts.reshape(self.groups, -1, *parts.shape[1:])
+        return grouped.swapaxes(1, 2) if self.turned else grouped
+
+    def set_weight(self, graph: Graph, weight: NDArray[np.float64], suffix: str) -> None:
+        """Store another weight, of the shape that ``weight`` has, for this node alone."""
+        parts = weight.swapaxes(1, 2) if self.turned else weight
+        stored = np.ascontiguousarray(parts.reshape(-1, *parts.shape[2:]), np.float32)
+        graph.set_input(self.node, 1, graph.add_constant(f"{self.node.input(1)}_{suffix}", stored))
+
+    def bias(self, graph: Graph) -> NDArray[np.float64] | None:
+        """The constant bias, one value for each output, zeros where there is none; None if it is of another kind."""
+        outputs = int(np.prod(self.weight(graph).shape[:2]))
+        if not self.node.input(2) or self.node.kind == "MatMul":
+            return np.zeros(outputs)
+        stored = graph.constant(self.node.input(2))
+        return stored.astype(np.float64) if stored is not None and stored.shape == (outputs,) else None
+
+    def set_bias(self, graph: Graph, bias: NDArray[np.float64], suffix: str) -> None:
+        """Store another bias, for this node alone; a MatMul cannot have one."""
+        name = graph.add_constant(f"{self.node.input(2) or self.node.name + '_bias'}_{suffix}", bias.astype(np.float32))
+        if len(self.node.inputs) < 3:
+            graph.append_input(self.node, name)
+        else:
+            graph.set_input(self.node, 2, name)
+
+
+def _plain(node: Node) -> bool:
+    """Whether a Gemm is a product and a sum, without factors."""
+    unscaled = node.attribute("alpha", 1.0) == 1.0 and node.attribute("beta", 1.0) == 1.0
+    return unscaled and not node.attribute("transA", 0)

@@ -1,0 +1,210 @@
+"""CLE: cross-layer equalization (Nagel et al. 2019, "Data-Free Quantization Through Weight Equalization and Bias
+Correction", section 4.1).
+
+Where what a layer computes reaches the next ones through operators that commute with a positive factor, a channel may
+be divided by any factor in the first and multiplied by it in the others. The factor sqrt(a / b), with a and b the
+greatest weights of the channel before and behind, makes both alike, so that one scale serves all channels of a weight.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quark_onnx.errors import ConfigError
+from quark_onnx.graph import Graph, Node
+from quark_onnx.graph.layers import Layer
+from quark_onnx.optimizers.base import register
+
+#: Operators that commute with a positive factor for each channel.
+_COMMUTING = frozenset(
+    {"Relu", "LeakyRelu", "PRelu", "Identity", "Dropout", "MaxPool", "AveragePool", "GlobalAveragePool"}
+    | {"GlobalMaxPool", "Abs", "Neg"}
+)
+#: Layers whose channels are the second axis; those of the others are the last one.
+_SPATIAL = frozenset({"Conv", "ConvTranspose"})
+_MATRIX = 2
+#: Sweeps end when no factor is further from 1 than this, or after so many.
+_CONVERGED, _MOST_SWEEPS = 1e-3, 100
+#: Channels without weights on one side are left alone; factors beyond this would leave float32 for nothing.
+_GREATEST_FACTOR = 1e4
+
+
+@register
+@dataclass(frozen=True)
+class CLE:
+    """Cross-layer equalization of the float model; it computes the same.
+
+    Attributes:
+        sweeps: how often all pairs of layers are equalized; 0 until nothing changes.
+    """
+
+    name: ClassVar[str] = "cle"
+    stage: ClassVar[str] = "float"
+
+    sweeps: int = 0
+
+    def __post_init__(self) -> None:
+        if type(self.sweeps) is not int or self.sweeps < 0:
+            raise ConfigError(f"sweeps of cle is {self.sweeps!r}; it must be a number of sweeps, or 0 for no limit")
+
+    def __call__(self, graph: Graph) -> int:
+        """Equalize in place; how many pairs of layers."""
+        pairs = [pair for node in graph.nodes if (pair := _pair(graph, node)) is not None]
+        weights = {layer.node.name: layer.weight(graph) for pair in pairs for layer in (pair.first, *pair.layers)}
+        total = {pair.first.node.name: np.ones(pair.channels) for pair in pairs}
+        for _ in range(self.sweeps or _MOST_SWEEPS):
+            moved = [pair.equalize(weights) for pair in pairs]
+            for pair, factor in zip(pairs, moved, strict=True):
+                total[pair.first.node.name] *= factor
+            if max((np.abs(np.log(factor)).max() for factor in moved), default=0.0) < _CONVERGED:
+                break
+        for pair in pairs:
+            pair.rescale(graph, total[pair.first.node.name])
+        for layer in {layer.node.name: layer for pair in pairs for layer in (pair.first, *pair.layers)}.values():
+            layer.set_weight(graph, weights[layer.node.name], "equalized")
+        return len(pairs)
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """A layer that reads channels: as its input number ``offset`` and those that follow, ``repeat`` for each."""
+
+    layer: Layer
+    offset: int
+    repeat: int
+
+
+@dataclass(frozen=True)
+class _Pair:
+    first: Layer
+    channels: int
+    readers: tuple[_Reader, ...]
+    between: tuple[Node, ...]
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        return tuple(reader.layer for reader in self.readers)
+
+    def equalize(self, weights: dict[str, NDArray[np.float64]]) -> NDArray[np.float64]:
+        """Change the weights; the factors that the channels of the first layer were divided by."""
+        first = weights[self.first.node.name]
+        before = np.abs(first).reshape(self.channels, -1).max(axis=1)
+        behind = np.max([_reach(reader, weights, self.channels) for reader in self.readers], axis=0)
+        alive = (before > 0) & (behind > 0)
+        factor = np.where(alive, np.sqrt(np.where(alive, before, 1) / np.where(alive, behind, 1)), 1.0)
+        factor = factor.clip(1 / _GREATEST_FACTOR, _GREATEST_FACTOR)
+        weights[self.first.node.name] = first / factor.reshape(*first.shape[:2], *[1] * (first.ndim - 2))
+        for reader in self.readers:
+            _scale_inputs(reader, weights, factor)
+        return factor
+
+    def rescale(self, graph: Graph, factor: NDArray[np.float64]) -> None:
+        """What stands beside the weights: the bias of the first layer, and bounds on the way."""
+        bias = self.first.bias(graph)
+        if bias is not None and bias.any():
+            self.first.set_bias(graph, bias / factor, "equalized")
+
+
+def _by_input(weight: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(inputs, everything else), a view or a copy."""
+    moved = np.moveaxis(weight, 2, 1)
+    return moved.reshape(moved.shape[0] * moved.shape[1], -1)
+
+
+def _reach(reader: _Reader, weights: dict[str, NDArray[np.float64]], channels: int) -> NDArray[np.float64]:
+    rows = np.abs(_by_input(weights[reader.layer.node.name])).max(axis=1)
+    own = rows[reader.offset : reader.offset + channels * reader.repeat]
+    greatest: NDArray[np.float64] = own.reshape(channels, reader.repeat).max(axis=1)
+    return greatest
+
+
+def _scale_inputs(reader: _Reader, weights: dict[str, NDArray[np.float64]], factor: NDArray[np.float64]) -> None:
+    weight = weights[reader.layer.node.name]
+    whole = np.ones(weight.shape[0] * weight.shape[2])
+    whole[reader.offset : reader.offset + factor.size * reader.repeat] = np.repeat(factor, reader.repeat)
+    shape = (weight.shape[0], 1, weight.shape[2], *[1] * (weight.ndim - 3))
+    weights[reader.layer.node.name] = weight * whole.reshape(shape)
+
+
+def _pair(graph: Graph, node: Node) -> _Pair | None:
+    """A layer and those that alone read it, through operators that commute with factors."""
+    first = Layer.of(graph, node)
+    if first is None or first.bias(graph) is None or len(graph.consumers(node.input(1))) > 1:
+        return None
+    channels = int(np.prod(first.weight(graph).shape[:2]))
+    spatial = node.kind in _SPATIAL
+    readers, between = list[_Reader](), list[Node]()
+    todo = [(node.outputs[0], 0, 1)]
+    while todo:
+        tensor, offset, repeat = todo.pop()
+        consumers = graph.consumers(tensor)
+        if graph.is_output(tensor) or graph.captured(tensor) or not consumers:
+            return None
+        for reader in consumers:
+            layer = Layer.of(graph, reader)
+            if layer is not None and reader.inputs.count(tensor) == 1 and reader.input(0) == tensor:
+                alike = spatial == (reader.kind in _SPATIAL) or len(graph.shape(tensor) or ()) == _MATRIX
+                shared = len(graph.consumers(reader.input(1))) > 1
+                if not alike or shared or not _fits(graph, layer, offset, channels * repeat):
+                    return None
+                readers.append(_Reader(layer, offset, repeat))
+                continue
+            if not spatial and reader.kind not in _COMMUTING and len(graph.shape(tensor) or ()) != _MATRIX:
+                return None  # its channels come last
+            after = _behind(graph, reader, tensor, offset, repeat)
+            if after is None:
+                return None
+            between.append(reader)
+            todo.append((reader.outputs[0], *after))
+    return _Pair(first, channels, tuple(readers), tuple(between))
+
+
+def _fits(graph: Graph, layer: Layer, offset: int, count: int) -> bool:
+    weight = layer.weight(graph)
+    return bool(offset + count <= weight.shape[0] * weight.shape[2])
+
+
+def _behind(graph: Graph, node: Node, tensor: str, offset: int, repeat: int) -> tuple[int, int] | None:
+    """Where the channels lie behind an operator, and how often each is repeated; None if factors do not pass."""
+    if any(graph.consumers(name) for name in node.outputs[1:]):
+        return None
+    shape = graph.shape(tensor)
+    if node.kind in _COMMUTING or _is_relu(graph, node) or _pads_zeros(graph, node, shape):
+        return (offset, repeat) if node.kind != "PRelu" or node.input(0) == tensor else None
+    if node.kind == "Concat" and node.attribute("axis") == 1 and node.inputs.count(tensor) == 1:
+        before = [graph.shape(name) for name in node.inputs[: node.inputs.index(tensor)]]
+        widths = [part[1] if part is not None and len(part) > 1 else None for part in before]
+        if all(isinstance(width, int) for width in widths):
+            return offset + sum(width for width in widths if isinstance(width, int)), repeat
+    if node.kind == "Flatten" and node.attribute("axis", 1) == 1 and shape is not None:
+        area = shape[2:]
+        if all(isinstance(dim, int) for dim in area):
+            size = int(np.prod([dim for dim in area if isinstance(dim, int)], initial=1))
+            return offset * size, repeat * size
+    return None
+
+
+def _is_relu(graph: Graph, node: Node) -> bool:
+    """Whether a Clip is a Relu."""
+    if node.kind != "Clip" or node.input(2) or node.attribute("max") is not None:
+        return False
+    low = graph.constant(node.input(1)) if node.input(1) else node.attribute("min")
+    return low is not None and not np.any(low)
+
+
+def _pads_zeros(graph: Graph, node: Node, shape: object) -> bool:
+    """Whether a Pad fills up with zeros, or with values of the same channel."""
+    if node.kind != "Pad":
+        return False
+    pads = graph.constant(node.input(1)) if node.input(1) else np.asarray(node.attribute("pads", ()))
+    if pads is None or pads.size < 4 or node.input(3):
+        return False
+    rank = pads.size // 2
+    if pads.reshape(2, rank)[:, :2].any():
+        return False
+    value = graph.constant(node.input(2)) if node.input(2) else np.asarray(node.attribute("value", 0.0))
+    return node.attribute("mode", "constant") != "constant" or (value is not None and not value.any())

@@ -1,0 +1,146 @@
+"""Cross-layer equalization: the function stays, the ranges of channels become alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto, numpy_helper
+
+from calibrators.session import open_session
+from quark_onnx import QConfig, quantize
+from quark_onnx.config import from_dict, to_dict
+from quark_onnx.errors import ConfigError
+from quark_onnx.graph import Graph
+from quark_onnx.graph.layers import Layer
+from quark_onnx.optimizers import CLE
+
+
+def parse(text: str, **constants: Any) -> ModelProto:
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {text}')
+    model.graph.initializer.extend(numpy_helper.from_array(np.asarray(v), name) for name, v in constants.items())
+    return model
+
+
+def uneven(*shape: int, axis: int = 0, seed: int = 0) -> np.ndarray:
+    """Normal numbers of which some channels are much larger than others."""
+    random = np.random.default_rng(seed)
+    by = 10.0 ** random.uniform(-2, 2, [size if place == axis else 1 for place, size in enumerate(shape)])
+    return (random.normal(size=shape) * by).astype(np.float32)
+
+
+CONV = "a = Conv <pads = [1,1,1,1]> (x, k, b) "
+MODELS = {
+    "conv": (CONV + "r = Relu (a) y = Conv (r, l)", {}),
+    "conv without bias": ("a = Conv (x, k) r = LeakyRelu (a) y = Conv (r, l)", {}),
+    "two readers": (CONV + "r = Relu (a) p = Conv (r, l) q = Conv (r, l2) y = Concat <axis = 1> (p, q)", {}),
+    "pools": (
+        CONV + "p = MaxPool <kernel_shape = [2,2]> (a) q = AveragePool <kernel_shape = [2,2], pads = [1,1,1,1]> (p) "
+        "y = Conv (q, l)",
+        {},
+    ),
+    "pad": (CONV + "r = Relu (a) p = Pad (r, pads) y = Conv (p, l)", {"pads": np.int64([0, 0, 1, 1, 0, 0, 1, 1])}),
+    "depthwise": (
+        CONV + "r = Relu (a) d = Conv <group = 8> (r, dw, db) s = Relu (d) y = Conv (s, l)",
+        {"dw": uneven(8, 1, 3, 3, seed=5), "db": uneven(8, seed=6)},
+    ),
+    "grouped": (CONV + "r = Relu (a) y = Conv <group = 2> (r, g)", {"g": uneven(6, 4, 3, 3, seed=7)}),
+    "transposed": (
+        CONV + "r = Relu (a) t = ConvTranspose <group = 2> (r, ct) s = Relu (t) y = Conv (s, l6)",
+        {"ct": uneven(8, 3, 3, 3, seed=8), "l6": uneven(4, 6, 3, 3, seed=9)},
+    ),
+    "head": (
+        CONV + "r = Relu (a) p = GlobalAveragePool (r) f = Flatten (p) y = Gemm <transB = 1> (f, h, hb)",
+        {"h": uneven(5, 8, seed=10), "hb": uneven(5, seed=11)},
+    ),
+    "flat": (CONV + "r = Relu (a) f = Flatten (r) y = MatMul (f, m)", {"m": uneven(800, 5, seed=12)}),
+    "joined": (
+        CONV + "r = Relu (a) e = Conv <pads = [1,1,1,1]> (x, k2) s = Relu (e) j = Concat <axis = 1> (s, r) "
+        "y = Conv (j, l11)",
+        {"k2": uneven(3, 3, 3, 3, seed=13), "l11": uneven(4, 11, 1, 1, seed=14)},
+    ),
+    "prelu": (CONV + "r = PRelu (a, slope) y = Conv (r, l)", {"slope": np.full((8, 1, 1), 0.2, np.float32)}),
+}
+PAIRS = {"depthwise": 2, "transposed": 2, "joined": 2}
+
+
+def model_of(name: str) -> tuple[ModelProto, dict[str, np.ndarray]]:
+    text, constants = MODELS[name]
+    weights = {"k": uneven(8, 3, 3, 3, seed=1), "b": uneven(8, seed=2), "l": uneven(4, 8, 1, 1, axis=1, seed=3)}
+    weights["l2"] = uneven(4, 8, 1, 1, axis=1, seed=4)
+    weights = {key: value for key, value in weights.items() if f" {key}," in text or f" {key})" in text}
+    model = parse(f"g (float[2,3,10,10] x) => (y) {{ {text} }}", **weights, **constants)
+    model.graph.output[0].type.tensor_type.elem_type = 1
+    return model, {"x": np.random.default_rng(99).normal(size=(2, 3, 10, 10)).astype(np.float32)}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_function_stays_and_channels_become_alike(name: str) -> None:
+    model, feeds = model_of(name)
+    graph = Graph.of(model)
+    assert CLE()(graph) == PAIRS.get(name, 1)
+    graph.drop_unused()
+    [found], [expected] = (open_session(each).run(None, feeds) for each in (graph.to_model(), model))
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-5 * np.abs(expected).max())
+    first = Layer.of(graph, next(node for node in graph.nodes if node.kind == "Conv"))
+    assert first is not None
+    if name not in PAIRS and name != "two readers":
+        before = np.abs(first.weight(graph)).reshape(8, -1).max(axis=1)
+        reader = next(
+            node for node in graph.nodes if node.kind in ("Conv", "Gemm", "MatMul") and node is not first.node
+        )
+        layer = Layer.of(graph, reader)
+        assert layer is not None
+        rows = np.abs(np.moveaxis(layer.weight(graph), 2, 1))
+        behind = rows.reshape(rows.shape[0] * rows.shape[1], -1).max(axis=1).reshape(8, -1).max(axis=1)
+        np.testing.assert_allclose(before, behind, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        CONV + "r = Sigmoid (a) y = Conv (r, l)",
+        CONV + "r = Relu (a) s = Add (r, r) y = Conv (s, l)",
+        CONV + "r = Clip (a, zero, six) y = Conv (r, l)",
+        CONV + "r = Relu (a) p = Pad (r, pads, six) y = Conv (p, l)",
+        CONV + "r = Relu (a) y = MatMul (r, wide)",
+        CONV + "y = Conv (a, l) z = Identity (a)",
+    ],
+)
+def test_what_does_not_commute_is_left_alone(text: str) -> None:
+    constants = {"zero": np.float32(0), "six": np.float32(6), "pads": np.int64([0, 0, 1, 1, 0, 0, 1, 1])}
+    constants |= {"k": uneven(8, 3, 3, 3), "b": uneven(8), "l": uneven(4, 8, 1, 1), "wide": uneven(10, 4)}
+    used = {key: value for key, value in constants.items() if f" {key}," in text or f" {key})" in text}
+    output = "(y, z)" if "z =" in text else "(y)"
+    model = parse(f"g (float[2,3,10,10] x) => {output} {{ {text} }}", **used)
+    for value in model.graph.output:
+        value.type.tensor_type.elem_type = 1
+    assert CLE()(Graph.of(model)) == 0
+
+
+def test_it_is_a_setting_and_in_the_report() -> None:
+    model, feeds = model_of("depthwise")
+    config = QConfig.of("XINT8").with_(optimizers=(CLE(sweeps=3),))
+    assert from_dict(to_dict(config)) == config == QConfig.of("XINT8").with_(optimizers="cle:sweeps=3")
+    plain, better = (quantize(model, [feeds] * 4, each) for each in (QConfig.of("XINT8"), config))
+    assert "cle: 2" in better.report.notes
+    assert "optimizers: cle:sweeps=3" in better.report.config
+    assert better.report.worst_sqnr > plain.report.worst_sqnr + 3
+
+
+@pytest.mark.parametrize(
+    ("optimizers", "message"),
+    [
+        ("cel", "unknown optimizer 'cel'; did you mean 'cle'"),
+        ("cle:sweep=3", "CLE has no setting 'sweep'; did you mean 'sweeps'"),
+        ("cle:sweeps=-1", "sweeps of cle is -1"),
+        ("cle:sweeps", "is not of the form setting=value"),
+        (3, "optimizers is 3"),
+        ((CLE,), "it must be an optimizer or a name"),
+    ],
+)
+def test_wrong_settings(optimizers: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        QConfig(optimizers=optimizers)
