@@ -62,11 +62,12 @@ def parse_optimizer(text: str) -> Any:
 
 def _check_granularity(activation: QuantizationSpec | None, weight: QuantizationSpec | None, where: str = "") -> None:
     if activation is not None:
-        for name in ("per_channel", "block_size"):
-            if getattr(activation, name):
-                raise ConfigError(
-                    f"activation{where}: activations are quantized per tensor; {name} belongs to the weight"
-                )
+        if activation.block_size:
+            raise ConfigError(
+                f"activation{where}: block_size belongs to the weight; block formats have blocks of their own"
+            )
+        if activation.dynamic and activation.per_channel:
+            raise ConfigError(f"activation{where}: each run computes one scale for a tensor; per_channel cannot be set")
         if activation.dynamic and (activation.dtype.name, activation.symmetric) != ("uint8", False):
             raise ConfigError(f"activation{where}: a dynamic scale is for uint8, asymmetric, not for {activation}")
     if weight is not None and weight.dynamic:

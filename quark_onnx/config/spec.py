@@ -25,7 +25,8 @@ class QuantizationSpec:
     Attributes:
         dtype: the number format, or its name.
         symmetric: the zero point is fixed in the middle of the codes.
-        per_channel: one scale for each output channel (weights only) instead of one for the tensor.
+        per_channel: one scale for each output channel of a weight, or channel (axis 1) of an activation, instead of
+            one for the tensor.
         pow2: scales are powers of two.
         scale: the type that scales are stored in, float32 or float16.
         narrow: a signed format leaves out its least code (-127..127 in 8 bits).

@@ -36,6 +36,10 @@ def _activations(row: DType) -> QConfig:
     return QConfig(QuantizationSpec(row), _FINE if row.scaled else QuantizationSpec(row))
 
 
+def _channels(row: DType) -> QConfig | None:
+    return QConfig(QuantizationSpec(row, per_channel=True), _FINE) if isinstance(row, Scaled) else None
+
+
 def _asymmetric(row: DType) -> QConfig | None:
     return QConfig(QuantizationSpec(row, symmetric=False), _FINE) if isinstance(row, Integer) else None
 
@@ -79,6 +83,7 @@ def _dynamic(row: DType) -> QConfig | None:
 
 WAYS = (
     Way("activations", "activations, their scale if any measured on data", _activations),
+    Way("channels", "activations with a scale for each channel", _channels),
     Way("zero point", "activations with a free zero point", _asymmetric),
     Way("dynamic", "activations with a scale that each run computes", _dynamic),
     Way("weights", "weights, with one scale for a tensor if any", lambda row: QConfig(None, QuantizationSpec(row))),

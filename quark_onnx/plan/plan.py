@@ -60,6 +60,8 @@ class Plan:
             if spec is None or self.ineligible(tensor) or not self._holds(tensor, spec):
                 continue
             axis = self._axis(tensor, along) if isinstance(spec.dtype, Block) else None
+            if spec.per_channel and bounds is None:
+                axis = self._channels(tensor)
             if self.graph.is_constant(tensor):
                 # its values are known, so there is nothing to clip away
                 known = spec.with_(calibrator="minmse" if spec.pow2 else "minmax", dynamic=False)
@@ -104,7 +106,8 @@ class Plan:
             or not self._holds(tensor, spec)
         ):
             return
-        if all(isinstance(entry, Quantize) and _multiplies(entry.spec) for entry in both):
+        whole = isinstance(both[0], Quantize) and both[0].axis is None
+        if whole and all(isinstance(entry, Quantize) and _multiplies(entry.spec) for entry in both):
             self._put(node, tensor, BiasOf(self.use(x, node), self.use(w, node), axis, repeat))
         elif not spec.dtype.scaled and self.quantized(x, node):
             self._put(node, tensor, Quantize(spec, 0 if isinstance(spec.dtype, Block) else None))
@@ -120,6 +123,9 @@ class Plan:
         if not origin.spec.dtype.scaled:
             if self._holds(result, origin.spec):
                 self._put(node, result, Quantize(origin.spec))  # a format without a scale has none to hand on
+        elif origin.axis is not None:
+            if present is None:  # its channels may lie elsewhere
+                self._put(node, result, Quantize(origin.spec, self._channels(result)))
         elif not origin.spec.dynamic and (
             present is None or (isinstance(present, Quantize) and _alike(origin, present))
         ):
@@ -229,6 +235,11 @@ class Plan:
     def _holds(self, tensor: str, spec: QuantizationSpec) -> bool:
         """Whether a tensor has the axis that blocks take: it is no scalar, and known not to be one."""
         return bool(self.graph.shape(tensor)) or not isinstance(spec.dtype, Block)
+
+    def _channels(self, tensor: str) -> int | None:
+        """The axis of the channels of an activation, the second one; None where their number is not known."""
+        shape = self.graph.shape(tensor) or ()
+        return 1 if len(shape) > 1 and isinstance(shape[1], int) and shape[1] > 0 else None
 
     def _axis(self, tensor: str, axis: int | None) -> int | None:
         """An axis counted from the front, where the rank is known."""

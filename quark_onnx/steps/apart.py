@@ -23,9 +23,9 @@ _BYTE = 8
 _CLIPPING = frozenset({"Relu", "Clip"})
 
 
-def moves_codes(producer: Node | None, dtype: Scaled) -> bool:
-    """Whether a pair of small codes must not touch what computes its tensor: it would be made to move them."""
-    return is_small(dtype) and producer is not None and producer.kind in HANDING_ON | _CLIPPING
+def moves_codes(producer: Node | None) -> bool:
+    """Whether what computes a tensor would be made to move the codes of a pair behind it."""
+    return producer is not None and producer.kind in HANDING_ON | _CLIPPING
 
 
 def is_small(dtype: Scaled) -> bool:

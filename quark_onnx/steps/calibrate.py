@@ -68,7 +68,7 @@ def _wanted(graph: Graph, plan: Plan) -> dict[Observation, list[Use]]:
         if isinstance(entry, Quantize) and _measured(graph, use, entry):
             # within known bounds nothing is clipped away: all that is asked is how much of them is used
             calibrator = entry.spec.calibrator if entry.bounds is None else calibrators.MinMax()
-            wanted.setdefault(Observation(use.tensor, calibrator), []).append(use)
+            wanted.setdefault(Observation(use.tensor, calibrator, entry.axis), []).append(use)
     return wanted
 
 

@@ -117,7 +117,7 @@ class _Writer:
         bounds = _clip_bounds(self.graph, node)
         if not isinstance(entry, Quantize) or bounds is None:
             return False
-        if use not in self.params.table or not entry.spec.dtype.uniform:
+        if use not in self.params.table or not entry.spec.dtype.uniform or entry.axis is not None:
             return False
         grid = entry.spec.codes.grid(symmetric=entry.spec.symmetric)
         low, high = quantize(np.array(bounds), self.params.table[use], grid)
@@ -176,10 +176,10 @@ class _Writer:
         """Append Q and DQ to a tensor; the name of what DQ computes, ``result`` if it is given."""
         result = result or self.graph.fresh(f"{use_name(use)}_dequantized")
         codes = self.graph.fresh(f"{use_name(use)}_quantized")
-        apart = is_small(scale.dtype)
+        apart = is_small(scale.dtype) or scale.params.axis is not None  # which no operator on codes knows
         plain = self.graph.fresh(f"{use_name(use)}_plain") if apart else result
         producer = self.graph.producer(source)
-        if moves_codes(producer, scale.dtype) or behind_softmax(self.plan.graph, use.tensor, scale.dtype, scale.params):
+        if (apart and moves_codes(producer)) or behind_softmax(self.plan.graph, use.tensor, scale.dtype, scale.params):
             source = self._apart(source, use, scale, self.graph.fresh(f"{use_name(use)}_float"))
         self._node("QuantizeLinear", [source, scale.scale, scale.zero_point], codes, use, scale)
         self._node("DequantizeLinear", [codes, scale.scale, scale.zero_point], plain, use, scale)

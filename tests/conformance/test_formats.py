@@ -107,3 +107,34 @@ def test_scales_in_float16_hold_wide_biases_too() -> None:
     scales = {t.name for t in result.model.graph.initializer if t.data_type == onnx.TensorProto.FLOAT16}
     assert len(scales) > 4
     assert result.report.worst_sqnr > 15
+
+
+UNEVEN = [
+    {"x": sample["x"] * np.float32(10.0) ** np.linspace(-2, 2, 16, dtype=np.float32)[:, None, None]} for sample in DATA
+]
+
+
+@pytest.mark.parametrize("form", ["qdq", "operators", "vendor"])
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int4"])
+def test_a_scale_for_each_channel_of_an_activation_holds_uneven_ones(dtype: str, form: str) -> None:
+    """The kernel takes every channel alike, so that what one scale does to the small ones shows."""
+    model = onnx.ModelProto()
+    model.CopyFrom(MODEL)
+    kernel = next(t for t in model.graph.initializer if t.name == "k")
+    even = numpy_helper.to_array(kernel) / np.float32(10.0) ** np.linspace(-2, 2, 16, dtype=np.float32)[:, None, None]
+    kernel.CopyFrom(numpy_helper.from_array(even, "k"))
+    found = []
+    for per_channel in (False, True):
+        spec = QuantizationSpec(dtype, symmetric=dtype != "uint8", per_channel=per_channel)
+        result = quantize(model, UNEVEN, QConfig(spec, QuantizationSpec("int16"), form=form))
+        sessions = [open_session(result.model, optimize=flag) for flag in (True, False)]
+        expected = np.concatenate([open_session(model).run(None, sample)[0] for sample in UNEVEN])
+        for session in sessions:
+            values = np.concatenate([session.run(None, sample)[0] for sample in UNEVEN])
+            found.append(10 * np.log10(np.square(expected).sum() / np.square(values - expected).sum()))
+    assert min(found[2:]) > max(found[:2]) + 8
+    assert abs(found[2] - found[3]) < 1
+    axes = [
+        a.i for node in result.model.graph.node for a in node.attribute if a.name == "axis" and node.input[0] == "x"
+    ]
+    assert axes == [1]

@@ -351,7 +351,7 @@ def test_a_gate_on_nothing_is_missed() -> None:
         ("[" * 5000, "is not valid YAML"),
         ("calibrator: 'percentile:percentile=50,percentile=60'", "'percentile' is given twice"),
         ("calibrator: entropy:candidates=1000000000000", "it must be 1 to 16384 thresholds"),
-        ("overrides: [{op_types: Conv, activation: {per_channel: true}}]", "activations are quantized per tensor"),
+        ("overrides: [{op_types: Conv, activation: {block_size: 32}}]", "block_size belongs to the weight"),
         ("weight: {dynamic: true}", "dynamic belongs to the activation"),
     ],
 )

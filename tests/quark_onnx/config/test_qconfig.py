@@ -72,8 +72,8 @@ def test_one_name_is_a_list_of_one() -> None:
         ({"search": -1}, "search is -1; it must be a number of samples, 0 or more"),
         ({"min_sqnr": "30"}, "min_sqnr is '30'; it must be a number of decibels"),
         (
-            {"activation": QuantizationSpec(per_channel=True)},
-            "activations are quantized per tensor; per_channel belongs to the weight",
+            {"activation": QuantizationSpec("uint8", symmetric=False, dynamic=True, per_channel=True)},
+            "each run computes one scale for a tensor; per_channel cannot be set",
         ),
         ({"activation": None, "calibrator": "minmax"}, "calibrator cannot be set: activation is None"),
     ],
