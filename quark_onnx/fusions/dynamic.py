@@ -10,6 +10,7 @@ from onnx import TensorProto
 from calibrators.layout import turned
 from quark_onnx.fusions.base import Codes, codes_of, replace, stored_codes, value, zero_points
 from quark_onnx.graph import Graph, Node
+from quark_onnx.graph.layers import unscaled
 
 
 def matmul_integer(graph: Graph, node: Node) -> bool:
@@ -17,11 +18,10 @@ def matmul_integer(graph: Graph, node: Node) -> bool:
     x, w = _operands(graph, node)
     if x is None or w is None:
         return False
-    factors = node.attribute("alpha", 1.0), node.attribute("beta", 1.0)
     transposed = bool(node.attribute("transB", 0))
     stored, scale = value(graph, w.codes), value(graph, w.scale)
     columns = 0 if transposed else stored.ndim - 1
-    if stored.ndim != 2 or node.attribute("transA", 0) or factors != (1.0, 1.0):
+    if stored.ndim != 2 or node.attribute("transA", 0) or not unscaled(node):
         return False
     if scale.ndim and w.axis % stored.ndim != columns:
         return False

@@ -7,6 +7,7 @@ import numpy as np
 from calibrators.layout import turned
 from quark_onnx.fusions.base import CONTRIB, Codes, replace, stored_codes, value, zero_points
 from quark_onnx.graph import Graph, Node, add_narrow
+from quark_onnx.graph.layers import unscaled
 from quark_onnx.kernels.nbits import BLOCK_SIZES, NBitsWeight, from_codes
 from quark_onnx.kernels.packing import BITS
 
@@ -16,7 +17,7 @@ _TYPES = {f"{sign}int{bits}": bits for bits in BITS for sign in ("", "u")}
 def matmul_nbits(graph: Graph, node: Node) -> bool:
     """A matrix product whose right side is a constant of 2, 4 or 8 bits with scales for blocks of its rows."""
     codes = stored_codes(graph, node.input(1))
-    if codes is None or codes.block_size not in BLOCK_SIZES or not _plain(node):
+    if codes is None or codes.block_size not in BLOCK_SIZES or node.attribute("transA", 0) or not unscaled(node):
         return False
     stored = value(graph, codes.codes)
     transposed = bool(node.attribute("transB", 0))
@@ -50,11 +51,6 @@ def _written(graph: Graph, codes: Codes, bits: int, transposed: bool) -> list[st
     if not graph.is_constant(codes.scale):  # stored in 16 bits
         inputs[1] = add_narrow(graph, f"{codes.codes}_scales_wide", weight.scales.astype(np.float16))
     return inputs
-
-
-def _plain(node: Node) -> bool:
-    """Whether a Gemm is a product and a sum, without factors."""
-    return not node.attribute("transA", 0) and node.attribute("alpha", 1.0) == 1.0 == node.attribute("beta", 1.0)
 
 
 def _packed(graph: Graph, codes: Codes, bits: int, transposed: bool) -> NBitsWeight:

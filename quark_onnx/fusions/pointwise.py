@@ -25,9 +25,10 @@ from quark_onnx.fusions.base import (
     written_bytes,
 )
 from quark_onnx.graph import Graph, Node
+from quark_onnx.graph.node import softmax_axis
 
-#: First opset whose ReduceMean has its axes as an input, and the one whose Softmax runs over one axis.
-_AXES_INPUT_OPSET, _SINGLE_AXIS_OPSET = 18, 13
+#: First opset whose ReduceMean has its axes as an input.
+_AXES_INPUT_OPSET = 18
 #: Steps of which 256 make up 1.
 _LEAST_SOFTMAX_SCALE = 2.0**-8
 #: First version of Flatten that takes codes.
@@ -57,7 +58,7 @@ def qlinear_softmax(graph: Graph, node: Node) -> bool:
     scale, zero = grid(graph, y)
     below = graph.add_constant(f"{scale}_below", np.nextafter(value(graph, scale), np.float32(0)))
     inputs = [x.codes, *grid(graph, x), below, zero]
-    axis = _softmax_axis(graph, node)
+    axis = softmax_axis(node, graph.opset)
     return write(graph, node, "QLinearSoftmax", inputs, y, axis=axis, opset=graph.opset)
 
 
@@ -70,11 +71,7 @@ def softmax_fails(graph: Graph, node: Node, scale: NDArray[Any]) -> bool:
     shape = graph.shape(node.inputs[0])
     if shape is None or not all(isinstance(dim, int) and dim > 0 for dim in shape):
         return True
-    return bool((scale < _LEAST_SOFTMAX_SCALE).any()) or shape[_softmax_axis(graph, node)] == 1
-
-
-def _softmax_axis(graph: Graph, node: Node) -> int:
-    return int(node.attribute("axis", -1 if graph.opset >= _SINGLE_AXIS_OPSET else 1))
+    return bool((scale < _LEAST_SOFTMAX_SCALE).any()) or shape[softmax_axis(node, graph.opset)] == 1
 
 
 def qlinear_average_pool(graph: Graph, node: Node) -> bool:

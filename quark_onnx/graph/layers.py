@@ -37,10 +37,15 @@ class Layer:
         weight = graph.constant(node.input(1))
         if weight is None or not weight.size or node.input(0) == node.input(1):
             return None
+        spatial = node.kind in ("Conv", "ConvTranspose")
+        plain = node.kind != "Gemm" or (unscaled(node) and not node.attribute("transA", 0))
+        return cls.stored(node) if spatial or (weight.ndim == 2 and plain) else None
+
+    @classmethod
+    def stored(cls, node: Node) -> Layer:
+        """How a node of one of these operators stores its weight, whatever else it does."""
         if node.kind in ("Conv", "ConvTranspose"):
             return cls(node, node.attribute("group", 1), node.kind == "ConvTranspose")
-        if weight.ndim != 2 or (node.kind == "Gemm" and not _plain(node)):
-            return None
         return cls(node, 1, not (node.kind == "Gemm" and node.attribute("transB", 0)))
 
     def weight(self, graph: Graph) -> NDArray[np.float64]:
@@ -74,7 +79,6 @@ class Layer:
             graph.set_input(self.node, 2, name)
 
 
-def _plain(node: Node) -> bool:
+def unscaled(node: Node) -> bool:
     """Whether a Gemm is a product and a sum, without factors."""
-    unscaled = node.attribute("alpha", 1.0) == 1.0 and node.attribute("beta", 1.0) == 1.0
-    return unscaled and not node.attribute("transA", 0)
+    return bool(node.attribute("alpha", 1.0) == 1.0 == node.attribute("beta", 1.0))

@@ -10,6 +10,7 @@ from onnx import AttributeProto, GraphProto, NodeProto, helper
 
 #: The two spellings of the standard operator set.
 STANDARD_DOMAINS = ("", "ai.onnx")
+_SINGLE_AXIS_OPSET = 13
 
 
 class Node:
@@ -86,6 +87,11 @@ class Node:
 
     def __repr__(self) -> str:
         return f"{self.kind} {self.name!r}"
+
+
+def softmax_axis(node: Node, opset: int) -> int:
+    """The axis of a Softmax; before opset 13 it ran over all axes from there on, the second one unless it is said."""
+    return int(node.attribute("axis", -1 if opset >= _SINGLE_AXIS_OPSET else 1))
 
 
 def subgraphs(proto: NodeProto) -> list[GraphProto]:

@@ -83,7 +83,6 @@ class _Pair:
     first: Layer
     channels: int
     readers: tuple[_Reader, ...]
-    between: tuple[Node, ...]
 
     @property
     def layers(self) -> tuple[Layer, ...]:
@@ -103,7 +102,7 @@ class _Pair:
         return factor
 
     def rescale(self, graph: Graph, factor: NDArray[np.float64]) -> None:
-        """What stands beside the weights: the bias of the first layer, and bounds on the way."""
+        """What stands beside the weights: the bias of the first layer."""
         bias = self.first.bias(graph)
         if bias is not None and bias.any():
             self.first.set_bias(graph, bias / factor, "equalized")
@@ -137,7 +136,7 @@ def _pair(graph: Graph, node: Node) -> _Pair | None:
         return None
     channels = int(np.prod(first.weight(graph).shape[:2]))
     spatial = node.kind in _SPATIAL
-    readers, between = list[_Reader](), list[Node]()
+    readers = list[_Reader]()
     todo = [(node.outputs[0], 0, 1)]
     while todo:
         tensor, offset, repeat = todo.pop()
@@ -158,9 +157,8 @@ def _pair(graph: Graph, node: Node) -> _Pair | None:
             after = _behind(graph, reader, tensor, offset, repeat)
             if after is None:
                 return None
-            between.append(reader)
             todo.append((reader.outputs[0], *after))
-    return _Pair(first, channels, tuple(readers), tuple(between))
+    return _Pair(first, channels, tuple(readers))
 
 
 def _fits(graph: Graph, layer: Layer, offset: int, count: int) -> bool:

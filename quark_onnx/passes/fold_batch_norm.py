@@ -7,10 +7,10 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 from onnx import TensorProto
 
 from quark_onnx.graph import Graph, Node
+from quark_onnx.graph.layers import Layer, unscaled
 from quark_onnx.passes.base import register
 
 
@@ -34,36 +34,17 @@ def _fold(graph: Graph, norm: Node) -> bool:
     bias = graph.constant(layer.input(2)) if layer.input(2) else np.zeros(1)
     if weight is None or bias is None or any(value is None for value in parameters):
         return False
-    if layer.kind == "Gemm" and not _plain_gemm(layer, bias):
+    if layer.kind == "Gemm" and not (unscaled(layer) and bias.ndim == 1):
         return False
     gamma, beta, mean, variance = (np.asarray(value, np.float64) for value in parameters)
     factor = gamma / np.sqrt(variance + norm.attribute("epsilon", 1e-5))
     if not np.isfinite(factor).all():
         return False
 
-    name = graph.add_constant(f"{layer.input(1)}_folded", _scaled(layer, weight, factor).astype(np.float32))
-    graph.set_input(layer, 1, name)
-    folded_bias = ((bias.astype(np.float64) - mean) * factor + beta).astype(np.float32)
-    name = graph.add_constant(f"{layer.input(2) or layer.name + '_bias'}_folded", folded_bias)
-    if len(layer.inputs) < 3:
-        graph.append_input(layer, name)
-    else:
-        graph.set_input(layer, 2, name)
+    stored = Layer.stored(layer)
+    parts = stored.weight(graph)
+    stored.set_weight(graph, parts * factor.reshape(*parts.shape[:2], *[1] * (parts.ndim - 2)), "folded")
+    stored.set_bias(graph, (bias.astype(np.float64) - mean) * factor + beta, "folded")
     graph.remove([norm])
     graph.set_output(layer, 0, norm.outputs[0])
     return True
-
-
-def _plain_gemm(layer: Node, bias: NDArray[np.float64]) -> bool:
-    return layer.attribute("alpha", 1.0) == 1.0 and layer.attribute("beta", 1.0) == 1.0 and bias.ndim == 1
-
-
-def _scaled(layer: Node, weight: NDArray[np.float32], factor: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The weight with each output channel multiplied by its factor."""
-    if layer.kind == "Conv" or (layer.kind == "Gemm" and layer.attribute("transB", 0)):  # (M, ...)
-        return weight * factor.reshape(-1, *[1] * (weight.ndim - 1))
-    if layer.kind == "Gemm":  # (K, M)
-        return weight * factor
-    groups = layer.attribute("group", 1)  # ConvTranspose: (C, M / groups, ...), where C runs over the groups
-    parts = weight.reshape(groups, -1, *weight.shape[1:])
-    return (parts * factor.reshape(groups, 1, -1, *[1] * (weight.ndim - 2))).reshape(weight.shape)

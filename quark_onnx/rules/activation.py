@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from quark_onnx.graph import Node
+from quark_onnx.graph.node import softmax_axis
 from quark_onnx.plan import Plan, fused_into
 from quark_onnx.rules.base import rule, spare_masked, steered
 
 #: Operators whose result need not be quantized before a Relu or Clip that alone reads it.
 _FUSING = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Sub", "Mul", "BatchNormalization"})
-
-#: First opset whose Softmax runs over one axis; before, it was over all from one axis on.
-_SINGLE_AXIS_OPSET = 13
 
 
 @rule("Relu", "Clip")
@@ -58,8 +56,7 @@ def prelu(node: Node, plan: Plan) -> None:
 def softmax(node: Node, plan: Plan) -> None:
     """Input, and a result between 0 and 1; float over a single value, of which onnxruntime's 8-bit softmax makes 0."""
     shape, result = plan.graph.shape(node.inputs[0]), node.outputs[0]
-    axis = node.attribute("axis", -1 if plan.graph.opset >= _SINGLE_AXIS_OPSET else 1)
-    if shape and shape[axis] == 1:
+    if shape and shape[softmax_axis(node, plan.graph.opset)] == 1:
         plan.keep(result, "it is the softmax of a single value")
     unit_interval(node, plan)
     spare_masked(node, plan)

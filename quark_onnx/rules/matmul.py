@@ -7,6 +7,7 @@ readers: it is quantized if one of them asks for it. Integer-only hardware needs
 from __future__ import annotations
 
 from quark_onnx.graph import Node
+from quark_onnx.graph.layers import unscaled
 from quark_onnx.plan import Plan
 from quark_onnx.rules.base import rule, summed
 
@@ -73,9 +74,8 @@ def gemm(node: Node, plan: Plan) -> None:
     plan.activation(node, a, along=along if node.kind == "Gemm" else summed(node, plan, along))
     axis = 0 if node.attribute("transB", 0) else 1
     plan.weight(node, b, axis, along=1 - axis)
-    unscaled = node.attribute("alpha", 1.0) == 1.0 and node.attribute("beta", 1.0) == 1.0
     channels = (plan.graph.shape(b) or ())[axis : axis + 1]
-    if unscaled and channels and plan.graph.shape(c) == channels:
+    if unscaled(node) and channels and plan.graph.shape(c) == channels:
         plan.bias(node, c, a, b)
     if plan.rounds_results(node):
         plan.activation(node, node.outputs[0])
