@@ -12,11 +12,13 @@ from typing import Any, overload
 from onnx import ModelProto
 
 from calibrators.session import model_bytes
+from calibrators.spool import Spool
 from quark_onnx.config import QConfig
 from quark_onnx.errors import ConfigError, ModelError, nearest
 from quark_onnx.graph import Graph, Narrowing, inlined, store_for, widened
 from quark_onnx.graph.io import check_text, external_files, read
 from quark_onnx.onnxruntime_spelling import is_onnxruntime_call, translate
+from quark_onnx.optimizers import Samples
 from quark_onnx.passes import CLEANING
 from quark_onnx.plan import Plan, Quantize, select
 from quark_onnx.progress import Progress
@@ -107,11 +109,18 @@ def _quantize(job: _Job, data: Any, executor: Executor | None, progress: bool | 
         return job.finish(graph, plan, {}, notes, insides, [sample] if sample else [], progress)
     reader = reader_for(job.graph, data, job.config)
     first = first_sample(reader)
-    graph, plan, insides, notes = job.plan(first)
     held = HoldOut(reader, remember=job.config.search)
-    with Progress(progress, reader.length, "calibrating", "sample") as bar:
-        ranges = calibrate(graph, plan, held, insides, executor=executor, progress=bar.update)
-    return job.finish(graph, plan, ranges, notes, insides, [first], progress, held)
+    with Spool() as spool:
+        if job.config.rereads:
+            with Progress(progress, reader.length, "reading", "sample") as bar:
+                for count, sample in enumerate(held, 1):
+                    spool.append(sample)
+                    bar.update(count)
+        graph, plan, insides, notes = job.plan(first, spool)
+        with Progress(progress, reader.length, "calibrating", "sample") as bar:
+            samples = spool if job.config.rereads else held
+            ranges = calibrate(graph, plan, samples, insides, executor=executor, progress=bar.update)
+        return job.finish(graph, plan, ranges, notes, insides, [first], progress, held)
 
 
 @dataclass(frozen=True)
@@ -146,10 +155,10 @@ class _Job:
         if self.graph.store is not None:
             self.graph.store.close()
 
-    def plan(self, sample: Sample | None) -> tuple[Graph, Plan, list[Inside], list[str]]:
+    def plan(self, sample: Sample | None, samples: Samples = ()) -> tuple[Graph, Plan, list[Inside], list[str]]:
         """The prepared graph, what becomes of its tensors and of those in bodies, and notes for the report."""
         graph, notes = prepare(self.graph, self.config, self.reference, sample)
-        graph, improved = optimize_float(graph, self.config, self.reference, sample)
+        graph, improved = optimize_float(graph, self.config, self.reference, sample, samples)
         notes += improved
         plan = make_plan(graph, self.config, strict=False)
         insides = plan_insides(graph, self.config)

@@ -274,6 +274,11 @@ class QConfig:
         specs = [self.activation, *(override.activation for override in self.overrides)]
         return any(spec is not None and spec.measured for spec in specs)
 
+    @property
+    def rereads(self) -> bool:
+        """Whether the data is read more than once."""
+        return any(optimizer.needs_data for optimizer in self.optimizers)
+
     def __str__(self) -> str:
         default = QConfig()
         lines = [f"activation: {self.activation or 'float'}", f"weight: {self.weight or 'float'}"]

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol, TypeVar
 
+from calibrators.spool import Spool
 from quark_onnx.graph import Graph
 from quark_onnx.registry import OPTIMIZERS
+
+#: Calibration data that can be read several times; one sample is alive at a time.
+Samples = Sequence[Mapping[str, Any]] | Spool
 
 
 class FloatOptimizer(Protocol):
@@ -16,13 +21,19 @@ class FloatOptimizer(Protocol):
     Attributes:
         name: by which configurations call it.
         stage: "float".
+        needs_data: whether it does nothing without samples.
     """
 
     name: ClassVar[str]
     stage: ClassVar[str]
+    needs_data: ClassVar[bool]
 
-    def __call__(self, graph: Graph) -> int:
-        """How many places were rewritten."""
+    def __call__(self, graph: Graph, samples: Samples) -> int:
+        """How many places were rewritten.
+
+        Args:
+            samples: calibration data, ``{input name: array}``; it may be read several times, and may be empty.
+        """
         ...
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from quark_onnx.errors import ConfigError
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.layers import Layer
-from quark_onnx.optimizers.base import register
+from quark_onnx.optimizers.base import Samples, register
 
 #: Operators that commute with a positive factor for each channel.
 _COMMUTING = frozenset(
@@ -44,6 +44,7 @@ class CLE:
 
     name: ClassVar[str] = "cle"
     stage: ClassVar[str] = "float"
+    needs_data: ClassVar[bool] = False
 
     sweeps: int = 0
 
@@ -51,7 +52,7 @@ class CLE:
         if type(self.sweeps) is not int or self.sweeps < 0:
             raise ConfigError(f"sweeps of cle is {self.sweeps!r}; it must be a number of sweeps, or 0 for no limit")
 
-    def __call__(self, graph: Graph) -> int:
+    def __call__(self, graph: Graph, samples: Samples = ()) -> int:
         """Equalize in place; how many pairs of layers."""
         pairs = [pair for node in graph.nodes if (pair := _pair(graph, node)) is not None]
         weights = {layer.node.name: layer.weight(graph) for pair in pairs for layer in (pair.first, *pair.layers)}

@@ -6,7 +6,7 @@ import logging
 
 from quark_onnx.config import QConfig
 from quark_onnx.graph import Graph
-from quark_onnx.optimizers import FloatOptimizer
+from quark_onnx.optimizers import FloatOptimizer, Samples
 from quark_onnx.steps.prepare import unchanged
 from quark_onnx.steps.run import Reference, Sample
 
@@ -14,11 +14,15 @@ logger = logging.getLogger(__name__)
 
 
 def optimize_float(
-    graph: Graph, config: QConfig, reference: Reference, sample: Sample | None
+    graph: Graph, config: QConfig, reference: Reference, sample: Sample | None, samples: Samples = ()
 ) -> tuple[Graph, list[str]]:
     """The graph after the optimizers of its stage, in their order, and notes for the report.
 
     One that changes the outputs on the sample is rolled back; without a sample nothing could be verified.
+
+    Args:
+        sample: to verify on.
+        samples: calibration data, for optimizers that need it.
     """
     chosen: list[FloatOptimizer] = [optimizer for optimizer in config.optimizers if optimizer.stage == "float"]
     notes = list[str]()
@@ -28,8 +32,11 @@ def optimize_float(
                 f"{optimizer.name} was left out: the model runs on no random sample, nothing could be verified"
             )
             continue
+        if optimizer.needs_data and not len(samples):
+            notes.append(f"{optimizer.name} was left out: it needs calibration data")
+            continue
         candidate = graph.copy()
-        count = optimizer(candidate)
+        count = optimizer(candidate, samples)
         candidate.drop_unused()
         candidate.infer()
         if count and unchanged(candidate, sample, reference.repeatable(sample)):

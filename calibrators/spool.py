@@ -1,0 +1,75 @@
+"""Samples that can be read as often as needed: in memory up to a limit, the rest in temporary files."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+#: Bytes of arrays that a spool keeps in memory, unless it is told otherwise.
+MEMORY = 1 << 29
+
+
+class Spool:
+    """A sequence of samples, ``{name: array}``, with bounded memory.
+
+    Each of its readers gets arrays that must not be written to. The files go with ``close``, or with the spool.
+
+    >>> with Spool([{"x": np.zeros(3)}, {"x": np.ones(3)}], memory=24) as spool:
+    ...     [float(sample["x"].sum()) for sample in spool]
+    [0.0, 3.0]
+    """
+
+    def __init__(self, samples: Iterable[Mapping[str, Any]] = (), *, memory: int = MEMORY) -> None:
+        """``memory``: bytes of arrays that stay in memory."""
+        self._left = memory
+        self._samples: list[dict[str, Any] | Path] = []
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        for sample in samples:
+            self.append(sample)
+
+    def append(self, sample: Mapping[str, Any]) -> None:
+        """Take in another sample, which must not be written to from then on."""
+        plain = all(isinstance(value, np.ndarray) and value.dtype != object for value in sample.values())
+        size = sum(value.nbytes for value in sample.values()) if plain else 0
+        if size <= self._left:
+            self._left -= size
+            self._samples.append(dict(sample))
+            return
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="quark_onnx_", ignore_cleanup_errors=True)
+        path = Path(self._folder.name) / f"{len(self._samples)}.npz"
+        names = np.array(list(sample), dtype=str)
+        np.savez(path, names, *sample.values(), allow_pickle=False)
+        self._samples.append(path)
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """One sample; of one in a file, arrays that were read just now."""
+        sample = self._samples[index]
+        if isinstance(sample, dict):
+            return sample
+        with np.load(sample, allow_pickle=False) as stored:
+            names = [str(name) for name in stored["arr_0"]]
+            return {name: stored[f"arr_{place}"] for place, name in enumerate(names, 1)}
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return (self[index] for index in range(len(self)))
+
+    def close(self) -> None:
+        """Forget the samples, and remove the files."""
+        self._samples = []
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    def __enter__(self) -> Spool:
+        return self
+
+    def __exit__(self, *error: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self.close()
