@@ -49,6 +49,7 @@ from quark_onnx.steps import (
     quantize_insides,
     raise_opset_for,
     reader_for,
+    refine,
     search,
     share_transposed,
     solve,
@@ -120,7 +121,7 @@ def _quantize(job: _Job, data: Any, executor: Executor | None, progress: bool | 
         with Progress(progress, reader.length, "calibrating", "sample") as bar:
             samples = spool if job.config.rereads else held
             ranges = calibrate(graph, plan, samples, insides, executor=executor, progress=bar.update)
-        return job.finish(graph, plan, ranges, notes, insides, [first], progress, held)
+        return job.finish(graph, plan, ranges, notes, insides, [first], progress, held, spool)
 
 
 @dataclass(frozen=True)
@@ -180,6 +181,7 @@ class _Job:
         samples: list[Sample],
         progress: bool | None,
         held: HoldOut | None = None,
+        samples_again: Samples = (),
     ) -> Result:
         """Scales, nodes, file and report; measured on what was held out, or on ``samples``."""
         config = self.config
@@ -187,6 +189,10 @@ class _Job:
         params = solve(graph, plan, ranges)
         count = search(graph, plan, params, held.first if held else [], progress)
         moved = [f"{count} power-of-two scales moved by the error at the outputs"] if count else []
+        layerwise = [optimizer for optimizer in config.optimizers if optimizer.stage == "layer"]
+        if layerwise and len(samples_again):
+            refined = refine(graph, plan, params, layerwise, samples_again, show=progress)
+            moved += refined.notes
         solve_biases(graph, plan, params)
         result, fused = insert(graph, plan, params, vendor=config.form == "vendor"), list[str]()
         raised = params.notes

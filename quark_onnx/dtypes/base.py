@@ -102,6 +102,16 @@ class Integer(Scaled):
 class Minifloat(Scaled):
     """Floats of 8 bits and fewer; the scale brings the greatest magnitude to the greatest code, zero stays zero."""
 
+    @property
+    def levels(self) -> NDArray[np.float32]:
+        """The finite values, in ascending order."""
+        values = np.arange(1 << self.bits, dtype=np.uint8).view(self._element).astype(np.float32)
+        return np.unique(values[np.isfinite(values)])
+
+    @property
+    def _element(self) -> np.dtype[Any]:
+        return self.numpy
+
     def grid(
         self, *, symmetric: bool, pow2: bool = False, narrow: bool = False, bits: int = 0, half: bool = False
     ) -> Grid:
@@ -116,6 +126,10 @@ class Minifloat(Scaled):
 @dataclass(frozen=True)
 class Float4(Minifloat):
     """Floats of 4 bits, whose codes are stored as their bit patterns: onnxruntime has no operator for the type."""
+
+    @property
+    def _element(self) -> np.dtype[Any]:
+        return _FLOAT4
 
     def encode(self, array: NDArray[Any], params: QParams, grid: Grid) -> NDArray[Any]:
         scale, _ = params.spread(array.shape)

@@ -32,7 +32,6 @@ from quark_onnx.graph.walk import copy_fields, in_order
 
 Shape = tuple["int | str | None", ...]
 
-
 #: Constants above this size in bytes are not kept as arrays beside the model.
 _LARGE = 1 << 18
 
@@ -204,10 +203,14 @@ class Graph:
         return node
 
     def add_constant(self, name: str, array: NDArray[Any]) -> str:
-        """Add an initializer under a fresh name, which is returned; its type is the array's, ml_dtypes included."""
-        name = self.fresh(name)
+        """Add an initializer under a fresh name, which is returned."""
+        return self.set_constant(self.fresh(name), array)
+
+    def set_constant(self, name: str, array: NDArray[Any]) -> str:
+        """Give an initializer a value, of the array's type, ml_dtypes included; its name."""
         array = np.ascontiguousarray(array).reshape(array.shape)
         tensor = self.store.put(name, array) if self.store else numpy_helper.from_array(array, name)
+        self._arrays.pop(name, None)
         self._shell.ir_version = max(self._shell.ir_version, least_ir_version(tensor.data_type))
         self.initializers[name] = tensor
         return name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +11,8 @@ from onnx import TensorProto
 
 from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.node import Node
+
+T = TypeVar("T", bound=np.generic)
 
 #: Operators that are layers under the right attributes.
 LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
@@ -52,14 +55,21 @@ class Layer:
         """The weight as float64 of shape (groups, outputs / groups, inputs / groups, ...)."""
         stored = graph.constant(self.node.input(1))
         assert stored is not None
-        parts = stored.astype(np.float64)
-        grouped: NDArray[np.float64] = parts.reshape(self.groups, -1, *parts.shape[1:])
+        return self.arranged(stored.astype(np.float64))
+
+    def arranged(self, stored: NDArray[T]) -> NDArray[T]:
+        """An array that is stored as the weight is, as (groups, outputs / groups, inputs / groups, ...)."""
+        grouped = stored.reshape(self.groups, -1, *stored.shape[1:])
         return grouped.swapaxes(1, 2) if self.turned else grouped
+
+    def as_stored(self, arranged: NDArray[T]) -> NDArray[T]:
+        """The reverse of ``arranged``."""
+        parts = arranged.swapaxes(1, 2) if self.turned else arranged
+        return np.ascontiguousarray(parts.reshape(-1, *parts.shape[2:]))
 
     def set_weight(self, graph: Graph, weight: NDArray[np.float64], suffix: str) -> None:
         """Store another weight, of the shape that ``weight`` has, for this node alone."""
-        parts = weight.swapaxes(1, 2) if self.turned else weight
-        stored = np.ascontiguousarray(parts.reshape(-1, *parts.shape[2:]), np.float32)
+        stored = self.as_stored(weight).astype(np.float32)
         graph.set_input(self.node, 1, graph.add_constant(f"{self.node.input(1)}_{suffix}", stored))
 
     def bias(self, graph: Graph) -> NDArray[np.float64] | None:

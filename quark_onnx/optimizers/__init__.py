@@ -1,6 +1,9 @@
 """What makes a quantized model better: rewrites of the float graph, and of what it becomes."""
 
-from quark_onnx.optimizers.base import FloatOptimizer, Samples
+from quark_onnx.optimizers.adaquant import AdaQuant
+from quark_onnx.optimizers.adaround import AdaRound
+from quark_onnx.optimizers.base import FloatOptimizer, LayerOptimizer, Samples
+from quark_onnx.optimizers.bias_correction import BiasCorrection
 from quark_onnx.optimizers.cle import CLE
 
-__all__ = ["CLE", "FloatOptimizer", "Samples"]
+__all__ = ["CLE", "AdaQuant", "AdaRound", "BiasCorrection", "FloatOptimizer", "LayerOptimizer", "Samples"]

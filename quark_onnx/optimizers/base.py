@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 from calibrators.spool import Spool
 from quark_onnx.graph import Graph
+from quark_onnx.optimizers.problem import Problem, Solution
 from quark_onnx.registry import OPTIMIZERS
 
 #: Calibration data that can be read several times; one sample is alive at a time.
@@ -34,6 +35,28 @@ class FloatOptimizer(Protocol):
         Args:
             samples: calibration data, ``{input name: array}``; it may be read several times, and may be empty.
         """
+        ...
+
+
+class LayerOptimizer(Protocol):
+    """Chooses the codes of a layer, and its bias, after scales are known; layer by layer, in the order of the graph.
+
+    The caller keeps what it proposes, output by output, where the loss on rows held out is less than before.
+
+    Attributes:
+        name: by which configurations call it.
+        stage: "layer".
+        needs_data: True.
+        moves_bias: whether it wants every layer to have a bias that may change.
+    """
+
+    name: ClassVar[str]
+    stage: ClassVar[str]
+    needs_data: ClassVar[bool]
+    moves_bias: ClassVar[bool]
+
+    def __call__(self, problem: Problem, present: Solution) -> Solution:
+        """A proposal, starting from what was found so far."""
         ...
 
 

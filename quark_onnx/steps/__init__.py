@@ -13,6 +13,7 @@ from quark_onnx.steps.optimize import optimize_float
 from quark_onnx.steps.prepare import clean, prepare, raise_opset_for
 from quark_onnx.steps.probe import probe
 from quark_onnx.steps.read import first_sample, input_specs, reader_for
+from quark_onnx.steps.refine import refine
 from quark_onnx.steps.run import Reference, Sample
 from quark_onnx.steps.search import search
 from quark_onnx.steps.share import share_transposed
@@ -47,6 +48,7 @@ __all__ = [
     "quantize_insides",
     "raise_opset_for",
     "reader_for",
+    "refine",
     "search",
     "share_transposed",
     "solve",

@@ -1,0 +1,50 @@
+"""The values that a weight may take under a scale: the nearest one, and the two on either side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Lattice:
+    """Values are a level times a scale.
+
+    Attributes:
+        scale: of each weight, float32, of the weight's shape.
+        levels: the levels in ascending order, where steps between them differ; empty where they are the whole numbers.
+        least, greatest: the ends, whole numbers of the weight's shape or of one that broadcasts; unused with ``levels``.
+    """
+
+    scale: Floats
+    levels: Floats
+    least: Floats
+    greatest: Floats
+
+    def nearest(self, weight: NDArray[np.float64]) -> Floats:
+        """The value nearest to each weight, as QuantizeLinear would choose it."""
+        units = weight.astype(np.float32) / self.scale
+        if not self.levels.size:
+            return np.clip(np.rint(units), self.least, self.greatest) * self.scale
+        below, above = self._around(units)
+        even = np.searchsorted(self.levels, below) % 2 == np.searchsorted(self.levels, 0.0) % 2
+        lower = (units - below < above - units) | ((units - below == above - units) & even)
+        return np.where(lower, below, above) * self.scale
+
+    def neighbours(self, weight: NDArray[np.float64]) -> tuple[Floats, Floats]:
+        """The greatest value that is no greater, and the next one; the last two beyond the ends."""
+        units = weight.astype(np.float32) / self.scale
+        if self.levels.size:
+            below, above = self._around(units)
+            return below * self.scale, above * self.scale
+        below = np.clip(np.floor(units), self.least, np.maximum(self.greatest - 1, self.least))
+        return below * self.scale, np.minimum(below + 1, self.greatest) * self.scale
+
+    def _around(self, units: Floats) -> tuple[Floats, Floats]:
+        place = np.searchsorted(self.levels, units, side="right") - 1
+        place = place.clip(0, self.levels.size - 2)
+        return self.levels[place], self.levels[place + 1]

@@ -1,0 +1,177 @@
+"""Learned rounding: weights are moved by gradient descent until what a layer computes is close to what it should.
+
+Follows Nagel et al. 2020, "Up or Down? Adaptive Rounding for Post-Training Quantization" (AdaRound), and Hubara et al.
+2020, "Improving Post Training Neural Quantization: Layer-wise Calibration and Integer Programming" (AdaQuant).
+
+A layer is seen as rows of inputs and of wanted outputs. Its outputs do not depend on each other, so they are dealt with
+in parts of fixed size, side by side, each on one core: the result does not depend on how many there are. The same code
+runs on numpy arrays and on torch tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from os import cpu_count
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+
+#: The stretched sigmoid of AdaRound, eq. 23: its ends.
+_GAMMA, _ZETA = -0.1, 1.1
+#: Adam's factors.
+_BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8
+#: Weights that are dealt with at a time.
+_PART = 1 << 17
+
+
+@dataclass(frozen=True)
+class Descent:
+    """How to descend.
+
+    Attributes:
+        iterations: steps.
+        rows: of a step.
+        rate: learning rate of the weights, in steps of their codes or in units of the sigmoid's argument.
+        warm: share of the iterations before the rounding is pushed to either side.
+        start, end: exponents of the push, from soft to hard.
+        push: its weight.
+    """
+
+    iterations: int
+    rows: int
+    rate: float
+    warm: float = 0.2
+    start: float = 20.0
+    end: float = 2.0
+    push: float = 0.01
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some outputs of a layer; groups come first in every array.
+
+    Attributes:
+        inputs: (groups, rows, inputs).
+        wanted: (groups, rows, outputs), behind the activation.
+        value, derivative: the activation.
+        norm: (groups, 1, outputs), what errors are divided by.
+    """
+
+    inputs: Any
+    wanted: Any
+    value: Callable[[Any], Any]
+    derivative: Callable[[Any], Any]
+    norm: Any
+
+
+def in_parts(
+    work: Callable[[slice, slice], None], groups: int, outputs: int, inputs: int, *, threads: int = 0
+) -> None:
+    """Do some work for all groups and outputs, in parts of about equal size; each on one core.
+
+    Args:
+        work: takes slices of groups and of outputs.
+        threads: how many at a time; 0 for as many as there are cores.
+    """
+    from threadpoolctl import threadpool_limits
+
+    parts = list[tuple[slice, slice]]()
+    group_step = max(1, _PART // (outputs * inputs))
+    step = max(1, _PART // inputs) if group_step == 1 else outputs
+    for group in range(0, groups, group_step):
+        for start in range(0, outputs, step):
+            parts.append((slice(group, min(groups, group + group_step)), slice(start, min(outputs, start + step))))
+    with threadpool_limits(1, "blas"), ThreadPoolExecutor(threads or cpu_count() or 1) as pool:
+        for _ in pool.map(lambda part: work(*part), parts):
+            pass
+
+
+def adaround(part: Part, below: Any, step: Any, share: Any, bias: Any, settings: Descent, xp: Any = np) -> Any:
+    """Whether each weight is rounded up, as booleans of its shape.
+
+    Args:
+        below: (groups, outputs, inputs), the value of the code below each weight.
+        step: from there to the code above.
+        share: where the weight lies between them, in [0, 1].
+        bias: (groups, outputs).
+    """
+    stretch = _ZETA - _GAMMA
+    v = -xp.log(stretch / (xp.clip(share, 0.0, 1.0) - _GAMMA) - 1)
+    adam = _Adam(v, settings.rate, xp)
+    warm = int(settings.warm * settings.iterations)
+    for turn in range(settings.iterations):
+        gate = 1 / (1 + xp.exp(-v))
+        soft = gate * stretch + _GAMMA
+        h = xp.clip(soft, 0.0, 1.0)
+        gradient = _gradient(part, below + h * step, bias, settings, turn)[0] * step
+        if turn >= warm:
+            done = (turn - warm) / max(1, settings.iterations - warm)
+            power = settings.end + (settings.start - settings.end) * max(0.0, 1 - done)
+            away = xp.clip(xp.abs(2 * h - 1), 1e-4, 1.0)
+            push = xp.exp((power - 1) * xp.log(away)) * (2 * power * settings.push)
+            gradient = gradient - xp.where(h > 0.5, push, -push)
+        inside = (soft > 0) & (soft < 1)
+        v = adam.moved(v, xp.where(inside, gradient * (gate * (1 - gate) * stretch), 0.0))
+    return v >= 0
+
+
+def _gradient(part: Part, weight: Any, bias: Any, settings: Descent, turn: int) -> tuple[Any, Any]:
+    """Of the mean squared error by the weight, and by what is added, on the rows of a turn."""
+    count = part.inputs.shape[1]
+    size = min(settings.rows, count)
+    start = turn * size % max(1, count - size + 1)
+    x, wanted = part.inputs[:, start : start + size], part.wanted[:, start : start + size]
+    z = x @ weight.swapaxes(-1, -2) + bias[:, None]
+    slope = (part.value(z) - wanted) * part.derivative(z) * (2 / size) / part.norm
+    return slope.swapaxes(-1, -2) @ x, slope.sum(1)
+
+
+class _Adam:
+    """Kingma and Ba 2015, with the learning rate as it is given."""
+
+    def __init__(self, like: Any, rate: float, xp: Any) -> None:
+        self._first, self._second = like * 0, like * 0
+        self._rate, self._turn, self._xp = rate, 0, xp
+
+    def moved(self, value: Any, gradient: Any, factor: float = 1.0) -> Any:
+        """The value after a step against the gradient."""
+        self._turn += 1
+        self._first = _BETA1 * self._first + (1 - _BETA1) * gradient
+        self._second = _BETA2 * self._second + (1 - _BETA2) * gradient * gradient
+        first = self._first / (1 - _BETA1**self._turn)
+        second = self._second / (1 - _BETA2**self._turn)
+        return value - self._rate * factor * first / (self._xp.sqrt(second) + _EPSILON)
+
+
+@dataclass(frozen=True)
+class Units:
+    """A weight in units of its scale: ``rounded`` gives whole levels, and whether they are within the grid."""
+
+    scale: Any
+    least: Any
+    greatest: Any
+
+
+def adaquant(part: Part, weight: Any, bias: Any, units: Units, settings: Descent, bias_rate: float, xp: Any = np) -> Any:
+    """The weight, in units of its scale and not yet rounded, and the bias.
+
+    Args:
+        weight: (groups, outputs, inputs), to start from, in units of its scale.
+        bias: (groups, outputs).
+        bias_rate: learning rate of the bias, relative to the spread of what is wanted.
+    """
+    adam, other = _Adam(weight, settings.rate, xp), _Adam(bias, bias_rate, xp)
+    spread = xp.sqrt(part.norm[:, 0])
+    for turn in range(settings.iterations):
+        rounded = xp.clip(xp.round(weight), units.least, units.greatest)
+        gradient, shift = _gradient(part, rounded * units.scale, bias, settings, turn)
+        cooled = 0.5 * (1 + np.cos(np.pi * turn / settings.iterations))
+        inside = (weight >= units.least) & (weight <= units.greatest)
+        weight = adam.moved(weight, xp.where(inside, gradient * units.scale, 0.0), cooled)
+        bias = bias - 0 * shift if not bias_rate else bias + (other.moved(bias, shift * spread, cooled) - bias) * spread
+    return weight, bias

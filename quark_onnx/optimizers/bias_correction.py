@@ -1,0 +1,55 @@
+"""BiasCorrection: what quantization adds to the mean of each output is taken from the bias (Nagel et al. 2019,
+"Data-Free Quantization Through Weight Equalization and Bias Correction", section 4.2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from quark_onnx.errors import ConfigError
+from quark_onnx.optimizers.base import register
+from quark_onnx.optimizers.problem import Problem, Solution
+
+#: Newton's steps towards the mean behind an activation, and the least slope that one of them divides by.
+_STEPS, _LEAST_SLOPE = 8, 0.05
+
+
+@register
+@dataclass(frozen=True)
+class BiasCorrection:
+    """Takes the mean error of each output from its bias.
+
+    Attributes:
+        method: "empirical" measures the error behind the activation, with layers before that are quantized, and
+            corrected, already; "analytic" computes it from the mean inputs of the float model and the rounding of the
+            weight alone.
+    """
+
+    name: ClassVar[str] = "bias_correction"
+    stage: ClassVar[str] = "layer"
+    needs_data: ClassVar[bool] = True
+    moves_bias: ClassVar[bool] = True
+
+    method: str = "empirical"
+
+    def __post_init__(self) -> None:
+        if self.method not in ("empirical", "analytic"):
+            raise ConfigError(f"method of bias_correction is {self.method!r}; it must be empirical or analytic")
+
+    def __call__(self, problem: Problem, present: Solution) -> Solution:
+        if self.method == "analytic":
+            rounding = present.weight - problem.weight
+            shift = np.einsum("goi,gi->go", rounding, problem.mean)
+            return Solution(present.weight, (problem.bias - shift).astype(np.float32))
+        rows, activation = problem.train, problem.activation
+        product = rows.inputs @ present.weight.swapaxes(1, 2)
+        wanted = activation.value(rows.targets).mean(axis=1, dtype=np.float64)
+        bias = (rows.targets.mean(axis=1, dtype=np.float64) - product.mean(axis=1, dtype=np.float64)).astype(np.float32)
+        for _ in range(0 if activation.linear else _STEPS):
+            shifted = product + bias[:, None]
+            missing = wanted - activation.value(shifted).mean(axis=1, dtype=np.float64)
+            slope = np.mean(activation.derivative(shifted), axis=1, dtype=np.float64)
+            bias = bias + (missing / np.maximum(slope, _LEAST_SLOPE)).astype(np.float32)
+        return Solution(present.weight, bias)

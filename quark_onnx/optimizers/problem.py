@@ -1,0 +1,121 @@
+"""The problem that every optimizer of a layer solves: codes whose products with the inputs of the quantized model come
+close to what the float model computes.
+
+Groups come first in every array: a grouped layer is as many small ones, side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quark_onnx.kernels.lattice import Lattice
+from quark_onnx.optimizers.activation import Activation
+
+Floats = NDArray[np.float32]
+Doubles = NDArray[np.float64]
+
+#: Rows whose products are alive at a time.
+_SLAB = 2048
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What a layer reads and should compute, at some places of its output.
+
+    Attributes:
+        inputs: (groups, rows, inputs of a group), from the quantized model.
+        targets: (groups, rows, outputs of a group), from the float model, before the activation.
+    """
+
+    inputs: Floats
+    targets: Floats
+
+    def __len__(self) -> int:
+        return int(self.inputs.shape[1])
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A weight and a bias.
+
+    Attributes:
+        weight: (groups, outputs, inputs), each a value that its codes can stand for.
+        bias: (groups, outputs).
+    """
+
+    weight: Floats
+    bias: Floats
+
+    def chosen(self, other: Solution, better: NDArray[np.bool_]) -> Solution:
+        """The other one where it is better; ``better`` is (groups, outputs)."""
+        weight = np.where(better[..., None], other.weight, self.weight)
+        return Solution(weight, np.where(better, other.bias, self.bias))
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A layer whose weight is to be rounded.
+
+    Attributes:
+        name: of the node.
+        weight: (groups, outputs, inputs) in float.
+        bias: (groups, outputs) in float.
+        lattice: the values that the weight may take.
+        biased: whether the layer has a bias of its own that may change.
+        activation: what follows.
+        train: rows to learn from.
+        held: rows of other samples, by which a solution is judged.
+        mean: the mean input of the float model, (groups, inputs).
+        gram: makes the sum over all rows of products of two inputs, (groups, inputs, inputs), and their number.
+        seed: of whatever is random.
+    """
+
+    name: str
+    weight: Doubles
+    bias: Doubles
+    lattice: Lattice
+    biased: bool
+    activation: Activation
+    train: Rows
+    held: Rows
+    mean: Doubles
+    gram: Callable[[], tuple[Doubles, int]]
+    seed: int = 0
+
+    def nearest(self) -> Solution:
+        """Every weight rounded to the nearest value."""
+        return Solution(self.lattice.nearest(self.weight), self.bias.astype(np.float32))
+
+    def loss(self, solution: Solution, rows: Rows | None = None) -> Doubles:
+        """Mean square of the error behind the activation, (groups, outputs); on the rows held out by default."""
+        rows = rows or self.held
+        total = np.zeros(solution.bias.shape)
+        for start in range(0, len(rows), _SLAB):
+            part = slice(start, start + _SLAB)
+            found = rows.inputs[:, part] @ solution.weight.swapaxes(1, 2) + solution.bias[:, None]
+            error = self.activation.value(found) - self.activation.value(rows.targets[:, part])
+            total += np.square(error, dtype=np.float64).sum(axis=1)
+        return total / max(1, len(rows))
+
+
+@dataclass(frozen=True)
+class LayerResult:
+    """What became of a layer.
+
+    Attributes:
+        name: of the node.
+        before: mean square of its error on samples held out, every weight rounded to the nearest code.
+        after: the same with what was kept.
+        outputs: how many outputs it has.
+        changed: for each optimizer, in how many of them its proposal was better and was kept.
+    """
+
+    name: str
+    before: float
+    after: float
+    outputs: int
+    changed: dict[str, int]

@@ -1,0 +1,260 @@
+"""problems: the layers whose codes an optimizer may choose, and what each of them reads and should compute."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quark_onnx.dtypes import Integer, Minifloat
+from quark_onnx.graph import Graph, Node
+from quark_onnx.graph.layers import Layer
+from quark_onnx.kernels import patches
+from quark_onnx.kernels.lattice import Lattice
+from quark_onnx.kernels.patches import Window
+from quark_onnx.optimizers.activation import activation_behind
+from quark_onnx.optimizers.problem import Doubles, Floats, Problem, Rows
+from quark_onnx.plan import Plan, Quantize, Use
+from quark_onnx.steps.solve import Params
+from quark_onnx.steps.walk import Walk, side_by_side
+
+#: Rows that a layer learns from, and bytes that they take at most.
+_ROWS, _BYTES = 16384, 1 << 27
+#: One sample in so many is held out.
+_EVERY = 8
+#: Rows that are multiplied with each other at a time.
+_SLAB = 4096
+
+_SPATIAL = ("Conv", "ConvTranspose")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A layer of the graph that can be optimized.
+
+    Attributes:
+        layer: the operator and how it stores its weight.
+        use: under which the scale of its weight is known.
+        result: the tensor that it computes, the addition of a bias included.
+        bias: name of the constant that is its bias; empty where it has none that may change.
+        offset: the values that are added, one for each output.
+    """
+
+    layer: Layer
+    use: Use
+    result: str
+    bias: str
+    offset: Doubles
+
+    @property
+    def node(self) -> Node:
+        return self.layer.node
+
+    @property
+    def weight(self) -> str:
+        return self.node.input(1)
+
+
+def places_in(graph: Graph, plan: Plan, params: Params) -> tuple[list[Place], list[str]]:
+    """The layers in the order of the graph, and why others of their kind are none of them."""
+    places, left = list[Place](), list[str]()
+    for node in graph.nodes:
+        layer = Layer.of(graph, node)
+        if layer is None or not isinstance(plan.entry(plan.use(node.input(1), node)), Quantize):
+            continue
+        found = _place(graph, plan, params, layer)
+        if isinstance(found, Place):
+            places.append(found)
+        else:
+            left.append(f"{node.name} ({node.op_type}): {found}")
+    return places, left
+
+
+def _place(graph: Graph, plan: Plan, params: Params, layer: Layer) -> Place | str:
+    node = layer.node
+    use = plan.root(plan.use(node.input(1), node))
+    entry = plan.entries[use]
+    if len(graph.consumers(node.input(1))) > 1 or graph.is_output(node.input(1)):
+        return "others read its weight too"
+    if use not in params.table or not isinstance(entry, Quantize) or not isinstance(entry.spec.dtype, Integer | Minifloat):
+        return "its format has no scale of its own"
+    offset = layer.bias(graph)
+    if offset is None:
+        return "what is added to it is no constant vector"
+    own = node.input(2) if node.kind != "MatMul" else ""
+    result = node.outputs[0]
+    if node.kind == "MatMul" and (added := _added(graph, node, offset.size)):
+        own, adder = added
+        result, value = adder.outputs[0], graph.constant(own)
+        assert value is not None
+        offset = value.reshape(-1).astype(np.float64)
+    alone = bool(own) and len(graph.consumers(own)) == 1
+    return Place(layer, use, result, own if alone else "", offset)
+
+
+def _added(graph: Graph, node: Node, outputs: int) -> tuple[str, Node] | None:
+    """The constant vector that alone is added to a product, and the addition."""
+    result = node.outputs[0]
+    readers = graph.consumers(result)
+    if len(readers) != 1 or readers[0].kind != "Add" or graph.is_output(result) or graph.captured(result):
+        return None
+    other = next((name for name in readers[0].inputs if name != result), "")
+    value = graph.constant(other) if other else None
+    if value is None or value.size != outputs or value.shape[-1:] != (outputs,):
+        return None
+    return other, readers[0]
+
+
+def lattice_of(graph: Graph, plan: Plan, params: Params, place: Place) -> Lattice:
+    """The values that the weight of a layer may take, in the order of groups, outputs and inputs."""
+    entry, found = plan.entries[place.use], params.table[place.use]
+    assert isinstance(entry, Quantize)
+    stored = graph.constant(place.weight)
+    assert stored is not None
+    scale, zero = (np.broadcast_to(v, stored.shape) for v in found.spread(stored.shape))
+    steps = flat(place.layer.arranged(np.ascontiguousarray(scale, np.float32)))
+    zeros = flat(place.layer.arranged(np.ascontiguousarray(zero))).astype(np.float32)
+    grid = entry.spec.grid
+    if isinstance(entry.spec.dtype, Minifloat):
+        return Lattice(steps, entry.spec.dtype.levels, zeros, zeros)
+    return Lattice(steps, np.zeros(0, np.float32), grid.qmin - zeros, grid.qmax - zeros)
+
+
+def flat(array: NDArray[Any]) -> NDArray[Any]:
+    """(groups, outputs, everything that a row multiplies)."""
+    return array.reshape(*array.shape[:2], -1)
+
+
+@dataclass(frozen=True)
+class Gatherer:
+    """Takes rows for one layer from the two walks, the quantized one in front of the layer and the float one behind."""
+
+    place: Place
+    source: str
+    floating: Walk
+    quantized: Walk
+
+    def problem(self, weight: Doubles, lattice: Lattice, activation_graph: Graph, seed: int) -> Problem:
+        """The problem of the layer."""
+        groups = self.place.layer.groups
+        offset = self.place.offset.reshape(groups, -1)
+        train, held = self._rows(weight.shape[2] + weight.shape[1], groups, seed)
+        return Problem(
+            name=self.place.node.name,
+            weight=weight,
+            bias=offset,
+            lattice=lattice,
+            biased=bool(self.place.bias),
+            activation=activation_behind(activation_graph, self.place.result),
+            train=train,
+            held=held,
+            mean=self._mean(groups),
+            gram=self._gram,
+            seed=seed,
+        )
+
+    def _rows(self, width: int, groups: int, seed: int) -> tuple[Rows, Rows]:
+        count = len(self.quantized)
+        held = list(range(_EVERY - 1, count, _EVERY)) or [count - 1]
+        rest = [index for index in range(count) if index not in held] or held
+        most = max(256, min(_ROWS, _BYTES // (4 * width * groups)))
+        train = self._taken(rest, most, seed)
+        if rest == held:  # there is a single sample
+            cut = max(1, len(train) // _EVERY)
+            parts = [Rows(train.inputs[:, part], train.targets[:, part]) for part in (slice(cut, None), slice(cut))]
+            return parts[0], parts[1]
+        return train, self._taken(held, most // (_EVERY - 1), seed + 1)
+
+    def _taken(self, which: Sequence[int], most: int, seed: int) -> Rows:
+        """Rows of some samples, in random order."""
+        share = -(-most // len(which))
+        taken = list(side_by_side(lambda index: self._of(index, share, seed), which))
+        inputs, targets = (np.concatenate(parts, axis=1) for parts in zip(*taken, strict=True))
+        order = np.random.default_rng(seed).permutation(inputs.shape[1])[:most]
+        return Rows(np.ascontiguousarray(inputs[:, order]), np.ascontiguousarray(targets[:, order]))
+
+    def _of(self, index: int, share: int, seed: int) -> tuple[Floats, Floats]:
+        [x] = self.quantized.values(self.source, [index])
+        [y] = self.floating.values(self.place.result, [index])
+        spatial = self.place.node.kind in _SPATIAL
+        chosen = patches.places_of(patches.count_places(y.shape, spatial=spatial), share, seed * 10007 + index)
+        if not spatial:
+            return patches.rows_at(x, chosen), patches.rows_at(y, chosen)
+        groups = self.place.layer.groups
+        targets = patches.at_places(y, chosen, groups)
+        return self._windowed(x, chosen, y.shape[2:]), targets
+
+    def _windowed(self, x: Floats, places: NDArray[np.int64], output: tuple[int, ...]) -> Floats:
+        window = window_of(self.place.node, x.shape[2:], output, self._kernel)
+        return patches.windowed(x, places, output, window, self.place.layer.groups)
+
+    @property
+    def _kernel(self) -> tuple[int, ...]:
+        shape = self.floating.graph.shape(self.place.weight) or ()
+        return tuple(int(size) for size in shape[2:] if size is not None)
+
+    def _mean(self, groups: int) -> Doubles:
+        """The mean of what the layer reads in float, at every tap of its kernel the mean of the channel."""
+        source = self.place.node.input(0)
+        spatial = self.place.node.kind in _SPATIAL
+        total, count = np.zeros(1), 0
+        for x in self.floating.values(source):
+            axes = tuple(axis for axis in range(x.ndim) if axis != (1 if spatial else x.ndim - 1))
+            total = total + x.sum(axis=axes, dtype=np.float64)
+            count += x.size // max(1, total.size)
+        mean = (total / max(1, count)).reshape(groups, -1)
+        taps = int(np.prod(self._kernel)) if spatial else 1
+        return np.repeat(mean, taps, axis=1)
+
+    def _gram(self) -> tuple[Doubles, int]:
+        total, count = np.zeros(1), 0
+        for part, rows in side_by_side(self._gram_of, range(len(self.quantized))):
+            total, count = total + part, count + rows
+        return total, count
+
+    def _gram_of(self, index: int) -> tuple[Doubles, int]:
+        [x] = self.quantized.values(self.source, [index])
+        total, count = np.zeros(1), 0
+        for rows in self._all_rows(x, index):
+            total = total + (rows.swapaxes(1, 2) @ rows).astype(np.float64)
+            count += rows.shape[1]
+        return total, count
+
+    def _all_rows(self, x: Floats, index: int) -> Iterator[Floats]:
+        if self.place.node.kind not in _SPATIAL:
+            rows = x.reshape(-1, x.shape[-1])
+            for start in range(0, len(rows), _SLAB):
+                yield rows[None, start : start + _SLAB]
+            return
+        [y] = self.floating.values(self.place.result, [index])
+        count = patches.count_places(y.shape, spatial=True)
+        for start in range(0, count, _SLAB):
+            yield self._windowed(x, np.arange(start, min(count, start + _SLAB)), y.shape[2:])
+
+
+def window_of(node: Node, size: tuple[int, ...], output: tuple[int, ...], kernel: tuple[int, ...]) -> Window:
+    """The window of a convolution, its padding made explicit."""
+    rank = len(kernel)
+    strides = tuple(node.attribute("strides", [1] * rank))
+    dilations = tuple(node.attribute("dilations", [1] * rank))
+    turned = node.kind == "ConvTranspose"
+    auto = node.attribute("auto_pad", b"NOTSET")
+    auto = auto.decode() if isinstance(auto, bytes) else auto
+    fixed = list(node.attribute("output_shape", ())) if turned else []
+    if auto in ("NOTSET", "") and not fixed:
+        return Window(kernel, strides, dilations, tuple(node.attribute("pads", [0] * 2 * rank)[:rank]), turned)
+    pads = []
+    extra = node.attribute("output_padding", [0] * rank) if turned else [0] * rank
+    for axis in range(rank):
+        reach = (kernel[axis] - 1) * dilations[axis] + 1
+        if turned:
+            total = strides[axis] * (size[axis] - 1) + extra[axis] + reach - output[axis]
+        else:
+            total = (output[axis] - 1) * strides[axis] + reach - size[axis]
+        total = 0 if auto == "VALID" else max(0, total)
+        first_more = (auto == "SAME_LOWER") if not turned else auto != "SAME_UPPER"
+        pads.append(total - total // 2 if first_more else total // 2)
+    return Window(kernel, strides, dilations, tuple(pads), turned)

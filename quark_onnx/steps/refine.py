@@ -1,0 +1,173 @@
+"""refine: let optimizers choose the codes and biases of the layers, one layer after the other.
+
+A layer is shown what it reads in the model whose layers before it are quantized and optimized already, and what it
+should compute by the float model. Both models are run once in all, piece by piece.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from zlib import crc32
+
+import numpy as np
+
+from quark_onnx.graph import Graph
+from quark_onnx.optimizers import LayerOptimizer, Samples
+from quark_onnx.kernels.lattice import Lattice
+from quark_onnx.optimizers.problem import Doubles, Floats, LayerResult, Problem, Solution
+from quark_onnx.plan import BiasOf, Plan, Use
+from quark_onnx.progress import Progress
+from quark_onnx.steps.insert import insert
+from quark_onnx.steps.journal import Journal
+from quark_onnx.steps.problems import Gatherer, Place, flat, lattice_of, places_in
+from quark_onnx.steps.solve import Params
+from quark_onnx.steps.walk import Walk
+
+logger = logging.getLogger(__name__)
+
+#: Bytes of activations that each of the two models keeps in memory between layers; the rest is in files.
+_MEMORY = 1 << 29
+
+
+@dataclass
+class Refinement:
+    """What became of the layers, and notes for the report."""
+
+    layers: list[LayerResult] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def refine(
+    graph: Graph,
+    plan: Plan,
+    params: Params,
+    optimizers: Sequence[LayerOptimizer],
+    samples: Samples,
+    *,
+    show: bool | None = False,
+    resume: Path | None = None,
+) -> Refinement:
+    """Replace weights and biases in ``graph`` by better ones; the weights are values of their codes.
+
+    Args:
+        samples: calibration data; one in eight judges.
+        show: whether to show a progress bar, as ``Progress`` takes it.
+        resume: a folder where each layer that is done is kept, and found again by the same run.
+
+    Raises:
+        ModelError: the graph does not run piece by piece.
+    """
+    places, left = places_in(graph, plan, params)
+    result = Refinement(notes=[f"not optimized: {reason}" for reason in left])
+    if not places:
+        result.notes.append("no layer has codes to be chosen")
+        return result
+    run = _Run(graph, plan, params, places, samples, Journal(resume, optimizers))
+    try:
+        with Progress(show, len(places), "optimizing layers", "layer") as bar:
+            for done, place in enumerate(places, 1):
+                result.layers.append(run.optimize(place, optimizers))
+                bar.update(done)
+    finally:
+        run.close()
+    result.notes += _summary(result.layers, optimizers)
+    return result
+
+
+class _Run:
+    """The two models on their way over the samples."""
+
+    def __init__(
+        self, graph: Graph, plan: Plan, params: Params, places: list[Place], samples: Samples, journal: Journal
+    ) -> None:
+        self._plan, self._params, self._journal = plan, params, journal
+        self._target = graph
+        self._float = graph.copy()
+        self._quantized = insert(graph, _open(plan, places), params)
+        for place in places:
+            self._set_weight(place, self._lattice(place).nearest(self._weight(place)))
+        self._nodes = {node.name: node for node in self._quantized.nodes}
+        self._walks = [Walk(each, samples, memory=_MEMORY) for each in (self._float, self._quantized)]
+
+    def _lattice(self, place: Place) -> Lattice:
+        return lattice_of(self._float, self._plan, self._params, place)
+
+    def _weight(self, place: Place) -> Doubles:
+        return flat(place.layer.weight(self._float))
+
+    def optimize(self, place: Place, optimizers: Sequence[LayerOptimizer]) -> LayerResult:
+        """Choose and store the codes and the bias of one layer."""
+        floating, quantized = self._walks
+        source = self._nodes[place.node.name].input(0)
+        quantized.reach(source)
+        floating.reach(place.result, place.node.input(0))
+        gatherer = Gatherer(place, source, floating, quantized)
+        seed = crc32(place.node.name.encode())
+        problem = gatherer.problem(self._weight(place), self._lattice(place), self._float, seed)
+        key = self._journal.key(problem)
+        found = self._journal.find(key)
+        if found is None:
+            found = _improved(problem, optimizers)
+            self._journal.keep(key, *found)
+        solution, result = found
+        self._set_weight(place, solution.weight)
+        stored = place.layer.as_stored(solution.weight.reshape(place.layer.weight(self._float).shape))
+        self._target.set_constant(place.weight, stored.astype(np.float32))
+        if place.bias:
+            shape = self._float.shape(place.bias)
+            assert shape is not None
+            bias = solution.bias.astype(np.float32).reshape([int(dim or 0) for dim in shape])
+            self._target.set_constant(place.bias, bias)
+            if self._quantized.is_constant(place.bias):
+                self._quantized.set_constant(place.bias, bias)
+        return result
+
+    def close(self) -> None:
+        for walk in self._walks:
+            walk.close()
+
+    def _set_weight(self, place: Place, weight: Floats) -> None:
+        shaped = weight.reshape(place.layer.weight(self._float).shape)
+        self._quantized.set_constant(place.weight, place.layer.as_stored(shaped).astype(np.float32))
+
+
+def _open(plan: Plan, places: list[Place]) -> Plan:
+    """The plan without the weights and biases that are to be chosen: they stay float constants."""
+    opened = plan.without(BiasOf)
+    for place in places:
+        opened.entries.pop(place.use, None)
+        opened.entries.pop(Use(place.bias), None)
+    return opened
+
+
+def _improved(problem: Problem, optimizers: Sequence[LayerOptimizer]) -> tuple[Solution, LayerResult]:
+    """The best of what the optimizers propose in turn, output by output."""
+    present = problem.nearest()
+    loss = first = problem.loss(present)
+    changed = dict[str, int]()
+    for optimizer in optimizers:
+        proposal = optimizer(problem, present)
+        if not problem.biased:
+            proposal = Solution(proposal.weight, present.bias)
+        new = problem.loss(proposal)
+        better = new < loss
+        changed[optimizer.name] = int(better.sum())
+        present, loss = present.chosen(proposal, better), np.where(better, new, loss)
+    result = LayerResult(problem.name, float(first.mean()), float(loss.mean()), int(loss.size), changed)
+    return present, result
+
+
+def _summary(layers: list[LayerResult], optimizers: Sequence[LayerOptimizer]) -> list[str]:
+    notes = list[str]()
+    for optimizer in optimizers:
+        used = sum(layer.changed.get(optimizer.name, 0) > 0 for layer in layers)
+        notes.append(f"{optimizer.name}: kept in {used} of {len(layers)} layers")
+    shares = [layer.after / layer.before for layer in layers if layer.before > 0]
+    if shares:
+        mean = float(np.exp(np.mean(np.log(np.maximum(shares, 1e-12)))))
+        notes.append(f"error of a layer on samples held out: {mean:.3f} times that of rounding to nearest")
+    return notes
+
