@@ -17,7 +17,7 @@ class Lattice:
     Attributes:
         scale: of each weight, float32, of the weight's shape.
         levels: the levels in ascending order, where steps between them differ; empty where they are the whole numbers.
-        least, greatest: the ends, whole numbers of the weight's shape or of one that broadcasts; unused with ``levels``.
+        least, greatest: the ends, whole numbers of the weight's shape; unused with ``levels``.
     """
 
     scale: Floats

@@ -25,8 +25,8 @@ Floats = NDArray[np.float32]
 _GAMMA, _ZETA = -0.1, 1.1
 #: Adam's factors.
 _BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8
-#: Weights that are dealt with at a time.
-_PART = 1 << 17
+#: Weights that are dealt with at a time, and groups: as many as a core keeps near.
+_PART, _GROUPS = 1 << 16, 128
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,8 @@ class Part:
     """Some outputs of a layer; groups come first in every array.
 
     Attributes:
-        inputs: (groups, rows, inputs).
+        inputs: (groups, rows, inputs); or (rows, inputs, groups), where each group has one output: many tiny products
+            are one long one then.
         wanted: (groups, rows, outputs), behind the activation.
         value, derivative: the activation.
         norm: (groups, 1, outputs), what errors are divided by.
@@ -67,6 +68,35 @@ class Part:
     value: Callable[[Any], Any]
     derivative: Callable[[Any], Any]
     norm: Any
+
+    @classmethod
+    def of(cls, inputs: Floats, wanted: Floats, value: Any, derivative: Any, norm: Floats) -> Part:
+        """A part, laid out for speed; ``inputs`` is (groups, rows, inputs)."""
+        if wanted.shape[2] > 1:
+            return cls(inputs, np.ascontiguousarray(wanted), value, derivative, norm)
+        turned = np.ascontiguousarray(wanted[:, :, 0].T).T[:, :, None]
+        return cls(np.ascontiguousarray(inputs.transpose(1, 2, 0)), turned, value, derivative, norm)
+
+    def gradient(self, weight: Any, bias: Any, size: int, turn: int, xp: Any) -> tuple[Any, Any]:
+        """Of the mean squared error by the weight, and by what is added, on the next ``size`` rows."""
+        count = self.wanted.shape[1]
+        size = min(size, count)
+        start = turn * size % max(1, count - size + 1)
+        now = slice(start, start + size)
+        wanted = self.wanted[:, now]
+        if wanted.shape[2] == 1:
+            x = self.inputs[now]
+            z = xp.einsum("nkg,gk->ng", x, weight[:, 0]).swapaxes(0, 1)[:, :, None] + bias[:, None]
+        else:
+            x = self.inputs[:, now]
+            z = x @ weight.swapaxes(-1, -2) + bias[:, None]
+        slope = self.value(z)
+        slope -= wanted
+        slope *= self.derivative(z)
+        slope *= (2 / size) / self.norm
+        if wanted.shape[2] == 1:
+            return xp.einsum("ng,nkg->gk", slope[:, :, 0].swapaxes(0, 1), x)[:, None], slope.sum(1)
+        return slope.swapaxes(-1, -2) @ x, slope.sum(1)
 
 
 def in_parts(
@@ -81,7 +111,7 @@ def in_parts(
     from threadpoolctl import threadpool_limits
 
     parts = list[tuple[slice, slice]]()
-    group_step = max(1, _PART // (outputs * inputs))
+    group_step = max(1, min(_GROUPS, _PART // (outputs * inputs)))
     step = max(1, _PART // inputs) if group_step == 1 else outputs
     for group in range(0, groups, group_step):
         for start in range(0, outputs, step):
@@ -108,7 +138,7 @@ def adaround(part: Part, below: Any, step: Any, share: Any, bias: Any, settings:
         gate = 1 / (1 + xp.exp(-v))
         soft = gate * stretch + _GAMMA
         h = xp.clip(soft, 0.0, 1.0)
-        gradient = _gradient(part, below + h * step, bias, settings, turn)[0] * step
+        gradient = part.gradient(below + h * step, bias, settings.rows, turn, xp)[0] * step
         if turn >= warm:
             done = (turn - warm) / max(1, settings.iterations - warm)
             power = settings.end + (settings.start - settings.end) * max(0.0, 1 - done)
@@ -118,17 +148,6 @@ def adaround(part: Part, below: Any, step: Any, share: Any, bias: Any, settings:
         inside = (soft > 0) & (soft < 1)
         v = adam.moved(v, xp.where(inside, gradient * (gate * (1 - gate) * stretch), 0.0))
     return v >= 0
-
-
-def _gradient(part: Part, weight: Any, bias: Any, settings: Descent, turn: int) -> tuple[Any, Any]:
-    """Of the mean squared error by the weight, and by what is added, on the rows of a turn."""
-    count = part.inputs.shape[1]
-    size = min(settings.rows, count)
-    start = turn * size % max(1, count - size + 1)
-    x, wanted = part.inputs[:, start : start + size], part.wanted[:, start : start + size]
-    z = x @ weight.swapaxes(-1, -2) + bias[:, None]
-    slope = (part.value(z) - wanted) * part.derivative(z) * (2 / size) / part.norm
-    return slope.swapaxes(-1, -2) @ x, slope.sum(1)
 
 
 class _Adam:
@@ -141,11 +160,14 @@ class _Adam:
     def moved(self, value: Any, gradient: Any, factor: float = 1.0) -> Any:
         """The value after a step against the gradient."""
         self._turn += 1
-        self._first = _BETA1 * self._first + (1 - _BETA1) * gradient
-        self._second = _BETA2 * self._second + (1 - _BETA2) * gradient * gradient
-        first = self._first / (1 - _BETA1**self._turn)
-        second = self._second / (1 - _BETA2**self._turn)
-        return value - self._rate * factor * first / (self._xp.sqrt(second) + _EPSILON)
+        self._first *= _BETA1
+        self._first += (1 - _BETA1) * gradient
+        self._second *= _BETA2
+        self._second += (1 - _BETA2) * gradient * gradient
+        spread = self._xp.sqrt(self._second)
+        spread += _EPSILON
+        rate = self._rate * factor * (1 - _BETA2**self._turn) ** 0.5 / (1 - _BETA1**self._turn)
+        return value - self._first / spread * rate
 
 
 @dataclass(frozen=True)
@@ -169,7 +191,7 @@ def adaquant(part: Part, weight: Any, bias: Any, units: Units, settings: Descent
     spread = xp.sqrt(part.norm[:, 0])
     for turn in range(settings.iterations):
         rounded = xp.clip(xp.round(weight), units.least, units.greatest)
-        gradient, shift = _gradient(part, rounded * units.scale, bias, settings, turn)
+        gradient, shift = part.gradient(rounded * units.scale, bias, settings.rows, turn, xp)
         cooled = 0.5 * (1 + np.cos(np.pi * turn / settings.iterations))
         inside = (weight >= units.least) & (weight <= units.greatest)
         weight = adam.moved(weight, xp.where(inside, gradient * units.scale, 0.0), cooled)

@@ -5,5 +5,6 @@ from quark_onnx.optimizers.adaround import AdaRound
 from quark_onnx.optimizers.base import FloatOptimizer, LayerOptimizer, Samples
 from quark_onnx.optimizers.bias_correction import BiasCorrection
 from quark_onnx.optimizers.cle import CLE
+from quark_onnx.optimizers.gptq import GPTQ
 
-__all__ = ["CLE", "AdaQuant", "AdaRound", "BiasCorrection", "FloatOptimizer", "LayerOptimizer", "Samples"]
+__all__ = ["CLE", "GPTQ", "AdaQuant", "AdaRound", "BiasCorrection", "FloatOptimizer", "LayerOptimizer", "Samples"]

@@ -51,9 +51,9 @@ class AdaQuant:
 
         def work(groups: slice, outputs: slice) -> None:
             own = (groups, outputs)
-            part = Part(
+            part = Part.of(
                 problem.train.inputs[groups],
-                np.ascontiguousarray(wanted[groups, :, outputs]),
+                wanted[groups, :, outputs],
                 activation.value,
                 activation.derivative,
                 norm[groups, :, outputs],

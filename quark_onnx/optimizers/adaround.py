@@ -54,9 +54,9 @@ class AdaRound:
         weight = present.weight.copy()
 
         def work(groups: slice, outputs: slice) -> None:
-            part = Part(
+            part = Part.of(
                 problem.train.inputs[groups],
-                np.ascontiguousarray(wanted[groups, :, outputs]),
+                wanted[groups, :, outputs],
                 activation.value,
                 activation.derivative,
                 norm[groups, :, outputs],
