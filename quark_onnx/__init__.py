@@ -7,9 +7,10 @@
 """
 
 from quark_onnx.analysis import Comparison, compare
-from quark_onnx.api import Result, quantize, quantize_dynamic, quantize_static, quantize_weights
+from quark_onnx.api import quantize, quantize_dynamic, quantize_static, quantize_weights
 from quark_onnx.config import Override, QConfig, QuantizationSpec
 from quark_onnx.errors import QuarkError
+from quark_onnx.job import Result
 from quark_onnx.onnxruntime_spelling import CalibrationDataReader, CalibrationMethod, QuantFormat, QuantType
 
 __version__ = "0.1.0"

@@ -14,9 +14,9 @@ from onnx import ModelProto
 import calibrators
 from calibrators.base import is_number
 from calibrators.session import model_bytes, open_session
-from quark_onnx.api import load
 from quark_onnx.errors import ConfigError, DataError, ModelError
 from quark_onnx.graph import Graph
+from quark_onnx.job import load
 from quark_onnx.report.measure import OutputError, measure
 from quark_onnx.steps import reader_for
 

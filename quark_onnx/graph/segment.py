@@ -13,7 +13,9 @@ from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.node import Node
 
 
-def segment(graph: Graph, nodes: Sequence[Node], given: Mapping[str, NDArray[Any]], results: Sequence[str]) -> ModelProto:
+def segment(
+    graph: Graph, nodes: Sequence[Node], given: Mapping[str, NDArray[Any]], results: Sequence[str]
+) -> ModelProto:
     """The model that computes some tensors of a graph from others.
 
     Args:

@@ -29,7 +29,8 @@ class Lattice:
         """The value nearest to each weight, as QuantizeLinear would choose it."""
         units = weight.astype(np.float32) / self.scale
         if not self.levels.size:
-            return np.clip(np.rint(units), self.least, self.greatest) * self.scale
+            codes: Floats = np.clip(np.rint(units), self.least, self.greatest)
+            return codes * self.scale
         below, above = self._around(units)
         even = np.searchsorted(self.levels, below) % 2 == np.searchsorted(self.levels, 0.0) % 2
         lower = (units - below < above - units) | ((units - below == above - units) & even)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,7 +64,8 @@ def windowed(x: Floats, places: NDArray[np.int64], output: tuple[int, ...], wind
         shape = (-1, *[window.kernel[axis] if other == axis else 1 for other in range(rank)])
         index.append(found.reshape(shape))
         valid = valid & inside.reshape(shape)
-    taken = x[(index[0], slice(None), *index[1:])]  # (places, kernel..., channels)
+    chosen: Any = (index[0], slice(None), *index[1:])
+    taken: Floats = x[chosen]  # (places, kernel..., channels)
     if not valid.all():
         taken = taken * valid[..., None]
     rows = np.moveaxis(taken, -1, 1).reshape(len(places), groups, -1)
@@ -86,7 +88,8 @@ def at_places(y: Floats, places: NDArray[np.int64], groups: int) -> Floats:
     """
     output = y.shape[2:]
     batch, *spots = np.unravel_index(places, (y.shape[0], *output))
-    taken = y[(batch, slice(None), *spots)].reshape(len(places), groups, -1)
+    chosen: Any = (batch, slice(None), *spots)
+    taken = y[chosen].reshape(len(places), groups, -1)
     return np.ascontiguousarray(taken.swapaxes(0, 1))
 
 

@@ -36,7 +36,7 @@ class Descent:
     Attributes:
         iterations: steps.
         rows: of a step.
-        rate: learning rate of the weights, in steps of their codes or in units of the sigmoid's argument.
+        rate: learning rate of the weights, relative to their root mean square, or of the sigmoid's argument.
         warm: share of the iterations before the rounding is pushed to either side.
         start, end: exponents of the push, from soft to hard.
         push: its weight.
@@ -99,9 +99,7 @@ class Part:
         return slope.swapaxes(-1, -2) @ x, slope.sum(1)
 
 
-def in_parts(
-    work: Callable[[slice, slice], None], groups: int, outputs: int, inputs: int, *, threads: int = 0
-) -> None:
+def in_parts(work: Callable[[slice, slice], None], groups: int, outputs: int, inputs: int, *, threads: int = 0) -> None:
     """Do some work for all groups and outputs, in parts of about equal size; each on one core.
 
     Args:
@@ -157,7 +155,7 @@ class _Adam:
         self._first, self._second = like * 0, like * 0
         self._rate, self._turn, self._xp = rate, 0, xp
 
-    def moved(self, value: Any, gradient: Any, factor: float = 1.0) -> Any:
+    def moved(self, value: Any, gradient: Any, factor: Any = 1.0) -> Any:
         """The value after a step against the gradient."""
         self._turn += 1
         self._first *= _BETA1
@@ -166,8 +164,8 @@ class _Adam:
         self._second += (1 - _BETA2) * gradient * gradient
         spread = self._xp.sqrt(self._second)
         spread += _EPSILON
-        rate = self._rate * factor * (1 - _BETA2**self._turn) ** 0.5 / (1 - _BETA1**self._turn)
-        return value - self._first / spread * rate
+        rate = self._rate * (1 - _BETA2**self._turn) ** 0.5 / (1 - _BETA1**self._turn)
+        return value - self._first / spread * (factor * rate)
 
 
 @dataclass(frozen=True)
@@ -179,7 +177,9 @@ class Units:
     greatest: Any
 
 
-def adaquant(part: Part, weight: Any, bias: Any, units: Units, settings: Descent, bias_rate: float, xp: Any = np) -> Any:
+def adaquant(
+    part: Part, weight: Any, bias: Any, units: Units, settings: Descent, bias_rate: float, xp: Any = np
+) -> Any:
     """The weight, in units of its scale and not yet rounded, and the bias.
 
     Args:
@@ -189,11 +189,13 @@ def adaquant(part: Part, weight: Any, bias: Any, units: Units, settings: Descent
     """
     adam, other = _Adam(weight, settings.rate, xp), _Adam(bias, bias_rate, xp)
     spread = xp.sqrt(part.norm[:, 0])
+    reach = xp.sqrt((weight * weight).mean(-1))[..., None] + 1e-6
     for turn in range(settings.iterations):
         rounded = xp.clip(xp.round(weight), units.least, units.greatest)
         gradient, shift = part.gradient(rounded * units.scale, bias, settings.rows, turn, xp)
         cooled = 0.5 * (1 + np.cos(np.pi * turn / settings.iterations))
         inside = (weight >= units.least) & (weight <= units.greatest)
-        weight = adam.moved(weight, xp.where(inside, gradient * units.scale, 0.0), cooled)
-        bias = bias - 0 * shift if not bias_rate else bias + (other.moved(bias, shift * spread, cooled) - bias) * spread
+        weight = adam.moved(weight, xp.where(inside, gradient * units.scale, 0.0), cooled * reach)
+        if bias_rate:
+            bias = other.moved(bias, shift * spread, cooled * spread)
     return weight, bias

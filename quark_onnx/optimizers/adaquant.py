@@ -21,7 +21,7 @@ class AdaQuant:
     Attributes:
         iterations: steps of the descent for each layer.
         rows: places of the layer's output that a step looks at.
-        rate: learning rate of the weights, in steps of their codes.
+        rate: learning rate of the weights, relative to the root mean square of those of an output.
         bias_rate: learning rate of the biases, in units of the layer's error.
     """
 
@@ -32,7 +32,7 @@ class AdaQuant:
 
     iterations: int = 500
     rows: int = 256
-    rate: float = 0.02
+    rate: float = 0.001
     bias_rate: float = 0.02
 
     def __post_init__(self) -> None:

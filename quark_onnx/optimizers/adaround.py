@@ -33,9 +33,9 @@ class AdaRound:
 
     iterations: int = 500
     rows: int = 256
-    rate: float = 0.05
-    push: float = 0.002
-    warm: float = 0.2
+    rate: float = 0.3
+    push: float = 0.5
+    warm: float = 0.1
 
     def __post_init__(self) -> None:
         for setting in ("iterations", "rows"):
@@ -46,7 +46,7 @@ class AdaRound:
     def __call__(self, problem: Problem, present: Solution) -> Solution:
         below, above = problem.lattice.neighbours(problem.weight)
         step = above - below
-        share = ((problem.weight - below) / np.where(step > 0, step, 1)).astype(np.float32)
+        share = ((problem.weight - below) / np.where(step == 0, 1, step)).astype(np.float32)
         settings = Descent(self.iterations, self.rows, self.rate, self.warm, push=self.push)
         activation = problem.activation
         wanted = activation.value(problem.train.targets)

@@ -15,7 +15,7 @@ Samples = Sequence[Mapping[str, Any]] | Spool
 
 
 class FloatOptimizer(Protocol):
-    """Rewrites the float graph in place before it is planned, without changing what it computes.
+    """Rewrites the float graph in place before it is planned, without changing what it computes, unless it says so.
 
     The caller verifies the claim by running the model before and after.
 
@@ -23,11 +23,15 @@ class FloatOptimizer(Protocol):
         name: by which configurations call it.
         stage: "float".
         needs_data: whether it does nothing without samples.
+        exact: whether it claims that the model computes the same afterwards.
     """
 
     name: ClassVar[str]
     stage: ClassVar[str]
     needs_data: ClassVar[bool]
+
+    @property
+    def exact(self) -> bool: ...
 
     def __call__(self, graph: Graph, samples: Samples) -> int:
         """How many places were rewritten.

@@ -13,6 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from onnx import TensorProto
 
 from quark_onnx.errors import ConfigError
 from quark_onnx.graph import Graph, Node
@@ -27,6 +28,8 @@ _COMMUTING = frozenset(
 #: Layers whose channels are the second axis; those of the others are the last one.
 _SPATIAL = frozenset({"Conv", "ConvTranspose"})
 _MATRIX = 2
+_RELU6 = ("keep", "bound", "replace")
+_ENDS = ((1, "min"), (2, "max"))
 #: Sweeps end when no factor is further from 1 than this, or after so many.
 _CONVERGED, _MOST_SWEEPS = 1e-3, 100
 #: Channels without weights on one side are left alone; factors beyond this would leave float32 for nothing.
@@ -36,10 +39,13 @@ _GREATEST_FACTOR = 1e4
 @register
 @dataclass(frozen=True)
 class CLE:
-    """Cross-layer equalization of the float model; it computes the same.
+    """Cross-layer equalization of the float model; it computes the same, unless ``relu6`` is "replace".
 
     Attributes:
         sweeps: how often all pairs of layers are equalized; 0 until nothing changes.
+        relu6: what becomes of a Clip between 0 and an upper bound, which does not commute with factors. "keep" leaves
+            it and the layers around it alone; "bound" makes it a Relu and a Min with a bound for each channel, which
+            computes the same; "replace" makes it a Relu, which does not.
     """
 
     name: ClassVar[str] = "cle"
@@ -47,14 +53,28 @@ class CLE:
     needs_data: ClassVar[bool] = False
 
     sweeps: int = 0
+    relu6: str = "keep"
 
     def __post_init__(self) -> None:
+        if self.relu6 not in _RELU6:
+            raise ConfigError(f"relu6 of cle is {self.relu6!r}; it must be one of {', '.join(_RELU6)}")
         if type(self.sweeps) is not int or self.sweeps < 0:
             raise ConfigError(f"sweeps of cle is {self.sweeps!r}; it must be a number of sweeps, or 0 for no limit")
 
+    @property
+    def exact(self) -> bool:
+        """Whether the model computes the same afterwards."""
+        return self.relu6 != "replace"
+
     def __call__(self, graph: Graph, samples: Samples = ()) -> int:
         """Equalize in place; how many pairs of layers."""
-        pairs = [pair for node in graph.nodes if (pair := _pair(graph, node)) is not None]
+        if self.relu6 == "replace":
+            for node in [node for node in graph.nodes if _upper(graph, node) is not None]:
+                source, result = node.inputs[0], node.outputs[0]
+                graph.remove([node])
+                graph.add("Relu", [source], [result], name=node.name)
+        bounded = self.relu6 == "bound"
+        pairs = [pair for node in graph.nodes if (pair := _pair(graph, node, bounded)) is not None]
         weights = {layer.node.name: layer.weight(graph) for pair in pairs for layer in (pair.first, *pair.layers)}
         total = {pair.first.node.name: np.ones(pair.channels) for pair in pairs}
         for _ in range(self.sweeps or _MOST_SWEEPS):
@@ -84,6 +104,7 @@ class _Pair:
     first: Layer
     channels: int
     readers: tuple[_Reader, ...]
+    clips: tuple[tuple[Node, int], ...] = ()
 
     @property
     def layers(self) -> tuple[Layer, ...]:
@@ -107,6 +128,8 @@ class _Pair:
         bias = self.first.bias(graph)
         if bias is not None and bias.any():
             self.first.set_bias(graph, bias / factor, "equalized")
+        for node, repeat in self.clips:
+            _bound(graph, node, np.repeat(factor, repeat))
 
 
 def _by_input(weight: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -130,14 +153,19 @@ def _scale_inputs(reader: _Reader, weights: dict[str, NDArray[np.float64]], fact
     weights[reader.layer.node.name] = weight * whole.reshape(shape)
 
 
-def _pair(graph: Graph, node: Node) -> _Pair | None:
-    """A layer and those that alone read it, through operators that commute with factors."""
+def _pair(graph: Graph, node: Node, bounded: bool) -> _Pair | None:
+    """A layer and those that alone read it, through operators that commute with factors.
+
+    Args:
+        bounded: a Clip with an upper bound may get one for each channel.
+    """
     first = Layer.of(graph, node)
     if first is None or first.bias(graph) is None or len(graph.consumers(node.input(1))) > 1:
         return None
     channels = int(np.prod(first.weight(graph).shape[:2]))
     spatial = node.kind in _SPATIAL
     readers = list[_Reader]()
+    clips = list[tuple[Node, int]]()
     todo = [(node.outputs[0], 0, 1)]
     while todo:
         tensor, offset, repeat = todo.pop()
@@ -156,10 +184,13 @@ def _pair(graph: Graph, node: Node) -> _Pair | None:
             if not spatial and reader.kind not in _COMMUTING and len(graph.shape(tensor) or ()) != _MATRIX:
                 return None  # its channels come last
             after = _behind(graph, reader, tensor, offset, repeat)
+            if after is None and bounded and not offset and _upper(graph, reader) is not None:
+                clips.append((reader, repeat))
+                after = offset, repeat
             if after is None:
                 return None
             todo.append((reader.outputs[0], *after))
-    return _Pair(first, channels, tuple(readers))
+    return _Pair(first, channels, tuple(readers), tuple(clips))
 
 
 def _fits(graph: Graph, layer: Layer, offset: int, count: int) -> bool:
@@ -185,6 +216,31 @@ def _behind(graph: Graph, node: Node, tensor: str, offset: int, repeat: int) -> 
             size = int(np.prod([dim for dim in area if isinstance(dim, int)], initial=1))
             return offset * size, repeat * size
     return None
+
+
+def _upper(graph: Graph, node: Node) -> float | None:
+    """The upper bound of a Clip whose lower one is zero; None if it is none."""
+    if node.kind != "Clip" or graph.elem_type(node.outputs[0]) != TensorProto.FLOAT:
+        return None
+    ends = [graph.constant(node.input(place)) if node.input(place) else node.attribute(name) for place, name in _ENDS]
+    if ends[0] is None or np.any(ends[0]) or ends[1] is None:
+        return None
+    high = float(np.asarray(ends[1]).reshape(-1)[0])
+    return high if 0 < high < np.inf else None
+
+
+def _bound(graph: Graph, node: Node, factor: NDArray[np.float64]) -> None:
+    """Write a Clip as a Relu and a Min, its upper bound divided by a factor for each channel."""
+    high = _upper(graph, node)
+    assert high is not None
+    source, result = node.inputs[0], node.outputs[0]
+    rank = len(graph.shape(source) or ())
+    shape = (1, factor.size, *[1] * (rank - 2))
+    bounds = graph.add_constant(f"{result}_bounds", (high / factor).astype(np.float32).reshape(shape))
+    positive = graph.fresh(f"{result}_positive")
+    graph.remove([node])
+    graph.add("Relu", [source], [positive], name=f"{node.name}_Relu")
+    graph.add("Min", [positive, bounds], [result], name=f"{node.name}_Min")
 
 
 def _is_relu(graph: Graph, node: Node) -> bool:

@@ -11,7 +11,7 @@ from calibrators.base import is_number
 from quark_onnx.errors import ConfigError
 from quark_onnx.kernels.gptq import gptq
 from quark_onnx.optimizers.base import register
-from quark_onnx.optimizers.problem import Problem, Solution
+from quark_onnx.optimizers.problem import Doubles, Problem, Solution
 
 
 @register
@@ -50,7 +50,7 @@ class GPTQ:
         rounded = gptq(weight, gram, problem.lattice, damping=self.damping, act_order=self.act_order)
         return Solution(rounded, present.bias)
 
-    def _shift(self, problem: Problem, present: Solution, gram: np.ndarray, count: int) -> np.ndarray:
+    def _shift(self, problem: Problem, present: Solution, gram: Doubles, count: int) -> Doubles:
         """What brings the products with the inputs of the quantized model nearest to the targets (ridge regression)."""
         rows = problem.train
         missing = rows.targets - present.bias[:, None] - rows.inputs @ problem.weight.swapaxes(1, 2).astype(np.float32)
@@ -58,4 +58,5 @@ class GPTQ:
         size = gram.shape[1]
         ridge = max(self.damping, 1e-3) * np.trace(gram, axis1=1, axis2=2) / size
         damped = gram + (ridge + (ridge == 0))[:, None, None] * np.eye(size)
-        return np.linalg.solve(damped, cross.swapaxes(1, 2)).swapaxes(1, 2)
+        shift: Doubles = np.linalg.solve(damped, cross.swapaxes(1, 2)).swapaxes(1, 2)
+        return shift

@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from quark_onnx.optimizers.problem import LayerResult
 from quark_onnx.plan import Keep, Plan
 from quark_onnx.report.measure import OutputError
 
@@ -25,7 +26,8 @@ class Report:
         samples). held_out: see samples. bytes_before, bytes_after: size of the serialized models. operators: for each
         operator type, how many nodes were quantized and how many there are. kept_nodes: nodes that stayed float, and
         why. kept_tensors: tensors that could have been quantized but stayed float, and why. notes: rewrites, rolled-
-        back passes, raised scales, findings of the guard. outputs: the error at each output.
+        back passes, raised scales, findings of the guard. outputs: the error at each output. layers: what optimizers
+        made of each layer.
     """
 
     config: str
@@ -38,6 +40,7 @@ class Report:
     kept_tensors: dict[str, str]
     notes: list[str] = field(default_factory=list)
     outputs: list[OutputError] = field(default_factory=list)
+    layers: list[LayerResult] = field(default_factory=list)
 
     @property
     def quantized(self) -> int:

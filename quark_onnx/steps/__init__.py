@@ -9,7 +9,7 @@ from quark_onnx.steps.insert import define_functions, insert
 from quark_onnx.steps.inside import Inside, all_plans, give_up_late, plan_insides, wanted
 from quark_onnx.steps.insides import quantize_insides
 from quark_onnx.steps.make_plan import make_plan
-from quark_onnx.steps.optimize import optimize_float
+from quark_onnx.steps.optimize import give_biases, optimize_float
 from quark_onnx.steps.prepare import clean, prepare, raise_opset_for
 from quark_onnx.steps.probe import probe
 from quark_onnx.steps.read import first_sample, input_specs, reader_for
@@ -35,6 +35,7 @@ __all__ = [
     "finish",
     "first_sample",
     "fuse",
+    "give_biases",
     "give_up_late",
     "guard",
     "input_specs",

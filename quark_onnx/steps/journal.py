@@ -9,8 +9,10 @@ import zipfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from quark_onnx.errors import ConfigError
 from quark_onnx.optimizers import LayerOptimizer
@@ -39,7 +41,14 @@ class Journal:
         digest = hashlib.blake2b(self._settings.encode(), digest_size=16)
         digest.update(f"{problem.name} {problem.biased} {problem.activation} {problem.seed}".encode())
         lattice = problem.lattice
-        arrays = [problem.weight, problem.bias, problem.mean, lattice.scale, lattice.levels, lattice.least]
+        arrays: list[NDArray[Any]] = [
+            problem.weight,
+            problem.bias,
+            problem.mean,
+            lattice.scale,
+            lattice.levels,
+            lattice.least,
+        ]
         arrays += [lattice.greatest]
         arrays += [part for rows in (problem.train, problem.held) for part in (rows.inputs, rows.targets)]
         for array in arrays:
@@ -68,4 +77,4 @@ class Journal:
             np.savez(file, weight=solution.weight, bias=solution.bias, result=json.dumps(asdict(result)))
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        temporary.replace(path)

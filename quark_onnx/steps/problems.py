@@ -79,7 +79,11 @@ def _place(graph: Graph, plan: Plan, params: Params, layer: Layer) -> Place | st
     entry = plan.entries[use]
     if len(graph.consumers(node.input(1))) > 1 or graph.is_output(node.input(1)):
         return "others read its weight too"
-    if use not in params.table or not isinstance(entry, Quantize) or not isinstance(entry.spec.dtype, Integer | Minifloat):
+    if (
+        use not in params.table
+        or not isinstance(entry, Quantize)
+        or not isinstance(entry.spec.dtype, Integer | Minifloat)
+    ):
         return "its format has no scale of its own"
     offset = layer.bias(graph)
     if offset is None:

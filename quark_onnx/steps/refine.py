@@ -15,8 +15,8 @@ from zlib import crc32
 import numpy as np
 
 from quark_onnx.graph import Graph
-from quark_onnx.optimizers import LayerOptimizer, Samples
 from quark_onnx.kernels.lattice import Lattice
+from quark_onnx.optimizers import LayerOptimizer, Samples
 from quark_onnx.optimizers.problem import Doubles, Floats, LayerResult, Problem, Solution
 from quark_onnx.plan import BiasOf, Plan, Use
 from quark_onnx.progress import Progress
@@ -170,4 +170,3 @@ def _summary(layers: list[LayerResult], optimizers: Sequence[LayerOptimizer]) ->
         mean = float(np.exp(np.mean(np.log(np.maximum(shares, 1e-12)))))
         notes.append(f"error of a layer on samples held out: {mean:.3f} times that of rounding to nearest")
     return notes
-

@@ -21,8 +21,10 @@ functions
 dtypes
 config graph
 plan
-rules passes fusions optimizers report onnxruntime_spelling
+rules passes fusions optimizers onnxruntime_spelling
+report
 steps
+job
 api
 analysis
 quark_onnx

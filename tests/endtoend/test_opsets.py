@@ -16,9 +16,9 @@ from onnx import ModelProto, TensorProto, helper
 
 from calibrators.session import open_session
 from quark_onnx import QConfig, quantize
-from quark_onnx.api import Result
 from quark_onnx.config import QuantizationSpec
 from quark_onnx.errors import ConfigError, ModelError
+from quark_onnx.job import Result
 from tests.models import Feeds, interface, normal, parse, weight
 
 

@@ -1,0 +1,282 @@
+"""Job: one run from a float model to a quantized one, step by step."""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from onnx import ModelProto
+
+from calibrators.session import model_bytes
+from calibrators.spool import Spool
+from quark_onnx.config import QConfig
+from quark_onnx.errors import ModelError
+from quark_onnx.graph import Graph, Narrowing, inlined, store_for, widened
+from quark_onnx.graph.io import check_text, external_files, read
+from quark_onnx.optimizers import Samples
+from quark_onnx.optimizers.problem import LayerResult
+from quark_onnx.plan import Plan, Quantize, select
+from quark_onnx.progress import Progress
+from quark_onnx.report import OutputError, Report, summarize
+from quark_onnx.steps import (
+    HoldOut,
+    Inside,
+    Params,
+    Ranges,
+    Reference,
+    Sample,
+    all_plans,
+    calibrate,
+    define_functions,
+    destination,
+    finish,
+    first_sample,
+    fuse,
+    give_biases,
+    give_up_late,
+    guard,
+    insert,
+    keeps_weights_beside,
+    make_plan,
+    optimize_float,
+    plan_insides,
+    prepare,
+    probe,
+    quantize_insides,
+    raise_opset_for,
+    reader_for,
+    refine,
+    search,
+    share_transposed,
+    solve,
+    solve_biases,
+    wanted,
+)
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Result:
+    """A quantized model, how it came about, and how good it is."""
+
+    model: ModelProto
+    plan: Plan
+    report: Report
+
+
+@dataclass(frozen=True)
+class _Data:
+    """The data of a run.
+
+    Attributes:
+        sample: the first one, or one made up; None if the model runs on none.
+        held: diverts the samples that the result is measured on; None without data.
+        again: the samples that may be read as often as needed; empty if nothing needs them.
+    """
+
+    sample: Sample | None = None
+    held: HoldOut | None = None
+    again: Samples = ()
+
+    @property
+    def judges(self) -> list[Sample]:
+        """What the result is measured on."""
+        return self.held_out or ([self.sample] if self.sample else [])
+
+    @property
+    def held_out(self) -> list[Sample]:
+        return self.held.samples if self.held else []
+
+    @property
+    def count(self) -> int:
+        """How many samples it was calibrated on."""
+        return self.held.count if self.held else 0
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """The prepared graph, what becomes of its tensors and of those in bodies, and notes for the report."""
+
+    graph: Graph
+    plan: Plan
+    insides: list[Inside]
+    notes: list[str]
+
+
+def run(job: Job, data: Any, executor: Executor | None, progress: bool | None) -> Result:
+    """From the data to the finished model."""
+    config = job.config
+    if data is None and not config.measures:
+        sample = probe(job.graph, job.reference)
+        return job.finish(job.plan(sample), {}, _Data(sample), progress)
+    reader = reader_for(job.graph, data, config)
+    first = first_sample(reader)
+    held = HoldOut(reader, remember=config.search)
+    with Spool() as spool:
+        if config.rereads:
+            with Progress(progress, reader.length, "reading", "sample") as bar:
+                for count, sample in enumerate(held, 1):
+                    spool.append(sample)
+                    bar.update(count)
+        planned = job.plan(first, spool)
+        with Progress(progress, reader.length, "calibrating", "sample") as bar:
+            ranges = calibrate(
+                planned.graph,
+                planned.plan,
+                spool if config.rereads else held,
+                planned.insides,
+                executor=executor,
+                progress=bar.update,
+            )
+        return job.finish(planned, ranges, _Data(first, held, spool), progress)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a run starts from: the settings, where the result goes, and the float model."""
+
+    config: QConfig
+    target: Path | None
+    external: bool
+    original: ModelProto
+    graph: Graph
+    reference: Reference
+    narrowing: Narrowing
+    resume: Path | None = None
+
+    @classmethod
+    def open(cls, model: str | Path | ModelProto, config: QConfig, output: str | Path | None, external: bool) -> Job:
+        """Load the model, hold the settings against it, and see that the output can be written."""
+        target = destination(model, output)
+        original = load(model)
+        external |= keeps_weights_beside(model, target)
+        narrow = inlined(original)
+        graph = Graph.of(narrow)
+        select(graph, config)  # patterns are held against the graph that the user knows
+        store = store_for(original, target)
+        plain, narrowing = widened(narrow, store)
+        graph = graph if plain is narrow else Graph.of(plain)
+        graph.store = store
+        reference = Reference(plain, Path(model) if plain is original and isinstance(model, str | Path) else None)
+        return cls(config, target, external, original, graph, reference, narrowing)
+
+    def close(self) -> None:
+        """Remove what was taken out of memory."""
+        if self.graph.store is not None:
+            self.graph.store.close()
+
+    def plan(self, sample: Sample | None, samples: Samples = ()) -> _Planned:
+        """Clean and optimize the float graph, and decide what becomes of each tensor."""
+        graph, notes = prepare(self.graph, self.config, self.reference, sample)
+        graph, improved = optimize_float(graph, self.config, self.reference, sample, samples)
+        notes += improved
+        give_biases(graph, self.config)
+        plan = make_plan(graph, self.config, strict=False)
+        insides = plan_insides(graph, self.config)
+        graph, raised = raise_opset_for(graph, plan, self.config, self.reference, sample, wanted(insides))
+        if raised:
+            plan, insides = make_plan(graph, self.config, strict=False), plan_insides(graph, self.config)
+        give_up_late(insides, vendor=self.config.form == "vendor")
+        if graph.store is not None:
+            notes.append("a large model: it is verified without onnxruntime's graph optimizations, to save memory")
+        return _Planned(graph, plan, insides, [*notes, *raised])
+
+    def finish(self, planned: _Planned, ranges: Ranges, data: _Data, progress: bool | None) -> Result:
+        """Scales, codes, nodes, file and report."""
+        graph, plan, config = planned.graph, planned.plan, self.config
+        notes = [*planned.notes, *(guard(graph, plan, ranges) if config.safe else [])]
+        params = solve(graph, plan, ranges)
+        count = search(graph, plan, params, data.held.first if data.held else [], progress)
+        notes += [f"{count} power-of-two scales moved by the error at the outputs"] if count else []
+        layers = self._refine(planned, params, data, progress, notes)
+        solve_biases(graph, plan, params)
+        notes += params.notes
+        result = insert(graph, plan, params, vendor=config.form == "vendor")
+        del params  # of a large model they are large
+        inside = quantize_insides(result, planned.insides, config)
+        notes += inside
+        define_functions(result)
+        if config.form == "operators":
+            result, fused = fuse(result, data.judges)
+            notes += fused
+        notes += share_transposed(result)
+        narrowing, min_sqnr, judges = self.narrowing, config.min_sqnr, data.judges
+        narrowing.store_constants(result)
+        if not inside and not any(isinstance(entry, Quantize) for entry in plan.entries.values()):
+            result, narrowing, judges = Graph.of(self.original), Narrowing(), []
+            notes.append("nothing was quantized: the result is the float model")
+            min_sqnr = None  # which it meets
+        quantized, errors = finish(
+            result,
+            self.reference,
+            judges,
+            self.target,
+            min_sqnr=min_sqnr,
+            external=self.external,
+            narrowing=narrowing,
+            functions=config.functions,
+        )
+        report = self._report([plan, *all_plans(planned.insides)], quantized, errors, notes, data, layers)
+        return Result(quantized, plan, report)
+
+    def _refine(
+        self, planned: _Planned, params: Params, data: _Data, progress: bool | None, notes: list[str]
+    ) -> list[LayerResult]:
+        """Let the optimizers of layers choose codes and biases; what became of each layer."""
+        chosen = [optimizer for optimizer in self.config.optimizers if optimizer.stage == "layer"]
+        if not chosen:
+            return []
+        if not len(data.again):
+            notes.append(f"{', '.join(o.name for o in chosen)}: left out, there is no calibration data")
+            return []
+        found = refine(planned.graph, planned.plan, params, chosen, data.again, show=progress, resume=self.resume)
+        notes += found.notes
+        return found.layers
+
+    def _report(
+        self,
+        plans: list[Plan],
+        quantized: ModelProto,
+        errors: list[OutputError],
+        notes: list[str],
+        data: _Data,
+        layers: list[LayerResult],
+    ) -> Report:
+        operators, kept_nodes, kept_tensors = summarize(*plans)
+        before, after = model_bytes(self.original), model_bytes(quantized)
+        if after > before:
+            notes.append(
+                "the result is larger than the float model: weights stay float, or are small, or are stored more than "
+                "once"
+            )
+        report = Report(
+            config=str(self.config),
+            samples=data.count,
+            held_out=len(data.held_out) if errors else 0,
+            bytes_before=before,
+            bytes_after=after,
+            operators=operators,
+            kept_nodes=kept_nodes,
+            kept_tensors=kept_tensors,
+            notes=notes,
+            outputs=errors,
+            layers=layers,
+        )
+        logger.debug("%s", report)
+        return report
+
+
+def load(model: str | Path | ModelProto) -> ModelProto:
+    """A model from a path, or the model itself, which is never changed."""
+    if isinstance(model, ModelProto):
+        if files := external_files(model):
+            raise ModelError(f"the weights of the model are not loaded, they lie in {sorted(files)}; pass its path")
+        check_text(model)
+        return model
+    if isinstance(model, str | Path):
+        return read(Path(model))
+    raise ModelError(f"model is a {type(model).__name__}; it must be a path or a ModelProto")
