@@ -6,7 +6,7 @@
 ``samples`` is any iterable of ``{input name: array}``. See ``QConfig`` for the settings and ``compare`` for the error.
 """
 
-from quark_onnx.analysis import Comparison, compare
+from quark_onnx.analysis import Analysis, Comparison, analyze, compare
 from quark_onnx.api import Result, quantize, quantize_dynamic, quantize_static, quantize_weights
 from quark_onnx.config import Override, QConfig, QuantizationSpec
 from quark_onnx.errors import QuarkError
@@ -15,6 +15,7 @@ from quark_onnx.onnxruntime_spelling import CalibrationDataReader, CalibrationMe
 __version__ = "0.1.0"
 
 __all__ = [
+    "Analysis",
     "CalibrationDataReader",
     "CalibrationMethod",
     "Comparison",
@@ -25,6 +26,7 @@ __all__ = [
     "QuantizationSpec",
     "QuarkError",
     "Result",
+    "analyze",
     "compare",
     "quantize",
     "quantize_dynamic",
