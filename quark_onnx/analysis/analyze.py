@@ -7,11 +7,11 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
+from onnx import ModelProto
+
 import calibrators
 from calibrators.base import is_number
 from calibrators.session import model_bytes
-from onnx import ModelProto
-
 from quark_onnx.analysis.causes import Evidence, causes_of, nsr
 from quark_onnx.analysis.findings import Analysis, TensorError, Unmatched, WeightError
 from quark_onnx.analysis.match import match
@@ -61,8 +61,8 @@ def analyze(
     other, runnable = _read(after)
     if not other.quantizes():
         raise ModelError(
-            "the quantized model has no QuantizeLinear, DequantizeLinear or other operator of a number format: it is not "
-            "quantized; the float model comes first"
+            "the quantized model has no QuantizeLinear, DequantizeLinear or other operator of a number format: it is "
+            "not quantized; the float model comes first"
         )
     missing = {v.name for v in before.graph.output} - {v.name for v in after.graph.output}
     if missing:
@@ -233,7 +233,5 @@ def _pictured(found: Analysis, reference: Reading, measured: Measured) -> Analys
             replace(t, histogram=bins(measured.tensors[t.name].statistic.histogram)) if t.name in worst else t
             for t in found.tensors
         ],
-        weights=[
-            with_histogram(w, reference) if w.node in nodes and w.role == "weight" else w for w in found.weights
-        ],
+        weights=[with_histogram(w, reference) if w.node in nodes and w.role == "weight" else w for w in found.weights],
     )

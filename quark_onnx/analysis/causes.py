@@ -1,7 +1,7 @@
 """Why a tensor is noisy, in words with figures, and which option of the command line mends it.
 
-Noise is a power relative to the float tensor's. What reaches a tensor adds up of what its inputs bring, what the weights
-of its operator cost, what the operator makes of both, and what its own grid rounds and clips; errors count as
+Noise is a power relative to the float tensor's. What reaches a tensor adds up of what its inputs bring, what the
+weights of its operator cost, what the operator makes of both, and what its own grid rounds and clips; errors count as
 independent, so the shares are estimates.
 """
 
@@ -89,6 +89,12 @@ class Evidence:
         return max(0.0, nsr(self.error.sqnr_local) - self.own)
 
     @property
+    def heavier(self) -> float:
+        """How many times the operator multiplies the relative noise of its weights and of the grids of its inputs."""
+        brought = self.of_weights + self.grids_before
+        return self.operator / brought if brought and self.error.sqnr_local is not None else 1.0
+
+    @property
     def inherited(self) -> float:
         """Noise-to-signal ratio that comes from further upstream."""
         if self.error.sqnr_local is not None:
@@ -109,11 +115,15 @@ def causes_of(evidence: Evidence) -> list[Cause]:
     """Why a tensor is noisy, the weightiest cause first; empty if it is not noisy."""
     if not evidence.noise or evidence.error.rescaled:
         return []
+    added = min(1.0, evidence.error.added / evidence.noise)
     found: list[Cause] = []
-    for least in (_LEAST, _LEAST / 2, 0.0):  # several small ones, where there is no great one
+    for part in (_LEAST, _LEAST / 2, 0.0):  # several small ones, where there is no great one
         if not found:
+            least = part * added
             found = [*_of_grid(evidence, least), *_of_weights(evidence, least), *_of_operator(evidence, least)]
-    return sorted(found, key=lambda cause: -cause.share)
+    found += [*_of_shift(evidence), *_from_upstream(evidence)]
+    own_first = added > _LEAST / 2
+    return sorted(found, key=lambda cause: (own_first and cause.kind == "inherited", -cause.share))
 
 
 # -- its own grid ----------------------------------------------------------------------------------------------------
@@ -125,7 +135,7 @@ def _of_grid(evidence: Evidence, least: float) -> Iterator[Cause]:
     if grid is None or own <= least:
         return
     clipped = own * error.clip_noise if error.sqnr_grid is not None else own * _clip_guess(error)
-    if clipped > least:
+    if clipped > least and (error.clipped_low or error.clipped_high):
         yield _clipping(error, clipped)
     rest = own - clipped
     if rest <= least:
@@ -148,9 +158,12 @@ def _clip_guess(error: TensorError) -> float:
 def _clipping(error: TensorError, share: float) -> Cause:
     parts = []
     if error.clipped_high and error.grid_hi is not None:
-        parts.append(f"{_percent(error.clipped_high)} of the values lie above {error.grid_hi:.3g} (up to {error.hi:.3g})")
+        parts.append(
+            f"{_percent(error.clipped_high)} of the values lie above {_figure(error.grid_hi)} "
+            f"(up to {_figure(error.hi)})"
+        )
     if error.clipped_low and error.grid_lo is not None:
-        parts.append(f"{_percent(error.clipped_low)} lie below {error.grid_lo:.3g} (down to {error.lo:.3g})")
+        parts.append(f"{_percent(error.clipped_low)} lie below {_figure(error.grid_lo)} (down to {_figure(error.lo)})")
     text = "range clipped: " + " and ".join(parts)
     return Cause("clipped", text, share, "take a wider range", ("--calibrator", "minmax"))
 
@@ -186,20 +199,24 @@ def _spread(evidence: Evidence, share: float) -> Cause | None:
     if 0 < used < whole / 3:
         bits = max(0.0, grid.bits - math.log2(whole / used))
         text = (
-            f"the grid reaches from {error.grid_lo:.3g} to {error.grid_hi:.3g}, the values from {error.lo:.3g} to "
-            f"{error.hi:.3g}: they use {bits:.1f} of {grid.bits} bits"
+            f"the grid reaches from {_figure(error.grid_lo)} to {_figure(error.grid_hi)}, the values from "
+            f"{_figure(error.lo)} to {_figure(error.hi)}: they use {bits:.1f} of {grid.bits} bits"
         )
-        remedy = "calibrate on data like this; a scale that is shared with a wider tensor is freed by leaving this one out"
+        remedy = (
+            "calibrate on data like this; a scale that is shared with a wider tensor is freed by leaving this one out"
+        )
         return Cause("unused-range", text, share, remedy, _exclude(error))
     centres, counts = histogram.signed(0)
-    order = np.cumsum(counts) / counts.sum()
-    low, high = centres[np.searchsorted(order, 0.0005)], centres[min(np.searchsorted(order, 0.9995), len(centres) - 1)]
+    order: NDArray[np.float64] = np.cumsum(counts) / counts.sum()
+    places = [min(int(np.searchsorted(order, share)), len(centres) - 1) for share in (0.0005, 0.9995)]
+    low, high = (float(centres[place]) for place in places)
     bulk = max(float(high), 0.0) - min(float(low), 0.0)
     if 0 < bulk < whole / 6:
         bits = max(0.0, grid.bits - math.log2(whole / bulk))
         text = (
-            f"few large values stretch the range: 99.9 % lie between {low:.3g} and {high:.3g}, the grid reaches from "
-            f"{error.grid_lo:.3g} to {error.grid_hi:.3g}; they keep {bits:.1f} of {grid.bits} bits"
+            f"few large values stretch the range: 99.9 % lie between {_figure(low)} and {_figure(high)}, the grid "
+            f"reaches from {_figure(error.grid_lo)} to {_figure(error.grid_hi)}; they keep {bits:.1f} of "
+            f"{grid.bits} bits"
         )
         options = ("--calibrator", "minmse")
         return Cause("wide-range", text, share, "clip more, or give activations more bits", options)
@@ -209,12 +226,12 @@ def _spread(evidence: Evidence, share: float) -> Cause | None:
 def _rounding_text(error: TensorError, grid: Grid) -> str:
     if error.step is None:
         return f"rounding to {grid.format}"
-    step = f"in steps of {error.step:.3g}"
+    step = f"in steps of {_figure(error.step)}"
     if grid.granularity != "tensor":
         return f"rounding to {grid.format}, one scale a {grid.granularity}, {step} at most"
     if not grid.uniform:
         return f"rounding to {grid.format}"
-    return f"rounding to {grid.format} {step}, from {error.grid_lo:.3g} to {error.grid_hi:.3g}"
+    return f"rounding to {grid.format} {step}, from {_figure(error.grid_lo)} to {_figure(error.grid_hi)}"
 
 
 # -- constants -------------------------------------------------------------------------------------------------------
@@ -222,9 +239,9 @@ def _rounding_text(error: TensorError, grid: Grid) -> str:
 
 def _of_weights(evidence: Evidence, least: float) -> Iterator[Cause]:
     for weight in evidence.weights:
-        share = min(1.0, nsr(weight.sqnr) / evidence.noise)
+        share = min(1.0, evidence.heavier * nsr(weight.sqnr) / evidence.noise)
         if weight.role == "bias":
-            yield from _of_bias(weight, evidence)
+            yield from _of_bias(weight, evidence, least)
         elif share > least or (weight.dead and share > 0.02):
             yield _weight_cause(weight, share)
 
@@ -240,12 +257,14 @@ def _weight_cause(weight: WeightError, share: float) -> Cause:
     ratio = f"{weight.sqnr:.1f} dB, the worst channel (#{weight.worst_channel}) {weight.worst_sqnr:.1f} dB"
     kind = weight.format or "its format"
     if weight.granularity == "tensor" and weight.depthwise:
-        text = f"per-tensor scale on a depthwise weight: {ratio}; channels differ up to {weight.outlier_ratio:.0f} times"
+        text = (
+            f"per-tensor scale on a depthwise weight: {ratio}; channels differ up to {weight.outlier_ratio:.0f} times"
+        )
         remedy, options = "one scale a channel, or even out the channels", ("--per-channel",)
     elif weight.granularity == "tensor" and weight.outlier_ratio > 4 and weight.channels > 1:
         text = (
-            f"weight at {kind}: {ratio}; channel #{weight.outlier_channel} reaches {weight.outlier_ratio:.0f} times the "
-            "median channel under one scale for all"
+            f"weight at {kind}: {ratio}; channel #{weight.outlier_channel} reaches {weight.outlier_ratio:.0f} times "
+            "the median channel under one scale for all"
         )
         remedy, options = "one scale a channel", ("--per-channel",)
     elif weight.clipped > 0.001:
@@ -260,44 +279,66 @@ def _weight_cause(weight: WeightError, share: float) -> Cause:
     return Cause("weight", text, share, remedy, options)
 
 
-def _of_bias(weight: WeightError, evidence: Evidence) -> Iterator[Cause]:
-    saturated = weight.clipped > 0
-    if not saturated and weight.sqnr > 30:
-        return
-    what = f"bias saturates: {_percent(weight.clipped)} of it lie beyond what {weight.format} can hold" if saturated else ""
-    text = what or f"bias is coarse: {weight.sqnr:.1f} dB, the worst at channel #{weight.worst_channel}"
-    share = min(1.0, max(_LEAST, evidence.operator / evidence.noise))
-    yield Cause("bias", text, share, "leave the node float", ("--exclude", weight.node))
+def _of_bias(weight: WeightError, evidence: Evidence, least: float) -> Iterator[Cause]:
+    statistic = evidence.statistic
+    signal = statistic.total("signal") / max(1, statistic.count)
+    share = min(1.0, nsr(weight.sqnr) * weight.rms**2 / signal / evidence.noise) if signal else 0.0
+    text = f"bias is coarse: {weight.sqnr:.1f} dB, the worst at channel #{weight.worst_channel}"
+    if weight.clipped:
+        text = f"bias saturates: {_percent(weight.clipped)} of it lies beyond what {weight.format} holds"
+    if share > least or (weight.clipped and share > 0.01):
+        yield Cause("bias", text, share, "leave the node float", ("--exclude", weight.node))
 
 
 # -- the operator and what it reads ----------------------------------------------------------------------------------
 
 
 def _of_operator(evidence: Evidence, least: float) -> Iterator[Cause]:
-    error, noise = evidence.error, evidence.noise
-    if evidence.inherited > least * noise and error.source:
-        text = f"fed by noise from {error.source} ({error.sqnr_inputs:.1f} dB)"
-        times = evidence.inherited / max(nsr(error.sqnr_inputs), 1e-30)
-        if times >= _AMPLIFIED:
-            text += f", which {error.op_type} makes {times:.0f} times as heavy"
-        yield Cause("inherited", text, evidence.inherited / noise, "mend that tensor first")
-    brought, rest = evidence.grids_before + evidence.of_weights, evidence.operator - evidence.of_weights
-    if rest > least * noise and evidence.grids_before > 0:
-        times = evidence.operator / brought
-        text = f"rounding of what it reads ({decibels(1.0, evidence.grids_before):.1f} dB)"
-        kind = "inputs"
-        if times >= _AMPLIFIED:
-            kind = "amplified"
-            text += f", which {error.op_type} makes {times:.0f} times as heavy: large values cancel, or a small part is left"
-        yield Cause(kind, text, rest / noise, "leave the operator float, or give its inputs more bits", _exclude(error))
-    shifted = evidence.statistic.shifted
-    if shifted > 0.5 and error.place > 0 and evidence.inherited < 0.5 * noise:
-        text = f"a constant shift of channels makes {_percent(shifted)} of its noise (mean error {error.mean_error:.2g})"
+    """Noise of the grids of its inputs, as its operator passes it on."""
+    error, noise, times = evidence.error, evidence.noise, evidence.heavier
+    share = min(1.0, times * evidence.grids_before / noise)
+    if error.sqnr_local is None or not evidence.grids_before or share <= least:
+        return
+    text, kind = f"rounding of what it reads ({decibels(1.0, evidence.grids_before):.1f} dB)", "inputs"
+    if times >= _AMPLIFIED:
+        kind = "amplified"
+        text += (
+            f", which {error.op_type} makes {times:.0f} times as heavy: large values cancel, or a small part is left"
+        )
+    yield Cause(kind, text, share, "leave the operator float, or give its inputs more bits", _exclude(error))
+
+
+def _of_shift(evidence: Evidence) -> Iterator[Cause]:
+    error, shifted = evidence.error, evidence.statistic.shifted
+    if shifted > 0.5 and error.place > 0 and evidence.inherited < 0.5 * evidence.noise:
+        text = (
+            f"a constant shift of channels makes {_percent(shifted)} of its noise (mean error {error.mean_error:.2g})"
+        )
         yield Cause("shift", text, _LEAST / 2, "no option corrects the bias yet; a wider range or more bits lessen it")
+
+
+def _from_upstream(evidence: Evidence) -> Iterator[Cause]:
+    error, share = evidence.error, evidence.inherited / evidence.noise
+    if share <= _LEAST or not error.source:
+        return
+    text = f"fed by noise from {error.source} ({error.sqnr_inputs:.1f} dB)"
+    times = evidence.inherited / max(nsr(error.sqnr_inputs), 1e-30)
+    if times >= _AMPLIFIED:
+        text += f", which {error.op_type} makes {times:.0f} times as heavy"
+    yield Cause("inherited", text, min(1.0, share), "mend that tensor first")
 
 
 def _exclude(error: TensorError) -> tuple[str, ...]:
     return ("--exclude", error.node) if error.node else _MORE_BITS
+
+
+def _figure(value: float | None) -> str:
+    """A number with three digits, or all those in front of the point.
+
+    >>> _figure(-4096.0), _figure(0.01234)
+    ('-4096', '0.0123')
+    """
+    return "?" if value is None else f"{value:.0f}" if abs(value) >= 1e3 else f"{value:.3g}"
 
 
 def _percent(share: float) -> str:

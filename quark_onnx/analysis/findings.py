@@ -52,8 +52,8 @@ class TensorError:
         mean_error: mean of quantized minus float: the bias.
         sqnr_before: ratio in front of its own grid, of what the operator computes; None where nothing is there to see.
         sqnr_grid: ratio of its own grid alone, on float values; None without one, or where that is not seen.
-        sqnr_local: ratio if all that it is computed of were float: of its operator's weights, the grids of its inputs and
-            its own grid; None where that is not seen.
+        sqnr_local: ratio if all that it is computed of were float: of its operator's weights, the grids of its
+            inputs and its own grid; None where that is not seen.
         sqnr_inputs: the least ratio among the tensors it is computed of; infinite at inputs of the model.
         added: noise-to-signal ratio that it adds, what the ranking goes by: that of sqnr_local, or where this is not
             known, what is beyond the worst input's.
@@ -119,6 +119,7 @@ class WeightError:
         clipped: share of float values beyond the grid by more than half a step.
         rescaled: the ratio is what is left after channels were scaled to fit, as a folded BatchNormalization or an
             equalization leaves them.
+        rms: root of the mean square of the float values.
         lo, hi, grid_lo, grid_hi, step: as for a tensor.
         histogram: of the float values, where a ranked tensor is computed of it.
     """
@@ -141,6 +142,7 @@ class WeightError:
     saturated: float
     clipped: float
     rescaled: bool
+    rms: float
     lo: float
     hi: float
     grid_lo: float | None

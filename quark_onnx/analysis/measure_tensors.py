@@ -3,8 +3,8 @@
 Only the activations of one sample are alive at a time, as in ``calibrators.runner``; both models run with the tensors
 exposed as outputs, the quantized one without onnxruntime's own fusions, which would compute what nobody wrote.
 
-The quantized model runs a second time, with every matched tensor replaced by the float one: there each operator and each
-grid works on float values, so that what it adds is told from what reaches it.
+The quantized model runs a second time, with every matched tensor replaced by the float one: there each operator and
+each grid works on float values, so that what it adds is told from what reaches it.
 """
 
 from __future__ import annotations
@@ -143,9 +143,7 @@ def replaced(model: ModelProto, inputs: Mapping[str, str]) -> ModelProto:
         for place, name in enumerate(node.input):
             if name in inputs:
                 node.input[place] = inputs[name]
-    result.graph.input.extend(
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in inputs.values()
-    )
+    result.graph.input.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in inputs.values())
     return result
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from quark_onnx.analysis.constants import Constants, spread
-from quark_onnx.fusions import MOVING
+from quark_onnx.fusions.moving import MOVING
 from quark_onnx.graph import Graph, Node
 
 FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
@@ -198,7 +198,7 @@ class Reading:
         if any(part in node.op_type for part in _ROUNDING):
             return Grid(str(node.attribute("element_dtype", "") or node.op_type))
         if node.op_type == "Cast":
-            name = _HALVES.get(int(node.attribute("to", 0)))
+            name = _HALVES.get(node.attribute("to", 0))
             return Grid(name, uniform=False) if name else None
         return None
 
@@ -248,7 +248,9 @@ class Reading:
         zero = zero.reshape(step.shape) if zero.size == step.size else zero
         uniform = not name.startswith("float")
         axis = None if step.size == 1 else scale.axis
-        return Grid(name, (ends[0] - zero) * step, (ends[1] - zero) * step, step, axis, granularity, uniform)
+        first, last = (ends[0] - zero) * step, (ends[1] - zero) * step
+        lo, hi = np.minimum(first, last), np.maximum(first, last)  # some tools write negative scales
+        return Grid(name, lo, hi, np.abs(step), axis, granularity, uniform)
 
     def operands(self, node: Node) -> tuple[str, list[Operand]]:
         """The float operator that a node stands for, and what it reads."""
@@ -315,6 +317,7 @@ def _ends_of(kind: int) -> tuple[float, float] | None:
     if name.startswith(("FLOAT8E4", "FLOAT8E5", "FLOAT4")) or name == "FLOAT16":
         import ml_dtypes
 
-        top = float(ml_dtypes.finfo(helper.tensor_dtype_to_np_dtype(kind)).max)
+        dtype = helper.tensor_dtype_to_np_dtype(kind)
+        top = float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
         return -top, top
     return None

@@ -64,7 +64,7 @@ def _compared(reference: Reading, other: Reading, node: Node, place: int, operan
     axis = _channel_axis(node, a.ndim) if role == "weight" else 0
     wide = (rows(a, axis), rows(b, axis)) if a.ndim else (a.reshape(1, 1), b.reshape(1, 1))
     inputs = a.shape[1 - axis] if role == "weight" and axis in (0, 1) and a.ndim > 1 else 1
-    own, scaled = _fitted(*wide, inputs if int(node.attribute("group", 1)) == 1 else 1)
+    own, scaled = _fitted(wide[0], wide[1], inputs if int(node.attribute("group", 1)) == 1 else 1)
     grid, saturated, clipped = _grid(other, codes, a, scaled)
     signal = np.square(wide[0]).sum(axis=1)
     noise = np.square(own - wide[0]).sum(axis=1)
@@ -91,6 +91,7 @@ def _compared(reference: Reading, other: Reading, node: Node, place: int, operan
         saturated=saturated,
         clipped=clipped,
         rescaled=scaled,
+        rms=float(np.sqrt(np.mean(np.square(a)))),
         lo=float(a.min()),
         hi=float(a.max()),
         grid_lo=_end(grid.lo, np.min),
