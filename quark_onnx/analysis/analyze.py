@@ -192,12 +192,13 @@ def _explained(
     """The same with causes."""
     between = _Between(reference, {error.name for error in errors})
     grids = {error.name: nsr(error.sqnr_grid) for error in errors if error.sqnr_grid is not None}
+    unknown = {error.name for error in errors if error.format and error.sqnr_grid is None}
     found = []
     for error in errors:
         watch = measured.tensors[error.name]
         nodes, reads = between.of(error.name)
         own = [weight for weight in weights if weight.node in nodes]
-        brought = sum(grids.get(name, 0.0) for name in reads)
+        brought = None if reads & unknown else sum(grids.get(name, 0.0) for name in reads)
         evidence = Evidence(error, watch.view.grid, watch.statistic, own, brought)
         found.append(replace(error, causes=causes_of(evidence)))
     return found

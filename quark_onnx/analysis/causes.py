@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,14 +53,14 @@ class Evidence:
         grid: its own grid; None if it stays float.
         statistic: what was seen of it.
         weights: constants that its operator reads.
-        grids_before: noise-to-signal ratios of the grids of its inputs, added up.
+        grids_before: noise-to-signal ratios of the grids of its inputs, added up; None where one is not known.
     """
 
     error: TensorError
     grid: Grid | None
     statistic: TensorStatistic
     weights: list[WeightError]
-    grids_before: float = 0.0
+    grids_before: float | None = 0.0
 
     @property
     def noise(self) -> float:
@@ -81,6 +81,11 @@ class Evidence:
         """Noise-to-signal ratio that the error of its weights makes in the mean."""
         return sum(nsr(weight.sqnr) for weight in self.weights if weight.role == "weight")
 
+    def of_bias(self, weight: WeightError) -> float:
+        """Noise-to-signal ratio that the error of a bias makes."""
+        signal = self.statistic.total("signal") / max(1, self.statistic.count)
+        return min(1e3, nsr(weight.sqnr) * weight.rms**2 / signal) if signal else 0.0
+
     @property
     def operator(self) -> float:
         """Noise-to-signal ratio of what its operator computes of float inputs."""
@@ -91,8 +96,11 @@ class Evidence:
     @property
     def heavier(self) -> float:
         """How many times the operator multiplies the relative noise of its weights and of the grids of its inputs."""
-        brought = self.of_weights + self.grids_before
-        return self.operator / brought if brought and self.error.sqnr_local is not None else 1.0
+        if self.grids_before is None or self.error.sqnr_local is None:
+            return 1.0
+        biases = sum(self.of_bias(weight) for weight in self.weights if weight.role == "bias")
+        brought = self.of_weights + biases + self.grids_before
+        return self.operator / brought if brought else 1.0
 
     @property
     def inherited(self) -> float:
@@ -113,8 +121,11 @@ def nsr(sqnr: float) -> float:
 
 def causes_of(evidence: Evidence) -> list[Cause]:
     """Why a tensor is noisy, the weightiest cause first; empty if it is not noisy."""
-    if not evidence.noise or evidence.error.rescaled:
+    if not evidence.noise:
         return []
+    if evidence.error.rescaled:
+        text = "its channels have other scales in the quantized model; without them, parts of its noise cannot be told"
+        return [Cause("rescaled", text, 0.0, "analyze against the equalized float model, if there is one")]
     added = min(1.0, evidence.error.added / evidence.noise)
     found: list[Cause] = []
     for part in (_LEAST, _LEAST / 2, 0.0):  # several small ones, where there is no great one
@@ -242,18 +253,24 @@ def _of_weights(evidence: Evidence, least: float) -> Iterator[Cause]:
         share = min(1.0, evidence.heavier * nsr(weight.sqnr) / evidence.noise)
         if weight.role == "bias":
             yield from _of_bias(weight, evidence, least)
-        elif share > least or (weight.dead and share > 0.02):
-            yield _weight_cause(weight, share)
+        elif share > least:
+            of_dead = share * weight.dead_noise
+            cause = _dead_cause(weight, of_dead) if of_dead > max(least, share / 2) else _weight_cause(weight, share)
+            if evidence.heavier >= _AMPLIFIED:
+                text = f"{cause.text}; {evidence.error.op_type} makes its noise {evidence.heavier:.0f} times as heavy"
+                cause = replace(cause, text=text)
+            yield cause
+
+
+def _dead_cause(weight: WeightError, share: float) -> Cause:
+    text = f"weight: {len(weight.dead)} of {weight.channels} channels are all zero codes"
+    if weight.granularity == "tensor":
+        return Cause("dead-channels", text, share, "one scale a channel", ("--per-channel",))
+    return Cause("dead-channels", text, share, "leave the node float", ("--exclude", weight.node))
 
 
 def _weight_cause(weight: WeightError, share: float) -> Cause:
     options: tuple[str, ...] = ()
-    if weight.dead:
-        what = f"weight: {len(weight.dead)} of {weight.channels} channels are all zero codes"
-        remedy, options = "one scale a channel", ("--per-channel",)
-        if weight.granularity != "tensor":
-            remedy, options = "leave the node float", ("--exclude", weight.node)
-        return Cause("dead-channels", what, share, remedy, options)
     ratio = f"{weight.sqnr:.1f} dB, the worst channel (#{weight.worst_channel}) {weight.worst_sqnr:.1f} dB"
     kind = weight.format or "its format"
     if weight.granularity == "tensor" and weight.depthwise:
@@ -280,9 +297,7 @@ def _weight_cause(weight: WeightError, share: float) -> Cause:
 
 
 def _of_bias(weight: WeightError, evidence: Evidence, least: float) -> Iterator[Cause]:
-    statistic = evidence.statistic
-    signal = statistic.total("signal") / max(1, statistic.count)
-    share = min(1.0, nsr(weight.sqnr) * weight.rms**2 / signal / evidence.noise) if signal else 0.0
+    share = min(1.0, evidence.heavier * evidence.of_bias(weight) / evidence.noise)
     text = f"bias is coarse: {weight.sqnr:.1f} dB, the worst at channel #{weight.worst_channel}"
     if weight.clipped:
         text = f"bias saturates: {_percent(weight.clipped)} of it lies beyond what {weight.format} holds"
@@ -296,10 +311,11 @@ def _of_bias(weight: WeightError, evidence: Evidence, least: float) -> Iterator[
 def _of_operator(evidence: Evidence, least: float) -> Iterator[Cause]:
     """Noise of the grids of its inputs, as its operator passes it on."""
     error, noise, times = evidence.error, evidence.noise, evidence.heavier
-    share = min(1.0, times * evidence.grids_before / noise)
-    if error.sqnr_local is None or not evidence.grids_before or share <= least:
+    brought = evidence.grids_before or 0.0
+    share = min(1.0, times * brought / noise)
+    if error.sqnr_local is None or not brought or share <= least:
         return
-    text, kind = f"rounding of what it reads ({decibels(1.0, evidence.grids_before):.1f} dB)", "inputs"
+    text, kind = f"rounding of what it reads ({decibels(1.0, brought):.1f} dB)", "inputs"
     if times >= _AMPLIFIED:
         kind = "amplified"
         text += (

@@ -15,7 +15,7 @@ class Cause:
 
     Attributes:
         kind: a short fixed word: clipped, outlier-channel, wide-range, unused-range, operator, rounding, weight,
-            dead-channels, bias, inputs, amplified, shift or inherited.
+            dead-channels, bias, inputs, amplified, shift, rescaled or inherited.
         text: the cause in words, with its figures.
         share: part of the tensor's noise that it makes, estimated; 0 to 1.
         remedy: what to do, in words.
@@ -113,6 +113,7 @@ class WeightError:
         sqnr, cosine: of the whole constant.
         worst_channel, worst_sqnr: the output channel with the least ratio.
         dead: output channels of which nothing but zeros is left.
+        dead_noise: share of the error that these make.
         outlier_channel, outlier_ratio: the output channel of the greatest magnitude, and how many times the median
             channel's that is.
         saturated: share of codes at an end of the grid.
@@ -137,6 +138,7 @@ class WeightError:
     worst_channel: int
     worst_sqnr: float
     dead: list[int]
+    dead_noise: float
     outlier_channel: int
     outlier_ratio: float
     saturated: float

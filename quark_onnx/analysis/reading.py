@@ -261,7 +261,8 @@ class Reading:
             places = _ON_CODES[node.op_type][0]
         else:
             return name, [Operand(tensor) for tensor in node.inputs]
-        axis = {"QLinearConv": 0}.get(node.op_type, 1)
+        transposed = node.op_type == "QGemm" and bool(node.attribute("transB", 0))
+        axis = 0 if transposed or node.op_type == "QLinearConv" else 1
         found = [Operand(node.inputs[i], Scale(node.inputs[i + 1], node.inputs[i + 2], axis)) for i in places]
         bias = node.input(_BIAS.get(node.op_type, len(node.inputs)))
         if bias:

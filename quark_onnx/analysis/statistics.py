@@ -15,8 +15,9 @@ from quark_onnx.report.measure import decibels
 
 #: A magnitude from which on a value is a mask, not a number: sums of its square would hide everything else.
 _MASK = 1e30
-#: Above this ratio, in dB, channels have no other scales; a fit has to be so much better, and the scales so uneven.
-_FAITHFUL, _BETTER, _UNEVEN = 20.0, 4.0, 1.15
+#: Above the first ratio, in dB, channels have no other scales; below, a fit has to reach the second and be so much
+#: better, and the scales have to be so uneven.
+_FAITHFUL, _CLOSE, _BETTER, _UNEVEN = 20.0, 12.0, 4.0, 1.15
 _SUMS = ("signal", "energy", "product", "noise", "error")
 
 
@@ -165,7 +166,7 @@ class TensorStatistic:
         if gain.size < 2 or gain.max() < _UNEVEN**2 * gain.min():
             return False
         both = gain.max() > _UNEVEN and gain.min() < 1 / _UNEVEN
-        return self.fitted > self.sqnr + (_BETTER if both else 2 * _BETTER)
+        return self.fitted > max(_CLOSE, self.sqnr + (_BETTER if both else 2 * _BETTER))
 
     @property
     def shifted(self) -> float:

@@ -30,7 +30,10 @@ _BINS = 96
 def weight_errors(reference: Reading, other: Reading, matching: Matching) -> tuple[list[WeightError], list[Unmatched]]:
     """The error of each constant that the quantized model stores in another format, and what was not compared."""
     found, missing = list[WeightError](), list[Unmatched]()
-    for node, twin in matching.nodes.items():
+    for node in reference.graph.nodes:
+        twin = matching.nodes.get(node)
+        if twin is None:
+            continue
         operands = other.operands(twin)[1]
         for place, name in enumerate(node.inputs):
             if not name or not reference.constants.known(name) or not _real(reference, name):
@@ -64,7 +67,8 @@ def _compared(reference: Reading, other: Reading, node: Node, place: int, operan
     axis = _channel_axis(node, a.ndim) if role == "weight" else 0
     wide = (rows(a, axis), rows(b, axis)) if a.ndim else (a.reshape(1, 1), b.reshape(1, 1))
     inputs = a.shape[1 - axis] if role == "weight" and axis in (0, 1) and a.ndim > 1 else 1
-    own, scaled = _fitted(wide[0], wide[1], inputs if int(node.attribute("group", 1)) == 1 else 1)
+    inputs = inputs if int(node.attribute("group", 1)) == 1 else 1
+    own, scaled = _fitted(wide[0], wide[1], inputs) if role == "weight" else (wide[1], False)
     grid, saturated, clipped = _grid(other, codes, a, scaled)
     signal = np.square(wide[0]).sum(axis=1)
     noise = np.square(own - wide[0]).sum(axis=1)
@@ -72,6 +76,7 @@ def _compared(reference: Reading, other: Reading, node: Node, place: int, operan
     reach = np.abs(wide[0]).max(axis=1)
     norm = np.sqrt(signal.sum() * np.square(own).sum())
     median = float(np.median(reach))
+    dead = (reach > 0) & ~np.abs(wide[1]).any(axis=1)
     return WeightError(
         name=name,
         node=node.name,
@@ -85,7 +90,8 @@ def _compared(reference: Reading, other: Reading, node: Node, place: int, operan
         cosine=float((wide[0] * own).sum() / norm) if norm else float(signal.sum() == np.square(own).sum()),
         worst_channel=int(ratios.argmin()),
         worst_sqnr=float(ratios.min()),
-        dead=[int(i) for i in np.flatnonzero((reach > 0) & ~np.abs(wide[1]).any(axis=1))],
+        dead=[int(i) for i in np.flatnonzero(dead)],
+        dead_noise=float(noise[dead].sum() / noise.sum()) if dead.any() else 0.0,
         outlier_channel=int(reach.argmax()),
         outlier_ratio=float(reach.max() / median) if median else 1.0,
         saturated=saturated,
@@ -129,7 +135,7 @@ def _fitted(a: Floats, b: Floats, inputs: int) -> tuple[Floats, bool]:
 
 
 def _gain(product: Floats, energy: Floats) -> Floats:
-    gain: Floats = np.divide(product, energy, out=np.ones_like(energy), where=(energy > 0) & (product > 0))
+    gain: Floats = np.divide(product, energy, out=np.ones_like(energy), where=(energy > 0) & (product != 0))
     return gain
 
 

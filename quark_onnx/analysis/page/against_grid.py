@@ -40,7 +40,7 @@ def against_grid(
     for value in ticks(least, most, 5):
         parts.append(tag("text", short(value), x=x(value), y=_BOTTOM + 18, text_anchor="middle"))
     parts.append(tag("text", axis_title, x=(_LEFT + _RIGHT) / 2, y=_HEIGHT - 4, text_anchor="middle"))
-    parts.append(tag("text", "count", x=0, y=10))
+    parts.append(tag("text", "count", x=0, y=13))
     if lo is not None and hi is not None:
         parts += _ends(x, lo, hi, step)
     return drawing(_WIDTH, _HEIGHT, title, parts)

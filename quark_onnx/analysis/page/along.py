@@ -55,7 +55,7 @@ def along(found: Analysis, width: float, height: float, class_: str) -> str:
         min(t.sqnr_local or 0.0, _CEILING) for t in shown if t.sqnr_local
     ]
     lo, hi = math.floor((min(ratios, default=0.0) - 2) / 5) * 5, math.ceil((max(ratios, default=40.0) + 2) / 5) * 5
-    left, right, top, bottom = 44.0, width - 12, 16.0, height - 40
+    left, right, top, bottom = 44.0, width - 12, 20.0, height - 40
     x = linear(0, max(1, len(found.tensors) - 1), left + 8, right - 8)
     y = linear(lo, hi, bottom, top)
     parts = []
@@ -67,7 +67,7 @@ def along(found: Analysis, width: float, height: float, class_: str) -> str:
             parts.append(tag("text", short(value + 1), x=x(value), y=bottom + 18, text_anchor="middle"))
     parts.append(tag("line", class_="axis", x1=left, x2=right, y1=bottom, y2=bottom))
     parts.append(tag("text", "tensor, in order of execution", x=(left + right) / 2, y=height - 4, text_anchor="middle"))
-    parts.append(tag("text", "SQNR, dB", x=0, y=10))
+    parts.append(tag("text", "SQNR, dB", x=0, y=12))
     parts += _points(found, x, y, lo)
     if math.isfinite(found.sqnr):
         parts.append(tag("line", class_="final", x1=left, x2=right, y1=y(found.sqnr), y2=y(found.sqnr)))

@@ -49,7 +49,7 @@ def ticks(lo: float, hi: float, count: int) -> list[float]:
         return [lo]
     raw = (hi - lo) / max(1, count)
     power = 10.0 ** math.floor(math.log10(raw))
-    step = next((m * power for m in (1, 2, 5, 10) if m * power >= raw), 10 * power)
+    step = next((m * power for m in (1, 2, 5, 10) if m * power >= 0.75 * raw), 10 * power)
     first, last = math.ceil(lo / step), math.floor(hi / step)
     return [round(i * step, 12) + 0.0 for i in range(first, last + 1)]
 
