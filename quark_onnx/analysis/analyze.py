@@ -200,7 +200,7 @@ def _explained(
         own = [weight for weight in weights if weight.node in nodes]
         brought = None if reads & unknown else sum(grids.get(name, 0.0) for name in reads)
         evidence = Evidence(error, watch.view.grid, watch.statistic, own, brought)
-        found.append(replace(error, causes=causes_of(evidence)))
+        found.append(replace(error, added=evidence.added, causes=causes_of(evidence)))
     return found
 
 

@@ -65,7 +65,19 @@ class Evidence:
     @property
     def noise(self) -> float:
         """Noise-to-signal ratio of what readers see."""
-        return max(nsr(self.error.sqnr), self.error.added)
+        return max(nsr(self.error.sqnr), self.local)
+
+    @property
+    def local(self) -> float:
+        """Noise-to-signal ratio if all that it is computed of were float; an estimate where that is not seen."""
+        return nsr(self.error.sqnr_local) if self.error.sqnr_local is not None else self.error.added
+
+    @property
+    def added(self) -> float:
+        """The same without what the grids of its inputs bring; what the operator makes of that stays."""
+        if self.error.sqnr_local is None:
+            return self.error.added
+        return self.own + max(0.0, self.operator - (self.grids_before or 0.0))
 
     @property
     def own(self) -> float:
@@ -106,7 +118,7 @@ class Evidence:
     def inherited(self) -> float:
         """Noise-to-signal ratio that comes from further upstream."""
         if self.error.sqnr_local is not None:
-            return max(0.0, self.noise - self.error.added)
+            return max(0.0, self.noise - self.local)
         return min(self.noise, nsr(self.error.sqnr_inputs))
 
 
@@ -126,7 +138,7 @@ def causes_of(evidence: Evidence) -> list[Cause]:
     if evidence.error.rescaled:
         text = "its channels have other scales in the quantized model; without them, parts of its noise cannot be told"
         return [Cause("rescaled", text, 0.0, "analyze against the equalized float model, if there is one")]
-    added = min(1.0, evidence.error.added / evidence.noise)
+    added = min(1.0, evidence.local / evidence.noise)
     found: list[Cause] = []
     for part in (_LEAST, _LEAST / 2, 0.0):  # several small ones, where there is no great one
         if not found:

@@ -55,8 +55,8 @@ class TensorError:
         sqnr_local: ratio if all that it is computed of were float: of its operator's weights, the grids of its
             inputs and its own grid; None where that is not seen.
         sqnr_inputs: the least ratio among the tensors it is computed of; infinite at inputs of the model.
-        added: noise-to-signal ratio that it adds, what the ranking goes by: that of sqnr_local, or where this is not
-            known, what is beyond the worst input's.
+        added: noise-to-signal ratio that it adds, what the ranking goes by: that of sqnr_local less those of the grids
+            of its inputs, which count there; where it is not known, what is beyond the worst input's.
         source: the tensor with ``sqnr_inputs``; empty at inputs of the model.
         format: uint8, int8, bfloat16, MXQuantizeDequantize, ...; empty where it stays float.
         lo, hi: least and greatest float value.

@@ -55,7 +55,7 @@ def along(found: Analysis, width: float, height: float, class_: str) -> str:
         min(t.sqnr_local or 0.0, _CEILING) for t in shown if t.sqnr_local
     ]
     lo, hi = math.floor((min(ratios, default=0.0) - 2) / 5) * 5, math.ceil((max(ratios, default=40.0) + 2) / 5) * 5
-    left, right, top, bottom = 44.0, width - 12, 20.0, height - 40
+    left, right, top, bottom = 44.0, width - 12, 32.0, height - 40
     x = linear(0, max(1, len(found.tensors) - 1), left + 8, right - 8)
     y = linear(lo, hi, bottom, top)
     parts = []
