@@ -36,6 +36,8 @@ FAMILIES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 _OTHER = ("activation", "activation function, other")
 _CEILING = 70.0
 _NUMBERED = 5
+#: Width of a label that stands alone.
+_LABEL = 16.0
 
 
 def family(op_type: str) -> tuple[str, str]:
@@ -54,7 +56,7 @@ def along(found: Analysis, width: float, height: float, class_: str) -> str:
     ratios = [min(t.sqnr, _CEILING) for t in shown] + [
         min(t.sqnr_local or 0.0, _CEILING) for t in shown if t.sqnr_local
     ]
-    lo, hi = math.floor((min(ratios, default=0.0) - 2) / 5) * 5, math.ceil((max(ratios, default=40.0) + 2) / 5) * 5
+    lo, hi = math.floor((min(ratios, default=0.0) - 4) / 5) * 5, math.ceil((max(ratios, default=40.0) + 2) / 5) * 5
     left, right, top, bottom = 44.0, width - 12, 32.0, height - 40
     x = linear(0, max(1, len(found.tensors) - 1), left + 8, right - 8)
     y = linear(lo, hi, bottom, top)
@@ -71,13 +73,11 @@ def along(found: Analysis, width: float, height: float, class_: str) -> str:
     parts += _points(found, x, y, lo)
     if math.isfinite(found.sqnr):
         parts.append(tag("line", class_="final", x1=left, x2=right, y1=y(found.sqnr), y2=y(found.sqnr)))
-        label = f"output {found.sqnr:.1f} dB"
-        parts.append(tag("text", label, class_="loud", x=right, y=y(found.sqnr) - 5, text_anchor="end"))
     return drawing(width, height, "Signal-to-noise ratio of each tensor in order of execution", parts, class_)
 
 
 def _points(found: Analysis, x: Scale, y: Scale, lo: float) -> list[str]:
-    parts, line = list[str](), list[str]()
+    parts, line, labels = list[str](), list[str](), list[tuple[float, float, str]]()
     numbers = {tensor.name: place for place, tensor in enumerate(found.ranking[:_NUMBERED], 1)}
     for place, tensor in enumerate(found.tensors):
         if tensor.sqnr_local is not None and math.isfinite(tensor.sqnr_local):
@@ -93,9 +93,25 @@ def _points(found: Analysis, x: Scale, y: Scale, lo: float) -> list[str]:
         radius = 5.0 if worst else 3.6
         parts.append(tag("circle", hover, class_=family(tensor.op_type)[0] + worst, cx=x(place), cy=high, r=radius))
         if worst:
-            number = str(numbers[tensor.name])
-            parts.append(tag("text", number, class_="rank", x=x(place), y=high + 18, text_anchor="middle"))
+            labels.append((x(place), high + 18, str(numbers[tensor.name])))
+    parts += [tag("text", text, class_="rank", x=at, y=high, text_anchor="middle") for at, high, text in _apart(labels)]
     return [tag("polyline", class_="thread", points=" ".join(line)), *parts] if line else parts
+
+
+def _apart(labels: list[tuple[float, float, str]]) -> list[tuple[float, float, str]]:
+    """Labels from left to right; those that would touch become one.
+
+    >>> _apart([(10.0, 5.0, "2"), (14.0, 9.0, "1"), (90.0, 5.0, "3")])
+    [(12.0, 9.0, '2, 1'), (90.0, 5.0, '3')]
+    """
+    result: list[tuple[float, float, str]] = []
+    for at, high, text in labels:
+        if result and at - result[-1][0] < _LABEL * (1 + result[-1][2].count(",")):
+            before = result.pop()
+            result.append(((before[0] + at) / 2, max(before[1], high), f"{before[2]}, {text}"))
+        else:
+            result.append((at, high, text))
+    return result
 
 
 def _hover(tensor: TensorError) -> str:

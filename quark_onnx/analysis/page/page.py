@@ -78,6 +78,8 @@ def _header(found: Analysis, before: str, after: str) -> str:
 def _graph(found: Analysis) -> str:
     used = dict.fromkeys(family(tensor.op_type) for tensor in found.tensors)
     key = "".join(f'<li><i class="{name}"></i>{title}</li>' for name, title in used)
+    if math.isfinite(found.sqnr):
+        key += f'<li><i class="dash"></i>output, {_ratio(found.sqnr)}</li>'
     plots = along(found, 1000, 330, "wide") + along(found, 380, 300, "narrow")
     return (
         '<section>\n<h2>Error along the graph</h2>\n<p class="note">Filled: the error with everything before it '
@@ -125,7 +127,8 @@ def _item(place: int, tensor: TensorError, weights: list[WeightError]) -> str:
 
 def _cause(cause: Cause) -> str:
     percent = max(2, round(100 * cause.share))
-    option = f": <code>{escape(shlex.join(cause.options))}</code>" if cause.options else ""
+    words = [f"<span>{escape(shlex.quote(word))}</span>" for word in cause.options]
+    option = f": <code>{' '.join(words)}</code>" if words else ""
     return (
         f'<li><div class="share" title="{percent} % of the noise"><i style="width:{percent}%"></i></div><div>'
         f'<p>{escape(cause.text)}</p><p class="remedy">{escape(cause.remedy)}{option}</p></div></li>'

@@ -45,8 +45,7 @@ svg .thread { fill: none; stroke: var(--faint); stroke-width: 1; opacity: 0.45; 
 svg .alone { fill: none; stroke: var(--faint); stroke-width: 1.2; }
 svg .worst { stroke: var(--bad); stroke-width: 2; }
 svg .final { stroke: var(--bad); stroke-width: 1.2; stroke-dasharray: 4 3; }
-svg text.loud { fill: var(--bad); font-weight: 600; }
-svg text.loud, svg text.rank { paint-order: stroke; stroke: var(--card); stroke-width: 4px; stroke-linejoin: round; }
+svg text.rank { paint-order: stroke; stroke: var(--card); stroke-width: 4px; stroke-linejoin: round; }
 svg text.rank { fill: var(--bad); font-weight: 650; }
 svg .band { fill: var(--band); }
 svg .end { stroke: var(--accent); stroke-width: 1.5; }
@@ -65,6 +64,8 @@ svg text.edge { fill: var(--accent); font-weight: 600; }
   color: var(--soft); }
 .key i { display: inline-block; width: 9px; height: 9px; border-radius: 50%; margin-right: 6px; }
 .key i.ring { background: none; border: 1.5px solid var(--faint); }
+.key i.dash { width: 18px; height: 0; border-radius: 0; border-top: 1.5px dashed var(--bad); vertical-align: 4px; }
+code span:first-child { white-space: nowrap; }
 .narrow { display: none; }
 ol.rank { list-style: none; margin: 16px 0 0; padding: 0; display: grid; gap: 12px; }
 .head { display: grid; grid-template-columns: 32px minmax(0, 1fr) auto; gap: 0 8px; align-items: start; }
