@@ -54,7 +54,7 @@ class Matching:
     """What stands for what.
 
     Attributes:
-        pairs: by tensor of the float model.
+        pairs: by tensor of the float model; those that are not float lead to others and are not compared themselves.
         nodes: node of the float model -> node of the quantized model that computes the same of the same weights.
         unmatched: tensors of the float model that have no counterpart, with the reason.
     """
@@ -114,7 +114,9 @@ class _Walk:
                 if not tensor or not name or self.other.constants.known(name):
                     continue
                 raw = self.other.origin(name)
-                (sure if self._alike(node, raw) or self._before_fused(node, raw) else doubtful).append((tensor, raw))
+                certain = self._alike(node, raw) or self._before_fused(node, raw)
+                certain |= self.reference.graph.is_output(tensor)  # which keep their names
+                (sure if certain else doubtful).append((tensor, raw))
         trusted = len(sure) >= len(doubtful)
         for tensor, raw in sure + doubtful * trusted:
             producer = self.reference.graph.producer(tensor)
@@ -125,7 +127,7 @@ class _Walk:
     def match_node(self, node: Node) -> None:
         """Find by structure what computes the results of a node that have no counterpart yet."""
         missing = [(place, name) for place, name in enumerate(node.outputs) if name and name not in self.found.pairs]
-        if not missing or not self._float(missing[0][1]):
+        if not missing:
             return
         chosen = self._choose(node)
         if chosen is None:
@@ -250,5 +252,4 @@ class _Walk:
         return self.reference.graph.elem_type(tensor) in (*FLOATS, 0)
 
     def _pair(self, tensor: str, raw: str, how: str, *, fused: str = "") -> None:
-        if self._float(tensor):
-            self.found.pairs[tensor] = Pair(tensor, raw, how, fused)
+        self.found.pairs[tensor] = Pair(tensor, raw, how, fused)

@@ -19,7 +19,7 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
 from calibrators.session import open_session
 from quark_onnx.analysis.match import FOLDED, Matching, Pair
-from quark_onnx.analysis.reading import Reading, View
+from quark_onnx.analysis.reading import FLOATS, Reading, View
 from quark_onnx.analysis.statistics import TensorStatistic
 from quark_onnx.errors import DataError, ModelError
 from quark_onnx.report.measure import OutputError, Total
@@ -92,7 +92,11 @@ def measure_tensors(
         ModelError: onnxruntime cannot load or run a model.
     """
     reading = other[0]
-    watched = {name: _watch(reference[0], reading, pair) for name, pair in matching.pairs.items()}
+    watched = {
+        name: _watch(reference[0], reading, pair)
+        for name, pair in matching.pairs.items()
+        if reference[0].graph.elem_type(name) in (*FLOATS, TensorProto.UNDEFINED)
+    }
     needed = [tensor for watch in watched.values() for tensor in (watch.view.value, watch.view.raw)]
     before = Side("float", reference[1], watched, optimize=True)
     after = Side("quantized", other[1], needed)

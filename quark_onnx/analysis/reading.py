@@ -126,9 +126,10 @@ class Reading:
         if name == "Cast":
             types = {self.graph.elem_type(node.inputs[0]), int(node.attribute("to", 0))}
             return types <= FLOATS or self._undone(node)
-        if name == "Min" and len(node.inputs) == 2:  # a bound that no dequantized value exceeds
-            before = self.graph.producer(node.inputs[0])
+        if name == "Min" and len(node.inputs) == 2:  # a bound that no code exceeds, before or behind a pair
+            before, behind = self.graph.producer(node.inputs[0]), self.graph.consumers(node.outputs[0])
             guarded = before is not None and before.op_type in _DEQUANTIZE
+            guarded |= bool(behind) and all(reader.op_type in _QUANTIZE for reader in behind)
             return guarded and self.constants.known(node.inputs[1])
         return name == "Identity"
 

@@ -16,10 +16,18 @@ from quark_onnx import QConfig, analyze, quantize_static
 from quark_onnx.analysis.match import Matching, match
 from quark_onnx.analysis.reading import Reading
 from quark_onnx.graph import Graph
-from tests.models import batch_norm_net, conv_net, conv_relu, normal, parse, residual, samples, weight
+from tests.models import MODELS, batch_norm_net, conv_net, conv_relu, normal, parse, residual, samples, weight
 from tests.settings import CHANNEL, SIGNED, TENSOR
 
 UNSAFE = SIGNED.with_(safe=False)
+
+
+#: Models that become quantized, and whose names ``renamed`` can change: it leaves subgraphs alone.
+FLAT = [
+    name
+    for name in sorted(MODELS.keys() - {"only_integers"})
+    if not any(attribute.HasField("g") for node in MODELS[name]().graph.node for attribute in node.attribute)
+]
 
 
 def renamed(model: ModelProto) -> ModelProto:
@@ -68,6 +76,27 @@ def test_structure_finds_what_names_find(make: Any, config: QConfig) -> None:
     assert [(w.name, w.sqnr) for w in one.weights] == [(w.name, w.sqnr) for w in two.weights]
     kept = {"x", "y"}
     assert {t.name for t in two.tensors if t.matched_by == "name"} <= kept
+
+
+@pytest.mark.parametrize("name", FLAT)
+def test_every_model_is_matched_without_names(name: str) -> None:
+    model = MODELS[name]()
+    feeds = samples(model, 2)
+    quantized = quantize_static(model, feeds, "A8W8")
+    one, two = (analyze(model, other, feeds) for other in (quantized, renamed(quantized)))
+    assert {t.name: t.sqnr for t in two.tensors}.items() <= {t.name: t.sqnr for t in one.tensors}.items()
+    assert len(two.tensors) >= 0.8 * len(one.tensors)
+
+
+@pytest.mark.parametrize("preset", ["BF16_BFP16", "BFP16", "MX9", "MXINT8"])
+def test_vendor_operators_need_no_bodies(preset: str) -> None:
+    """amd-quark writes its operators without functions of the same name."""
+    model, feeds = conv_net(2), samples(conv_net(2), 2)
+    bare = quantize_static(model, feeds, QConfig.of(preset).with_(functions=False))
+    assert not bare.functions
+    found, expected = (analyze(model, other, feeds) for other in (bare, quantize_static(model, feeds, preset)))
+    assert [(t.name, t.sqnr) for t in found.tensors] == [(t.name, t.sqnr) for t in expected.tensors]
+    assert found.weights and all(weight.sqnr > 20 for weight in found.weights)
 
 
 def test_twins_are_told_apart_by_their_weights() -> None:
