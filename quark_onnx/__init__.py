@@ -6,16 +6,23 @@
 ``samples`` is any iterable of ``{input name: array}``. See ``QConfig`` for the settings and ``compare`` for the error.
 """
 
-from quark_onnx.analysis import Comparison, compare
+from quark_onnx.analysis import Analysis, Comparison, analyze, compare
 from quark_onnx.api import quantize, quantize_dynamic, quantize_static, quantize_weights
 from quark_onnx.config import Override, QConfig, QuantizationSpec
 from quark_onnx.errors import QuarkError
 from quark_onnx.job import Result
 from quark_onnx.onnxruntime_spelling import CalibrationDataReader, CalibrationMethod, QuantFormat, QuantType
+from quark_onnx.optimizers import CLE, GPTQ, AdaQuant, AdaRound, BiasCorrection
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "CLE",
+    "GPTQ",
+    "AdaQuant",
+    "AdaRound",
+    "Analysis",
+    "BiasCorrection",
     "CalibrationDataReader",
     "CalibrationMethod",
     "Comparison",
@@ -26,6 +33,7 @@ __all__ = [
     "QuantizationSpec",
     "QuarkError",
     "Result",
+    "analyze",
     "compare",
     "quantize",
     "quantize_dynamic",

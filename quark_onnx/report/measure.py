@@ -45,7 +45,7 @@ def measure(reference: Any, other: Any, samples: Iterable[Mapping[str, NDArray[A
     Sequences and maps count as the arrays in them. Nothing is known without samples.
     """
     names = [value.name for value in reference.get_outputs()]
-    totals = {name: _Total() for name in names}
+    totals = {name: Total() for name in names}
     feeds: list[dict[str, Any]] = []
     expected: list[Any] = []
     for sample in samples:
@@ -72,7 +72,7 @@ def measure(reference: Any, other: Any, samples: Iterable[Mapping[str, NDArray[A
 
 
 def _compared(name: str, reference: Any, other: Any) -> OutputError:
-    total = _Total()
+    total = Total()
     total.add(reference, other)
     return total.result(name)
 
@@ -92,7 +92,9 @@ def _leaves(value: Any) -> list[NDArray[Any]]:
     return [np.asarray(value)]
 
 
-class _Total:
+class Total:
+    """The error of one output, sample by sample."""
+
     def __init__(self) -> None:
         self.signal = self.noise = self.product = self.energy = 0.0
         self.largest, self.equal, self.count, self.broken, self.floating = 0.0, 0, 0, 0, True

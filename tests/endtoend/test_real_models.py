@@ -8,10 +8,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnxruntime as ort
 import pytest
+from onnx import numpy_helper
 
-from quark_onnx import QConfig, quantize_static
+from quark_onnx import QConfig, analyze, compare, quantize_static
 
 VARIABLE = "QUARK_ONNX_DATA"
 SAMPLES = 100
@@ -58,3 +60,36 @@ def test_the_metric_holds(realdata: Any, tmp_path: Path, name: str, config: QCon
     options.log_severity_level = 3
     found = task.evaluate(ort.InferenceSession(str(output), options, providers=["CPUExecutionProvider"]))
     assert found >= least, f"{task.metric}: {found:.2f}, float {task.float_value}"
+
+
+@pytest.mark.parametrize(
+    ("name", "preset", "least"),
+    [("squeezenet", "A8W8", 15.0), ("minilm-stsb", "A8W8", 10.0)],
+    ids=["squeezenet", "minilm"],
+)
+def test_the_analysis_accounts_for_every_tensor(
+    realdata: Any, tmp_path: Path, name: str, preset: str, least: float
+) -> None:
+    task = realdata.load(name)
+    output = tmp_path / "quantized.onnx"
+    quantize_static(task.path, task.calibration(16), preset, output)
+    found = analyze(task.path, output, task.calibration(4))
+    compared = compare(task.path, output, task.calibration(4))
+    assert found.sqnr == pytest.approx(compared.sqnr, abs=2.0)
+    assert found.sqnr > least
+    assert len(found.tensors) > len(found.unmatched)
+    assert all(entry.reason for entry in found.unmatched)
+    assert all(tensor.causes for tensor in found.ranking[:10])
+    assert all(weight.sqnr > 15 for weight in found.weights if weight.role == "weight")
+
+
+def test_the_analysis_finds_what_was_spoilt(realdata: Any, tmp_path: Path) -> None:
+    """One scale, made eight times too small, is found, named and explained."""
+    task = realdata.load("resnet20")
+    quantized = quantize_static(task.path, task.calibration(16), "A8W8")
+    name = "/layer2/layer2.1/Relu_1_output_0"
+    for tensor in quantized.graph.initializer:
+        if tensor.name == f"{name}_scale":
+            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) / np.float32(8), tensor.name))
+    first = analyze(task.path, quantized, task.calibration(4)).ranking[0]
+    assert (first.name, first.causes[0].kind) == (name, "clipped")

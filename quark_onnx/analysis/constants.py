@@ -1,0 +1,94 @@
+"""What of a graph is constant, whatever it is computed of, and its values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto, ValueInfoProto
+
+from calibrators.session import open_session
+from quark_onnx.errors import ModelError
+from quark_onnx.graph import Graph, Node
+
+_RANDOM = ("Random", "Multinomial", "Bernoulli")
+
+
+class Constants:
+    """The constants of a graph: initializers, Constant nodes, and what is computed of these alone."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self._computed: set[str] = set()
+        for node in graph.nodes:  # in topological order
+            free = node.has_subgraph or node.op_type.startswith(_RANDOM)
+            if not free and all(self.known(name) for name in node.inputs if name):
+                self._computed.update(node.outputs)
+
+    def known(self, tensor: str) -> bool:
+        """Whether a tensor is the same in every run."""
+        return tensor in self._computed or self.graph.is_constant(tensor)
+
+    def value(self, tensor: str) -> NDArray[Any]:
+        """The values of a constant tensor.
+
+        Raises:
+            ModelError: onnxruntime cannot compute it.
+        """
+        stored = self.graph.constant(tensor)
+        if stored is not None:
+            return stored
+        node = self.graph.producer(tensor)
+        if node is not None and node.kind == "DequantizeLinear" and all(map(self.graph.is_constant, node.inputs)):
+            return dequantized(node, [self.value(name) for name in node.inputs])
+        return self._run(tensor)
+
+    def _run(self, tensor: str) -> NDArray[Any]:
+        """Compute it by a model of nothing but the nodes that lead to it."""
+        needed, nodes = [tensor], dict[Node, None]()
+        while needed:
+            node = self.graph.producer(needed.pop())
+            if node is not None and node not in nodes:
+                nodes[node] = None
+                needed += node.inputs
+        names = {name for node in nodes for name in node.inputs}
+        model: ModelProto = self.graph.shell()
+        model.graph.name = "constant"
+        model.graph.node.extend(node.to_proto() for node in self.graph.nodes if node in nodes)
+        model.graph.initializer.extend(t for name, t in self.graph.initializers.items() if name in names)
+        model.graph.output.append(ValueInfoProto(name=tensor))
+        try:
+            return np.asarray(open_session(model, threads=1).run([tensor], {})[0])
+        except Exception as error:  # onnxruntime raises several unrelated types
+            raise ModelError(f"the constant {tensor!r} cannot be computed: {error}") from error
+
+
+def dequantized(node: Node, values: list[NDArray[Any]]) -> NDArray[np.float32]:
+    """What a DequantizeLinear computes of codes, scale and zero point; codes may be integers or small floats.
+
+    >>> from onnx import helper
+    >>> node = Node(helper.make_node("DequantizeLinear", ["x", "s"], ["y"], axis=0))
+    >>> dequantized(node, [np.int8([[1, 2], [3, 4]]), np.float32([1, 10])])
+    array([[ 1.,  2.],
+           [30., 40.]], dtype=float32)
+    """
+    codes, scale = values[0].astype(np.float32), values[1].astype(np.float32)
+    zero = values[2].astype(np.float32) if len(values) > 2 else np.zeros_like(scale)
+    axis, block = int(node.attribute("axis", 1)), int(node.attribute("block_size", 0))
+    scale, zero = (spread(part, codes.shape, axis, block) for part in (scale, zero))
+    result: NDArray[np.float32] = (codes - zero) * scale
+    return result
+
+
+def spread(part: NDArray[Any], shape: tuple[int, ...], axis: int | None, block: int = 0) -> NDArray[Any]:
+    """A scale or zero point shaped to broadcast against a tensor: one number, one a channel, or one a block."""
+    if part.size == 1 or axis is None:
+        return part.reshape(())
+    if part.ndim == 1 and not block:
+        return part.reshape([-1 if index == axis % len(shape) else 1 for index in range(len(shape))])
+    if part.ndim != len(shape):
+        return part
+    length = shape[axis]
+    block = block or -(-length // part.shape[axis])
+    return np.take(np.repeat(part, block, axis), range(length), axis)

@@ -1,0 +1,209 @@
+"""Run two models side by side, sample by sample, and gather the error of each pair of tensors.
+
+Only the activations of one sample are alive at a time, as in ``calibrators.runner``; both models run with the tensors
+exposed as outputs, the quantized one without onnxruntime's own fusions, which would compute what nobody wrote.
+
+The quantized model runs a second time, with every matched tensor replaced by the float one: there each operator and
+each grid works on float values, so that what it adds is told from what reaches it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto, TensorProto, ValueInfoProto, helper
+
+from calibrators.session import open_session
+from quark_onnx.analysis.match import FOLDED, Matching, Pair
+from quark_onnx.analysis.reading import FLOATS, Reading, View
+from quark_onnx.analysis.statistics import TensorStatistic
+from quark_onnx.errors import DataError, ModelError
+from quark_onnx.report.measure import OutputError, Total
+
+
+@dataclass
+class Watched:
+    """A pair of tensors under observation.
+
+    Attributes:
+        pair, view: what is compared.
+        statistic: what was seen so far.
+        reason: why it is not compared after all; empty as long as it is.
+    """
+
+    pair: Pair
+    view: View
+    statistic: TensorStatistic
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the samples showed."""
+
+    samples: int
+    tensors: dict[str, Watched]
+    outputs: list[OutputError]
+
+
+class Side:
+    """One of the two models, open, with some of its tensors exposed."""
+
+    def __init__(self, title: str, model: ModelProto, tensors: Iterable[str], *, optimize: bool = False) -> None:
+        given = {value.name for value in model.graph.input}
+        self._names = [name for name in dict.fromkeys(tensors) if name not in given]
+        exposed = ModelProto()
+        exposed.CopyFrom(model)
+        shown = {value.name for value in exposed.graph.output}
+        exposed.graph.output.extend(ValueInfoProto(name=name) for name in self._names if name not in shown)
+        self._title = title
+        try:
+            self._session = open_session(exposed, optimize=optimize)
+        except Exception as error:  # onnxruntime raises several unrelated types
+            raise ModelError(f"onnxruntime cannot load the {title} model: {error}") from error
+        self._inputs = {value.name for value in self._session.get_inputs()}
+        self._outputs = [value.name for value in model.graph.output]
+
+    def run(self, sample: Mapping[str, Any], index: int) -> dict[str, Any]:
+        """The exposed tensors and the outputs on one sample, by name; inputs are among them."""
+        feeds = {name: value for name, value in sample.items() if name in self._inputs}
+        names = list(dict.fromkeys([*self._outputs, *self._names]))
+        try:
+            values = self._session.run(names, feeds)
+        except Exception as error:
+            raise ModelError(f"sample {index}: onnxruntime cannot run the {self._title} model: {error}") from error
+        return {**feeds, **dict(zip(names, values, strict=True))}
+
+
+def measure_tensors(
+    reference: tuple[Reading, ModelProto],
+    other: tuple[Reading, ModelProto],
+    matching: Matching,
+    samples: Iterable[Mapping[str, Any]],
+) -> Measured:
+    """The error of each matched tensor over all samples.
+
+    Raises:
+        DataError: there is no sample.
+        ModelError: onnxruntime cannot load or run a model.
+    """
+    reading = other[0]
+    watched = {
+        name: _watch(reference[0], reading, pair)
+        for name, pair in matching.pairs.items()
+        if reference[0].graph.elem_type(name) in (*FLOATS, TensorProto.UNDEFINED)
+    }
+    needed = [tensor for watch in watched.values() for tensor in (watch.view.value, watch.view.raw)]
+    before = Side("float", reference[1], watched, optimize=True)
+    after = Side("quantized", other[1], needed)
+    fed = {w.view.raw: f"{w.view.raw}::float" for w in watched.values() if _replaceable(w, reading)}
+    local = Side("quantized", replaced(other[1], fed), needed)
+    names = [value.name for value in reference[1].graph.output]
+    totals = {name: Total() for name in names}
+    count = 0
+    for index, sample in enumerate(samples):
+        expected, found = before.run(sample, index), after.run(sample, index)
+        for name in names:
+            totals[name].add(expected[name], found[name])
+        for name, watch in watched.items():
+            if not watch.reason:
+                watch.reason = _observe(watch, reading, expected[name], found)
+        feeds = {fed[w.view.raw]: _fed(w, expected, found) for w in watched.values() if w.view.raw in fed}
+        alone = local.run({**sample, **feeds}, index)
+        for name, watch in watched.items():
+            if not watch.reason:
+                _observe_alone(watch, expected[name], alone if watch.view.raw in fed else {})
+        count += 1
+    if not count:
+        raise DataError("no sample was given; at least one is needed")
+    return Measured(count, watched, [total.result(name) for name, total in totals.items()])
+
+
+def _watch(reference: Reading, other: Reading, pair: Pair) -> Watched:
+    view = other.view(pair.raw)
+    axis = view.grid.axis if view.grid is not None and view.grid.granularity == "channel" else None
+    if axis is None:
+        shape = reference.graph.shape(pair.tensor)
+        producer = reference.graph.producer(pair.tensor)
+        rank = len(shape) if shape is not None else 0
+        sequence = rank == 3 and (producer is None or "Conv" not in producer.op_type)
+        axis = None if rank < 2 else rank - 1 if sequence else 1
+    return Watched(pair, view, TensorStatistic(view.grid, axis))
+
+
+def replaced(model: ModelProto, inputs: Mapping[str, str]) -> ModelProto:
+    """A model whose nodes read new inputs in place of some of its tensors.
+
+    Args:
+        inputs: tensor -> the input that its readers read instead.
+    """
+    result = ModelProto()
+    result.CopyFrom(model)
+    for node in result.graph.node:
+        for place, name in enumerate(node.input):
+            if name in inputs:
+                node.input[place] = inputs[name]
+    result.graph.input.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in inputs.values())
+    return result
+
+
+def _replaceable(watch: Watched, reading: Reading) -> bool:
+    """Whether a tensor can be replaced: it is float, and no subgraph reads it behind our back."""
+    raw = watch.view.raw
+    floating = reading.graph.elem_type(raw) == TensorProto.FLOAT and watch.view.scale is None
+    return floating and not reading.graph.captured(raw)
+
+
+def _fed(watch: Watched, expected: Mapping[str, Any], found: Mapping[str, Any]) -> Any:
+    """What replaces a tensor: the float values, unless the quantized model has them on other scales or shapes."""
+    value, own = expected[watch.pair.tensor], found[watch.view.raw]
+    alike = getattr(value, "shape", None) == getattr(own, "shape", None) and value.dtype == np.float32
+    return value if alike and not watch.reason and not watch.statistic.rescaled else own
+
+
+def _observe(watch: Watched, reading: Reading, expected: Any, found: Mapping[str, Any]) -> str:
+    """Take in one sample; why that is impossible, or an empty text."""
+    seen = found[watch.view.value]
+    if not isinstance(expected, np.ndarray) or not isinstance(seen, np.ndarray):
+        return "it is a sequence or a map"
+    if expected.shape != seen.shape:
+        return f"its shape is {list(expected.shape)}, that of {watch.view.value!r} {list(seen.shape)}"
+    if expected.dtype.kind != "f":
+        return f"its values are {expected.dtype}"
+    if watch.view.scale is not None:
+        seen = reading.decoded(seen, watch.view.scale)
+    elif seen.dtype.kind in "iu":
+        return f"{watch.view.value!r} holds codes whose scale is not known"
+    watch.statistic.observe(expected, seen, _computed(watch, expected, found))
+    return ""
+
+
+def _observe_alone(watch: Watched, expected: NDArray[Any], alone: Mapping[str, Any]) -> None:
+    """Take in a sample on which all that a tensor is computed of was float."""
+    rounded = alone.get(watch.view.value)
+    watch.statistic.observe_alone(expected, _computed(watch, expected, alone), rounded)
+
+
+def _computed(watch: Watched, expected: NDArray[Any], found: Mapping[str, Any]) -> NDArray[Any] | None:
+    """What the grid was applied to, if that is the result of the same operator."""
+    fused = watch.pair.fused
+    if watch.view.scale is not None or watch.view.raw not in found or fused not in ("", "Relu", "Clip", *FOLDED):
+        return None
+    computed = found[watch.view.raw]
+    if not isinstance(computed, np.ndarray) or computed.dtype.kind != "f":
+        return None
+    if fused == "Clip" and expected.size:  # to where it could have cut off anything
+        return np.clip(computed, expected.min(), expected.max())
+    return np.maximum(computed, 0) if fused == "Relu" else computed
+
+
+def counted(samples: Iterable[Mapping[str, Any]], limit: int | None) -> Iterator[Mapping[str, Any]]:
+    """The first samples."""
+    for index, sample in enumerate(samples):
+        if limit is not None and index >= limit:
+            return
+        yield sample

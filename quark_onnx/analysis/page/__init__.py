@@ -1,0 +1,5 @@
+"""The analysis as a page to look at: one HTML file with its plots in it."""
+
+from quark_onnx.analysis.page.page import render, write_page
+
+__all__ = ["render", "write_page"]

@@ -1,0 +1,204 @@
+"""An analysis as one self-contained HTML page."""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+import tempfile
+from collections import Counter
+from html import escape
+from pathlib import Path
+
+from quark_onnx.analysis.findings import Analysis, Cause, TensorError, WeightError
+from quark_onnx.analysis.page.against_grid import against_grid
+from quark_onnx.analysis.page.along import along, family
+from quark_onnx.analysis.page.style import CSS
+from quark_onnx.analysis.page.svg import short
+
+_TOP = 12
+_CAUSES = 4
+
+
+def write_page(found: Analysis, path: Path, before: str = "float model", after: str = "quantized model") -> None:
+    """Write the page to a temporary file beside ``path`` first, so that ``path`` is the whole page or what it was.
+
+    Raises:
+        OSError: the folder cannot be written to.
+    """
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.absolute().parent)
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(render(found, before, after))
+        temporary.chmod(0o644)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def render(found: Analysis, before: str = "float model", after: str = "quantized model") -> str:
+    """The text of the page.
+
+    Args:
+        before, after: what the two models are called in its title.
+    """
+    body = [_header(found, before, after), _graph(found), _ranking(found), _rest(found), _READING]
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(after)}: quantization analysis</title>\n<style>{CSS}</style>\n</head>\n<body>\n<main>\n"
+        + "\n".join(body)
+        + "\n</main>\n</body>\n</html>\n"
+    )
+
+
+def _header(found: Analysis, before: str, after: str) -> str:
+    ratio = found.bytes_before / max(1, found.bytes_after)
+    formats = Counter(tensor.format for tensor in found.tensors if tensor.format).most_common(2)
+    kinds = ", ".join(f"{count} {name}" for name, count in formats) or "none quantized"
+    worst = min((o for o in found.outputs if o.sqnr is not None), key=lambda o: o.sqnr or 0.0, default=None)
+    facts = [
+        ("Output SQNR", _ratio(found.sqnr), f"at {worst.name}" if worst else "no float output"),
+        ("Size", f"{_size(found.bytes_after)}", f"{ratio:.2f}× smaller than {_size(found.bytes_before)}"),
+        ("Samples", f"{found.samples:,}", "run by both models"),
+        ("Tensors compared", f"{len(found.tensors):,}", kinds),
+        ("Constants", f"{len(found.weights):,}", "weights and biases"),
+    ]
+    cells = "".join(
+        f"<div><dt>{escape(title)}</dt><dd>{value}<small>{escape(more)}</small></dd></div>"
+        for title, value, more in facts
+    )
+    return (
+        f'<header>\n<h1>Quantization analysis</h1>\n<p class="names">{escape(before)} → {escape(after)}</p>\n'
+        f'<dl class="facts">{cells}</dl>\n</header>'
+    )
+
+
+def _graph(found: Analysis) -> str:
+    used = dict.fromkeys(family(tensor.op_type) for tensor in found.tensors)
+    key = "".join(f'<li><i class="{name}"></i>{title}</li>' for name, title in used)
+    if math.isfinite(found.sqnr):
+        key += f'<li><i class="dash"></i>output, {_ratio(found.sqnr)}</li>'
+    plots = along(found, 1000, 330, "wide") + along(found, 380, 300, "narrow")
+    return (
+        '<section>\n<h2>Error along the graph</h2>\n<p class="note">Filled: the error with everything before it '
+        "quantized. Rings: what the tensor&rsquo;s own operator and grid add, with everything before it float. "
+        f'Numbers are places in the ranking below.</p>\n<figure class="card">{plots}'
+        f'<ul class="key">{key}<li><i class="ring"></i>alone</li></ul></figure>\n</section>'
+    )
+
+
+def _ranking(found: Analysis) -> str:
+    worst = found.ranking[:_TOP]
+    if not worst:
+        nothing = "<p>No tensor differs from the float model&rsquo;s.</p>"
+        return f"<section>\n<h2>Where noise is added</h2>\n{nothing}\n</section>"
+    items = "\n".join(_item(place, tensor, _weights_of(tensor, found)) for place, tensor in enumerate(worst, 1))
+    return (
+        '<section>\n<h2>Where noise is added</h2>\n<p class="note">By the noise that a tensor adds, most of it first. '
+        "A bar is the share of the tensor&rsquo;s noise that a cause makes; shares are estimates.</p>\n"
+        f'<ol class="rank">{items}</ol>\n</section>'
+    )
+
+
+def _weights_of(tensor: TensorError, found: Analysis) -> list[WeightError]:
+    """The weights whose figures its causes cite, or which its own node reads."""
+    cited = {word for cause in tensor.causes for word in cause.options}
+    return [w for w in found.weights if w.histogram is not None and (w.node == tensor.node or w.node in cited)][:1]
+
+
+def _item(place: int, tensor: TensorError, weights: list[WeightError]) -> str:
+    ratios = [("SQNR", tensor.sqnr), ("inputs", tensor.sqnr_inputs), ("alone", tensor.sqnr_local)]
+    figures = "".join(f"<div><dt>{title}</dt><dd>{_ratio(ratio)}</dd></div>" for title, ratio in ratios)
+    what = f"{tensor.op_type} {tensor.node}, {tensor.format or 'float'}" if tensor.node else "input of the model"
+    note = "; its channels have other scales in the quantized model, which were taken out" if tensor.rescaled else ""
+    causes = "".join(_cause(cause) for cause in tensor.causes[:_CAUSES])
+    plots = [_activation_plot(tensor), *(_weight_plot(weight) for weight in weights)]
+    drawn = "".join(plot for plot in plots if plot)
+    return (
+        f'<li class="card"><div class="head"><span class="place">{place}</span><div><h3>{escape(tensor.name)}</h3>'
+        f'<div class="what">{escape(what + note)}</div></div><dl class="ratios">{figures}</dl></div>'
+        + (f'<ul class="causes">{causes}</ul>' if causes else "")
+        + (f'<div class="plots">{drawn}</div>' if drawn else "")
+        + "</li>"
+    )
+
+
+def _cause(cause: Cause) -> str:
+    percent = max(2, round(100 * cause.share))
+    words = [f"<span>{escape(shlex.quote(word))}</span>" for word in cause.options]
+    option = f": <code>{' '.join(words)}</code>" if words else ""
+    return (
+        f'<li><div class="share" title="{percent} % of the noise"><i style="width:{percent}%"></i></div><div>'
+        f'<p>{escape(cause.text)}</p><p class="remedy">{escape(cause.remedy)}{option}</p></div></li>'
+    )
+
+
+def _activation_plot(tensor: TensorError) -> str:
+    if tensor.histogram is None:
+        return ""
+    clipped = tensor.clipped_low + tensor.clipped_high
+    caption = (
+        f"<b>Activation</b> against {escape(tensor.format)}" if tensor.format else "<b>Activation</b>, not rounded"
+    )
+    if tensor.step is not None:
+        caption += f", step {short(tensor.step)}"
+    if clipped:
+        caption += f"; <em>{100 * clipped:.2g} % beyond the grid</em>"
+    title = f"Histogram of {tensor.name} against its grid"
+    plot = against_grid(title, tensor.histogram, tensor.grid_lo, tensor.grid_hi, tensor.step)
+    return f"<figure><figcaption>{caption}</figcaption>{plot}</figure>"
+
+
+def _weight_plot(weight: WeightError) -> str:
+    if weight.histogram is None:
+        return ""
+    scope = {"tensor": "one scale", "channel": "widest of the channels", "block": "widest of the blocks"}
+    caption = f"<b>Weight</b> against {escape(weight.format) or 'its rounding'}"
+    if weight.granularity in scope:
+        caption += f", {scope[weight.granularity]}"
+    caption += f"; {_ratio(weight.sqnr)}"
+    title = f"Histogram of {weight.name} against its grid"
+    ends = (None, None, None) if weight.rescaled else (weight.grid_lo, weight.grid_hi, weight.step)
+    return f"<figure><figcaption>{caption}</figcaption>{against_grid(title, weight.histogram, *ends)}</figure>"
+
+
+def _rest(found: Analysis) -> str:
+    if not found.unmatched:
+        return ""
+    entries = "".join(f"<li>{escape(e.name)}: {escape(e.reason)}</li>" for e in found.unmatched)
+    count = len(found.unmatched)
+    return (
+        f"<section>\n<h2>Not compared</h2>\n<details><summary>{count} tensor{'s' * (count > 1)} and constants without "
+        f"a counterpart</summary><ul>{entries}</ul></details>\n</section>"
+    )
+
+
+def _ratio(ratio: float | None) -> str:
+    if ratio is None or math.isnan(ratio):
+        return "<span>–</span>"
+    if math.isinf(ratio):
+        return "<span>exact</span>" if ratio > 0 else "<span>lost</span>"
+    return f"{ratio:.1f} <span>dB</span>".replace("-", "−")
+
+
+def _size(count: int) -> str:
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= scale:
+            return f"{count / scale:.3g} {unit}"
+    return f"{count} bytes"
+
+
+_READING = """<section>
+<h2>How to read this</h2>
+<dl class="read">
+<div><dt>SQNR</dt><dd>10 log10(Σ float² / Σ error²), in dB, over all samples. 20 dB is an error of a tenth of the
+signal.</dd></div>
+<div><dt>inputs</dt><dd>The worst ratio among the tensors that this one is computed of.</dd></div>
+<div><dt>alone</dt><dd>The ratio if all tensors before it were float: its operator&rsquo;s weights, the grids of its
+inputs and its own grid are left.</dd></div>
+<div><dt>beyond the grid</dt><dd>Values more than half a step outside what the codes can represent. Histograms show
+float values, the shaded range is the grid, counts are on a logarithmic scale.</dd></div>
+</dl>
+</section>"""

@@ -1,0 +1,112 @@
+"""The style sheet of the page: light and dark, wide and narrow, without anything from outside."""
+
+CSS = """
+:root {
+  color-scheme: light dark;
+  --ground: #fbfbfa; --card: #ffffff; --ink: #1d2126; --soft: #5b636d; --faint: #8a929c; --line: #e3e5e8;
+  --band: #eef3f8; --bad: #c2410c; --badsoft: #fdeee6; --accent: #2563a8; --code: #f1f2f4;
+  --product: #2563a8; --activation: #c77800; --normal: #8b3fa0; --arithmetic: #2f855a; --reduce: #b83280;
+  --move: #707884; --input: #0e8a9c;
+}
+@media (prefers-color-scheme: dark) {
+  :root {
+    --ground: #14171b; --card: #1b1f24; --ink: #e6e8eb; --soft: #a6aeb8; --faint: #7b848f; --line: #2d333b;
+    --band: #212b37; --bad: #fb8a55; --badsoft: #3a241a; --accent: #6fa8e8; --code: #262b32;
+    --product: #6fa8e8; --activation: #f0b042; --normal: #c78ad9; --arithmetic: #6cc495; --reduce: #ee86b9;
+    --move: #9aa3ae; --input: #4fc3d4;
+  }
+}
+* { box-sizing: border-box; }
+html { -webkit-text-size-adjust: 100%; }
+body { margin: 0; background: var(--ground); color: var(--ink); line-height: 1.5;
+  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", sans-serif;
+  font-variant-numeric: tabular-nums; }
+main { max-width: 1040px; margin: 0 auto; padding: 40px 24px 64px; }
+header p, .note { color: var(--soft); }
+h1 { font-size: 27px; line-height: 1.2; font-weight: 650; letter-spacing: -0.015em; margin: 0 0 4px; }
+h2 { font-size: 18px; font-weight: 650; letter-spacing: -0.005em; margin: 48px 0 4px; }
+p { margin: 0 0 12px; max-width: 72ch; }
+.names { overflow-wrap: anywhere; margin-bottom: 24px; }
+.facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 1px; margin: 0;
+  background: var(--line); border: 1px solid var(--line); border-radius: 10px; overflow: hidden; }
+.facts div { background: var(--card); padding: 14px 16px; }
+.facts dt { color: var(--soft); font-size: 13px; }
+.facts dd { margin: 2px 0 0; font-size: 22px; font-weight: 600; letter-spacing: -0.01em; }
+.facts small { display: block; font-size: 13px; font-weight: 400; letter-spacing: 0; color: var(--soft);
+  overflow-wrap: anywhere; }
+.card { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 16px; }
+figure { margin: 0; }
+svg { display: block; width: 100%; height: auto; font: 12px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif;
+  font-variant-numeric: tabular-nums; }
+svg text { fill: var(--soft); }
+svg .grid { stroke: var(--line); stroke-width: 1; }
+svg .axis { stroke: var(--faint); stroke-width: 1; }
+svg .thread { fill: none; stroke: var(--faint); stroke-width: 1; opacity: 0.45; }
+svg .alone { fill: none; stroke: var(--faint); stroke-width: 1.2; }
+svg .worst { stroke: var(--bad); stroke-width: 2; }
+svg .final { stroke: var(--bad); stroke-width: 1.2; stroke-dasharray: 4 3; }
+svg text.rank { paint-order: stroke; stroke: var(--card); stroke-width: 4px; stroke-linejoin: round; }
+svg text.rank { fill: var(--bad); font-weight: 650; }
+svg .band { fill: var(--band); }
+svg .end { stroke: var(--accent); stroke-width: 1.5; }
+svg .bar { fill: var(--accent); opacity: 0.75; }
+svg .cut { fill: var(--bad); }
+svg .code { stroke: var(--accent); stroke-width: 1; opacity: 0.6; }
+svg text.edge { fill: var(--accent); font-weight: 600; }
+.product { fill: var(--product); background: var(--product); }
+.activation { fill: var(--activation); background: var(--activation); }
+.normal { fill: var(--normal); background: var(--normal); }
+.arithmetic { fill: var(--arithmetic); background: var(--arithmetic); }
+.reduce { fill: var(--reduce); background: var(--reduce); }
+.move { fill: var(--move); background: var(--move); }
+.input { fill: var(--input); background: var(--input); }
+.key { display: flex; flex-wrap: wrap; gap: 4px 18px; list-style: none; margin: 12px 0 0; padding: 0; font-size: 13px;
+  color: var(--soft); }
+.key i { display: inline-block; width: 9px; height: 9px; border-radius: 50%; margin-right: 6px; }
+.key i.ring { background: none; border: 1.5px solid var(--faint); }
+.key i.dash { width: 18px; height: 0; border-radius: 0; border-top: 1.5px dashed var(--bad); vertical-align: 4px; }
+code span:first-child { white-space: nowrap; }
+.narrow { display: none; }
+ol.rank { list-style: none; margin: 16px 0 0; padding: 0; display: grid; gap: 12px; }
+.head { display: grid; grid-template-columns: 32px minmax(0, 1fr) auto; gap: 0 8px; align-items: start; }
+.head .place { color: var(--faint); font-size: 18px; font-weight: 600; line-height: 1.35; }
+.head h3 { margin: 0; font: 600 14px/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace;
+  overflow-wrap: anywhere; }
+.head .what { color: var(--soft); font-size: 13px; overflow-wrap: anywhere; }
+.ratios { display: flex; gap: 20px; margin: 0; text-align: right; }
+.ratios dt { color: var(--soft); font-size: 12px; }
+.ratios dd { margin: 0; font-weight: 600; white-space: nowrap; }
+.ratios dd span { color: var(--faint); font-weight: 400; }
+.causes { list-style: none; margin: 12px 0 0; padding: 0 0 0 40px; display: grid; gap: 10px; }
+.causes li { display: grid; grid-template-columns: 56px minmax(0, 1fr); gap: 0 14px; }
+.share { margin-top: 9px; height: 6px; border-radius: 3px; background: var(--line); overflow: hidden; }
+.share i { display: block; height: 100%; background: var(--bad); border-radius: 3px; }
+.causes p { margin: 0; overflow-wrap: anywhere; }
+.causes .remedy { color: var(--soft); font-size: 14px; }
+code { font: 13px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; background: var(--code); color: var(--ink);
+  padding: 1px 6px; border-radius: 4px; overflow-wrap: anywhere; }
+.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 340px), 1fr)); gap: 20px 28px;
+  margin: 16px 0 0; padding: 16px 0 0; border-top: 1px solid var(--line); }
+.plots figcaption { font-size: 13px; color: var(--soft); overflow-wrap: anywhere; margin-bottom: 4px; }
+.plots figcaption b { color: var(--ink); font-weight: 600; }
+.plots figcaption em { color: var(--bad); font-style: normal; }
+.plots svg { max-width: 460px; }
+details { margin-top: 12px; }
+summary { cursor: pointer; color: var(--soft); }
+details ul { margin: 8px 0 0; padding-left: 20px; font-size: 13px; color: var(--soft); overflow-wrap: anywhere; }
+.read { margin: 8px 0 0; padding: 0; display: grid; gap: 8px; color: var(--soft); font-size: 14px; }
+.read dt { color: var(--ink); font-weight: 600; float: left; margin-right: 8px; }
+.read dd { margin: 0; max-width: 80ch; }
+@media (max-width: 680px) {
+  main { padding: 24px 14px 48px; }
+  h1 { font-size: 23px; }
+  .facts { grid-template-columns: 1fr 1fr; }
+  .facts div:last-child:nth-child(odd) { grid-column: span 2; }
+  .wide { display: none; }
+  .narrow { display: block; }
+  .head { grid-template-columns: 24px minmax(0, 1fr); }
+  .ratios { grid-column: 2; text-align: left; margin-top: 8px; flex-wrap: wrap; gap: 4px 18px; }
+  .causes { padding-left: 0; }
+}
+@media print { .card { break-inside: avoid; } }
+"""

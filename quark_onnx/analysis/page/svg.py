@@ -1,0 +1,72 @@
+"""The few parts of SVG that the plots are made of: elements, scales and ticks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from html import escape
+
+Scale = Callable[[float], float]
+
+
+def tag(name: str, content: str = "", **attributes: str | float) -> str:
+    """An element; a trailing underscore of an attribute's name is left out, others become hyphens.
+
+    >>> tag("text", "a &lt; b", x=1.25, class_="edge")
+    '<text x="1.25" class="edge">a &lt; b</text>'
+    """
+    pairs = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{escape(value) if isinstance(value, str) else f"{value:.6g}"}"'
+        for key, value in attributes.items()
+    )
+    return f"<{name}{pairs}>{content}</{name}>" if content else f"<{name}{pairs}/>"
+
+
+def drawing(width: float, height: float, title: str, parts: Iterable[str], class_: str = "") -> str:
+    """A drawing that fills the width it is given."""
+    attributes = {"class_": class_} if class_ else {}
+    label = tag("title", escape(title))
+    return tag("svg", label + "".join(parts), viewBox=f"0 0 {width:g} {height:g}", role="img", **attributes)
+
+
+def linear(lo: float, hi: float, start: float, end: float) -> Scale:
+    """Values from ``lo`` to ``hi`` to places from ``start`` to ``end``.
+
+    >>> linear(0, 10, 100, 0)(2.5)
+    75.0
+    """
+    factor = (end - start) / (hi - lo) if hi > lo else 0.0
+    return lambda value: start + (value - lo) * factor
+
+
+def ticks(lo: float, hi: float, count: int) -> list[float]:
+    """Round numbers between two ends, about ``count`` of them.
+
+    >>> ticks(-2.2, 7.9, 5)
+    [-2.0, 0.0, 2.0, 4.0, 6.0]
+    """
+    if not (math.isfinite(lo) and math.isfinite(hi)) or hi <= lo:
+        return [lo]
+    raw = (hi - lo) / max(1, count)
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next((m * power for m in (1, 2, 5, 10) if m * power >= 0.75 * raw), 10 * power)
+    first, last = math.ceil(lo / step), math.floor(hi / step)
+    return [round(i * step, 12) + 0.0 for i in range(first, last + 1)]
+
+
+def short(value: float) -> str:
+    """A number in few characters, with a true minus.
+
+    >>> short(-0.25), short(1300.0), short(123456.0), short(1e-7)
+    ('−0.25', '1300', '123k', '1e−7')
+    """
+    size = abs(value)
+    if size >= 1e7 or 0 < size < 1e-4:
+        text = f"{value:.2g}".replace("e-0", "e-").replace("e+0", "e")
+    elif size >= 1e4:
+        text = f"{value / 1e3:.3g}k"
+    elif size >= 1e3:
+        text = f"{value:.0f}"
+    else:
+        text = f"{value:.3g}"
+    return text.replace("-", "−")

@@ -1,0 +1,325 @@
+"""How a quantized model, of any tool, writes its tensors: what is computed, what of it readers see, and on which grid.
+
+Nodes that only change the format of a value are looked through: Q/DQ of ONNX, com.microsoft and the vendors, block
+formats, casts among float types, Identity, and the Min that keeps a runtime from fusing. Operators on codes count as
+the float operators that they stand for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+
+from quark_onnx.analysis.constants import Constants, spread
+from quark_onnx.fusions.moving import MOVING
+from quark_onnx.graph import Graph, Node
+
+FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
+_HALVES = {TensorProto.FLOAT16: "float16", TensorProto.BFLOAT16: "bfloat16"}
+_QUANTIZE = frozenset({"QuantizeLinear", "ExtendedQuantizeLinear", "VitisQuantizeLinear", "DynamicQuantizeLinear"})
+_DEQUANTIZE = frozenset({"DequantizeLinear", "ExtendedDequantizeLinear", "VitisDequantizeLinear"})
+#: One node that rounds, by the part of the name that all of them have.
+_ROUNDING = ("QuantizeDequantize", "FixNeuron", "BFPFix", "MXFix")
+#: Operators on codes: the places of their data, each followed by scale and zero point, and of those of the result.
+_ON_CODES: dict[str, tuple[tuple[int, ...], int]] = {
+    "QLinearConv": ((0, 3), 6),
+    "QLinearMatMul": ((0, 3), 6),
+    "QLinearAdd": ((0, 3), 6),
+    "QLinearMul": ((0, 3), 6),
+    "QGemm": ((0, 3), 7),
+    "QLinearSigmoid": ((0,), 3),
+    "QLinearLeakyRelu": ((0,), 3),
+    "QLinearSoftmax": ((0,), 3),
+    "QLinearAveragePool": ((0,), 3),
+    "QLinearGlobalAveragePool": ((0,), 3),
+    "QLinearReduceMean": ((0,), 3),
+    "QLinearWhere": ((1, 4), 7),
+}
+#: The place of their bias, whose codes count in products of the scales.
+_BIAS = {"QLinearConv": 8, "QGemm": 6}
+#: Operators that do with codes what they do with reals.
+_MOVING = frozenset({*MOVING, "Clip", "Relu"})
+_FUSED = {"FusedConv": "Conv", "FusedGemm": "Gemm", "FusedMatMul": "MatMul", "QGemm": "Gemm"}
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The reals that codes stand for.
+
+    Attributes:
+        format: name of the type.
+        lo, hi, step: of each channel or block, shaped to broadcast against the tensor; None without a fixed grid.
+        axis: of the channels; None for one grid.
+        granularity: tensor, channel or block.
+        uniform: whether all steps are alike.
+    """
+
+    format: str
+    lo: NDArray[np.float64] | None = None
+    hi: NDArray[np.float64] | None = None
+    step: NDArray[np.float64] | None = None
+    axis: int | None = None
+    granularity: str = "tensor"
+    uniform: bool = True
+
+    @property
+    def bits(self) -> int:
+        """Width of a code; 0 where it is not known."""
+        digits = "".join(c if c.isdigit() else " " for c in self.format).split()
+        return int(digits[0]) if digits else 0
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Names of a scale and a zero point, empty if it is left out, and the layout in which they apply."""
+
+    scale: str
+    zero_point: str
+    axis: int = 1
+    block: int = 0
+    factor: str = ""  # a second scale that multiplies the first
+
+
+@dataclass(frozen=True)
+class Operand:
+    """What a node reads: a tensor, and if it is codes, what they stand for."""
+
+    tensor: str
+    scale: Scale | None = None
+
+
+@dataclass(frozen=True)
+class View:
+    """A tensor of the quantized model.
+
+    Attributes:
+        raw: what its operator computes, in front of its own grid.
+        value: what readers see.
+        scale: of ``value``, if that is codes.
+        grid: of the codes between the two; None if it stays float.
+    """
+
+    raw: str
+    value: str
+    scale: Scale | None
+    grid: Grid | None
+
+
+class Reading:
+    """A quantized graph, looked at."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.constants = Constants(graph)
+
+    # -- through nodes that only change the format -------------------------------------------------------------------
+
+    def formats(self, node: Node) -> bool:
+        """Whether a node does nothing but change the format of its first input."""
+        name = node.op_type
+        if name in _QUANTIZE or name in _DEQUANTIZE or any(part in name for part in _ROUNDING):
+            return True
+        if name == "Cast":
+            types = {self.graph.elem_type(node.inputs[0]), int(node.attribute("to", 0))}
+            return types <= FLOATS or self._undone(node)
+        if name == "Min" and len(node.inputs) == 2:  # a bound that no code exceeds, before or behind a pair
+            before, behind = self.graph.producer(node.inputs[0]), self.graph.consumers(node.outputs[0])
+            guarded = before is not None and before.op_type in _DEQUANTIZE
+            guarded |= bool(behind) and all(reader.op_type in _QUANTIZE for reader in behind)
+            return guarded and self.constants.known(node.inputs[1])
+        return name == "Identity"
+
+    def _undone(self, node: Node) -> bool:
+        """Whether a cast to a narrow float is followed by one back, where types were not inferred."""
+        return int(node.attribute("to", 0)) in _HALVES and any(
+            reader.op_type == "Cast" and int(reader.attribute("to", 0)) in FLOATS
+            for reader in self.graph.consumers(node.outputs[0])
+        )
+
+    def origin(self, tensor: str) -> str:
+        """What was computed, behind all changes of format."""
+        node = self.graph.producer(tensor)
+        while node is not None and self.formats(node) and not self.constants.known(tensor):
+            tensor = node.inputs[0]
+            node = self.graph.producer(tensor)
+        return tensor
+
+    def readers(self, raw: str) -> list[Node]:
+        """The nodes that compute with a tensor, in any format."""
+        found, todo = dict[Node, None](), [raw]
+        while todo:
+            for node in self.graph.consumers(todo.pop()):
+                if self.formats(node):
+                    todo.append(node.outputs[0])
+                else:
+                    found[node] = None
+        return list(found)
+
+    def view(self, raw: str) -> View:
+        """A computed tensor as its readers see it; where they see several things, the first of them."""
+        tensor, grid, scale = raw, None, self.scale_of(raw)
+        if scale is not None:
+            grid = self.grid(scale, self.graph.elem_type(raw))
+            return View(raw, raw, scale, grid)
+        value = raw
+        while True:
+            step = next((n for n in self.graph.consumers(tensor) if self.formats(n)), None)
+            if step is None or (grid is not None and tensor == value and self._ends(tensor)):
+                break
+            tensor = step.outputs[0]
+            grid = self._format(step) or grid
+            if not self._is_codes(tensor):
+                value, scale = tensor, None
+            elif not any(map(self.formats, self.graph.consumers(tensor))):  # read by an operator on codes
+                value, scale = tensor, self.scale_of(tensor)
+        return View(raw, value, scale, grid)
+
+    def _ends(self, tensor: str) -> bool:
+        """Whether somebody computes with a tensor as it is."""
+        others = [node for node in self.graph.consumers(tensor) if not self.formats(node)]
+        return bool(others) or self.graph.is_output(tensor)
+
+    def _is_codes(self, tensor: str) -> bool:
+        node, kind = self.graph.producer(tensor), self.graph.elem_type(tensor)
+        quantizing = node is not None and node.op_type in _QUANTIZE
+        return quantizing or (kind not in FLOATS and kind != TensorProto.UNDEFINED) or kind == TensorProto.BFLOAT16
+
+    def _format(self, node: Node) -> Grid | None:
+        """The grid that a node rounds to; None if it does not."""
+        if node.op_type == "DynamicQuantizeLinear":
+            return Grid("dynamic uint8")
+        if node.op_type in _QUANTIZE:
+            scale = self._scale(node)
+            kind = self.graph.elem_type(scale.zero_point) if scale.zero_point else self._code_type(node)
+            return self.grid(scale, kind)
+        if any(part in node.op_type for part in _ROUNDING):
+            return Grid(str(node.attribute("element_dtype", "") or node.op_type))
+        if node.op_type == "Cast":
+            name = _HALVES.get(node.attribute("to", 0))
+            return Grid(name, uniform=False) if name else None
+        return None
+
+    def _code_type(self, node: Node) -> int:
+        return self.graph.elem_type(node.outputs[0]) or int(node.attribute("output_dtype", 0)) or TensorProto.UINT8
+
+    @staticmethod
+    def _scale(node: Node) -> Scale:
+        axis, block = int(node.attribute("axis", 1)), int(node.attribute("block_size", 0))
+        return Scale(node.input(1), node.input(2), axis, block)
+
+    # -- codes ------------------------------------------------------------------------------------------------------
+
+    def scale_of(self, codes: str) -> Scale | None:
+        """What the codes in a tensor stand for; None if it does not hold codes, or nobody says."""
+        for _ in range(len(self.graph.nodes)):
+            node = self.graph.producer(codes)
+            if node is None or self.graph.elem_type(codes) in FLOATS or node.op_type == "DynamicQuantizeLinear":
+                return None
+            if node.op_type in _QUANTIZE:
+                return self._scale(node)
+            if node.op_type == "QLinearConcat":
+                return Scale(node.inputs[0], node.inputs[1])
+            if node.op_type in _ON_CODES:
+                place = _ON_CODES[node.op_type][1]
+                return Scale(node.input(place), node.input(place + 1)) if node.input(place) else None
+            if node.op_type not in _MOVING:
+                return None
+            codes = node.inputs[1 if node.op_type == "Where" else 0]
+        return None
+
+    def grid(self, scale: Scale, kind: int) -> Grid:
+        """The grid of codes of a type; 0 for one that only the zero point tells."""
+        kind = kind or (self.graph.elem_type(scale.zero_point) if scale.zero_point else 0) or TensorProto.UINT8
+        name = TensorProto.DataType.Name(kind).lower()
+        names = [name for name in (scale.scale, scale.zero_point, scale.factor) if name]
+        ends = _ends_of(kind)
+        if ends is None or not all(map(self.constants.known, names)):
+            return Grid(name)
+        step = self.constants.value(scale.scale).astype(np.float64)
+        if scale.factor:
+            step = step * self.constants.value(scale.factor).astype(np.float64)
+        zero = np.zeros_like(step)
+        if scale.zero_point:
+            zero = self.constants.value(scale.zero_point).astype(np.float64)
+        granularity = "tensor" if step.size == 1 else "block" if step.ndim > 1 else "channel"
+        zero = zero.reshape(step.shape) if zero.size == step.size else zero
+        uniform = not name.startswith("float")
+        axis = None if step.size == 1 else scale.axis
+        first, last = (ends[0] - zero) * step, (ends[1] - zero) * step
+        lo, hi = np.minimum(first, last), np.maximum(first, last)  # some tools write negative scales
+        return Grid(name, lo, hi, np.abs(step), axis, granularity, uniform)
+
+    def operands(self, node: Node) -> tuple[str, list[Operand]]:
+        """The float operator that a node stands for, and what it reads."""
+        name = _FUSED.get(node.op_type, node.op_type.removeprefix("QLinear"))
+        if node.op_type == "QLinearConcat":
+            places: tuple[int, ...] = tuple(range(2, len(node.inputs), 3))
+        elif node.op_type in _ON_CODES:
+            places = _ON_CODES[node.op_type][0]
+        else:
+            return name, [Operand(tensor) for tensor in node.inputs]
+        transposed = node.op_type == "QGemm" and bool(node.attribute("transB", 0))
+        axis = 0 if transposed or node.op_type == "QLinearConv" else 1
+        found = [Operand(node.inputs[i], Scale(node.inputs[i + 1], node.inputs[i + 2], axis)) for i in places]
+        bias = node.input(_BIAS.get(node.op_type, len(node.inputs)))
+        if bias:
+            found.append(Operand(bias, Scale(node.inputs[4], "", 0, factor=node.inputs[1])))
+        return name, found
+
+    def reals(self, operand: Operand) -> NDArray[np.float64]:
+        """The values of a constant operand."""
+        values = self.constants.value(operand.tensor)
+        return values.astype(np.float64) if operand.scale is None else self.decoded(values, operand.scale)
+
+    def decoded(self, codes: NDArray[Any], scale: Scale) -> NDArray[np.float64]:
+        """The reals that codes stand for."""
+        axis = scale.axis if scale.axis < codes.ndim else codes.ndim - 1
+        step = spread(self.constants.value(scale.scale).astype(np.float64), codes.shape, axis, scale.block)
+        if scale.factor:
+            step = step * self.constants.value(scale.factor).astype(np.float64).reshape(())
+        if not scale.zero_point:
+            return np.asarray(codes.astype(np.float64) * step)
+        zero = spread(self.constants.value(scale.zero_point).astype(np.float64), codes.shape, axis, scale.block)
+        return np.asarray((codes.astype(np.float64) - zero) * step)
+
+    def stored(self, operand: Operand) -> tuple[str, Scale] | None:
+        """The codes of a constant operand, and what they stand for; None if it is not codes."""
+        if operand.scale is not None:
+            return operand.tensor, operand.scale
+        node = self.graph.producer(operand.tensor)
+        while node is not None and self.formats(node) and node.op_type not in _DEQUANTIZE:
+            node = self.graph.producer(node.inputs[0])
+        if node is None or node.op_type not in _DEQUANTIZE:
+            return None
+        return node.inputs[0], self._scale(node)
+
+    def quantizes(self) -> bool:
+        """Whether anything in the graph is quantized."""
+        types = {node.op_type for node in self.graph.nodes}
+        known = _QUANTIZE | _DEQUANTIZE | _ON_CODES.keys()
+        others = ("MatMulInteger", "ConvInteger", "NBits", "Bnb4", "BlockQuantized", *_ROUNDING)
+        if types & known or any(part in name for name in types for part in others):
+            return True
+        return any(n.op_type == "Cast" and int(n.attribute("to", 0)) in _HALVES for n in self.graph.nodes)
+
+
+def _ends_of(kind: int) -> tuple[float, float] | None:
+    """The least and the greatest code of a type; None if it has no end that matters."""
+    try:
+        name = TensorProto.DataType.Name(kind)
+    except ValueError:
+        return None
+    if name.startswith(("INT", "UINT")):
+        bits, signed = int(name.lstrip("UINT")), name.startswith("I")
+        return (-(2.0 ** (bits - 1)), 2.0 ** (bits - 1) - 1) if signed else (0.0, 2.0**bits - 1)
+    if name.startswith(("FLOAT8E4", "FLOAT8E5", "FLOAT4")) or name == "FLOAT16":
+        import ml_dtypes
+
+        dtype = helper.tensor_dtype_to_np_dtype(kind)
+        top = float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
+        return -top, top
+    return None

@@ -1,0 +1,203 @@
+"""What is kept of a tensor while samples stream by: sums, extremes and a histogram, all of which merge exactly."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibrators import Histogram
+from calibrators.layout import rows
+from quark_onnx.analysis.reading import Grid
+from quark_onnx.report.measure import decibels
+
+#: A magnitude from which on a value is a mask, not a number: sums of its square would hide everything else.
+_MASK = 1e30
+#: Above the first ratio, in dB, channels have no other scales; below, a fit has to reach the second and be so much
+#: better, and the scales have to be so uneven.
+_FAITHFUL, _CLOSE, _BETTER, _UNEVEN = 20.0, 12.0, 4.0, 1.15
+_SUMS = ("signal", "energy", "product", "noise", "error")
+
+
+@dataclass
+class TensorStatistic:
+    """The float values of a tensor, against what the quantized model has there.
+
+    Attributes:
+        grid: what readers see goes through; None if it stays float.
+        axis: of the channels, None for none.
+        sums: of float^2, quantized^2, float * quantized, (quantized - float)^2 and quantized - float, by channel.
+        lo, hi: least and greatest float value of each channel.
+        before: sum of (computed - float)^2, None where what is computed is not seen.
+        operator: the same where the operator reads float values; None where that is not seen.
+        own: sum of (rounded - float)^2 where the grid is applied to float values; None where that is not seen.
+        clipped: the part of it from values beyond the grid.
+        low, high: how many float values lie beyond the grid by more than half a step.
+    """
+
+    grid: Grid | None = None
+    axis: int | None = None
+    count: int = 0
+    sums: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+    lo: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    hi: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    before: float | None = None
+    operator: float | None = None
+    own: float | None = None
+    clipped: float = 0.0
+    low: int = 0
+    high: int = 0
+    histogram: Histogram = field(default_factory=Histogram)
+
+    def observe(
+        self,
+        reference: NDArray[Any],
+        seen: NDArray[Any],
+        computed: NDArray[Any] | None = None,
+    ) -> None:
+        """Take in one sample.
+
+        Args:
+            reference: the float values.
+            seen: what readers see in the quantized model, of the same shape.
+            computed: what its grid is applied to there, of the same shape.
+        """
+        if not reference.size:
+            return
+        axis = self.axis if self.axis is not None and self.axis < reference.ndim else None
+        a, b = (rows(array, axis).astype(np.float64) for array in (reference, seen))
+        if self.sums and len(self.lo) != len(a):  # the number of channels depends on the sample
+            self._forget_channels()
+        if axis is None or (self.sums and len(self.lo) == 1):
+            a, b = a.reshape(1, -1), b.reshape(1, -1)
+        usual = (np.abs(a) < _MASK) & (np.abs(b) < _MASK)
+        if not usual.all():
+            a, b = np.where(usual, a, 0.0), np.where(usual, b, 0.0)
+        error = b - a
+        found = (_dot(a, a), _dot(b, b), _dot(a, b), _dot(error, error), error.sum(axis=1))
+        lo, hi = a.min(axis=1), a.max(axis=1)
+        if not self.sums:
+            self.lo, self.hi, self.sums = lo, hi, dict(zip(_SUMS, found, strict=True))
+        else:
+            self.lo, self.hi = np.minimum(self.lo, lo), np.maximum(self.hi, hi)
+            for name, value in zip(_SUMS, found, strict=True):
+                self.sums[name] = self.sums[name] + value
+        self.count += reference.size
+        self.histogram.observe(a.reshape(1, -1).astype(np.float32))
+        if computed is not None:
+            exact, usual = _usual(reference)
+            self.before = (self.before or 0.0) + _noise(computed, exact, usual)
+
+    def observe_alone(
+        self, reference: NDArray[Any], local: NDArray[Any] | None = None, rounded: NDArray[Any] | None = None
+    ) -> None:
+        """Take in what operator and grid make of float values on one sample.
+
+        Args:
+            reference: the float values.
+            local: what the operator computes of float inputs.
+            rounded: what the grid makes of the float values.
+        """
+        exact, usual = _usual(reference)
+        bounds = limits(self.grid, reference.ndim) if self.grid is not None else None
+        beyond = np.zeros(exact.shape, np.bool_)
+        if bounds is not None:
+            low, high = usual & (exact < bounds[0]), usual & (exact > bounds[1])
+            self.low += int(np.count_nonzero(low))
+            self.high += int(np.count_nonzero(high))
+            beyond = low | high
+        if local is not None:
+            self.operator = (self.operator or 0.0) + _noise(local, exact, usual)
+        if rounded is not None and self.grid is not None:
+            self.own = (self.own or 0.0) + _noise(rounded, exact, usual)
+            if beyond.any():
+                self.clipped += _noise(rounded, exact, beyond)
+
+    def _forget_channels(self) -> None:
+        self.axis = None
+        self.lo, self.hi = self.lo.min(keepdims=True), self.hi.max(keepdims=True)
+        self.sums = {name: value.sum(keepdims=True) for name, value in self.sums.items()}
+
+    # -- results ----------------------------------------------------------------------------------------------------
+
+    def total(self, name: str) -> float:
+        """A sum over all channels."""
+        return float(self.sums[name].sum()) if self.sums else 0.0
+
+    @property
+    def sqnr(self) -> float:
+        return decibels(self.total("signal"), self.total("noise"))
+
+    @property
+    def cosine(self) -> float:
+        norm = np.sqrt(self.total("signal") * self.total("energy"))
+        return float(self.total("product") / norm) if norm else float(self.total("signal") == self.total("energy"))
+
+    @property
+    def gains(self) -> NDArray[np.float64]:
+        """The factor by which each channel of the quantized model fits the float one best; 1 where it fits badly."""
+        signal, energy, product = (self.sums[name] for name in ("signal", "energy", "product"))
+        alike = (product > 0) & (np.square(product) > 0.5 * signal * energy)
+        gain: NDArray[np.float64] = np.divide(product, signal, out=np.ones_like(signal), where=alike)
+        return gain
+
+    @property
+    def fitted(self) -> float:
+        """The ratio that is left when each channel is scaled to fit."""
+        if not self.sums:
+            return float("inf")
+        signal, energy, product = (self.sums[name] for name in ("signal", "energy", "product"))
+        gain = self.gains
+        left = np.maximum(energy - 2 * gain * product + gain * gain * signal, 0) / np.square(gain)
+        return decibels(float(signal.sum()), float(left.sum()))
+
+    @property
+    def rescaled(self) -> bool:
+        """Whether channels have other scales in the quantized model, some larger and some smaller.
+
+        Clipping and rounding to zero make channels smaller alone.
+        """
+        if self.axis is None or not self.sums or self.sqnr > _FAITHFUL:
+            return False
+        strong = self.sums["signal"] > 0.01 * self.sums["signal"].mean()
+        gain = self.gains[strong]
+        if gain.size < 2 or gain.max() < _UNEVEN**2 * gain.min():
+            return False
+        both = gain.max() > _UNEVEN and gain.min() < 1 / _UNEVEN
+        return self.fitted > max(_CLOSE, self.sqnr + (_BETTER if both else 2 * _BETTER))
+
+    @property
+    def shifted(self) -> float:
+        """The share of the noise that a constant shift of each channel makes."""
+        noise, count = self.total("noise"), self.count / max(1, len(self.lo))
+        return float(np.square(self.sums["error"]).sum() / count / noise) if noise > 0 and count else 0.0
+
+
+def limits(grid: Grid, rank: int) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+    """Half a step beyond the ends of a grid, shaped to broadcast against a tensor; None if there are no ends."""
+    if grid.lo is None or grid.hi is None or grid.step is None or not grid.uniform or grid.granularity == "block":
+        return None
+    low, high = grid.lo - grid.step / 2, grid.hi + grid.step / 2
+    if grid.axis is None or grid.step.size == 1:
+        return low.reshape(()), high.reshape(())
+    if grid.axis >= rank:
+        return None
+    shape = [-1 if index == grid.axis % rank else 1 for index in range(rank)]
+    return low.reshape(shape), high.reshape(shape)
+
+
+def _dot(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
+    found: NDArray[np.float64] = np.einsum("ij,ij->i", a, b)
+    return found
+
+
+def _usual(values: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    exact = values.astype(np.float64)
+    return exact, np.abs(exact) < _MASK
+
+
+def _noise(values: NDArray[Any], exact: NDArray[np.float64], where: NDArray[np.bool_]) -> float:
+    error = np.where(where, values.astype(np.float64) - exact, 0.0)
+    return float(np.sum(np.square(error), where=np.abs(error) < _MASK))

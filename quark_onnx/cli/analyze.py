@@ -1,0 +1,141 @@
+"""quark-onnx analyze: where a quantized model loses accuracy, tensor by tensor, and what mends it."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import shlex
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from quark_onnx import analysis
+from quark_onnx.analysis import Analysis
+from quark_onnx.analysis.findings import Cause, TensorError
+from quark_onnx.analysis.page import write_page
+from quark_onnx.cli.data import add_data_options, data_of
+from quark_onnx.cli.output import Answer, columns, entry
+from quark_onnx.cli.parsing import Parser, UsageError, add_common_options, count, path
+
+NAME = "analyze"
+SUMMARY = "find where a quantized model, of any tool, loses accuracy, and why"
+USAGE = "%(prog)s FLOAT QUANT (--data PATH | --random-data [N]) [--html FILE] [OPTION ...]"
+EXAMPLE = """\
+example:
+  quark-onnx analyze model.onnx model_int8.onnx --data samples/ --limit 20 --html analysis.html
+
+exit codes: 0 done; 2 bad input; 3 internal error; 128 + N ended by signal N"""
+
+_TOP = 10
+_SHOWN = 8
+_CAUSES = 3
+
+
+def add_arguments(parser: Parser) -> None:
+    parser.add_argument("reference", metavar="FLOAT", type=path, help="the float model")
+    parser.add_argument(
+        "other", metavar="QUANT", type=path, help="the quantized model; it has the same inputs and outputs"
+    )
+    add_data_options(parser)
+    group = parser.add_argument_group("findings")
+    group.add_argument("--html", metavar="FILE", type=_page, help="write a page with plots to FILE.html")
+    group.add_argument("--top", metavar="N", type=count, default=_TOP, help=f"rank so many tensors (default: {_TOP})")
+    add_common_options(parser)
+
+
+def run(options: Namespace) -> Answer:
+    if options.html is not None:
+        _check_page(options)
+    found = analysis.analyze(options.reference, options.other, data_of(options))
+    if options.html is not None:
+        write_page(found, options.html, options.reference.name, options.other.name)
+    ratio = found.bytes_before / max(1, found.bytes_after)
+    size = f"{found.bytes_before:,} -> {found.bytes_after:,} bytes"
+    lines = [
+        entry("models", [f"{options.reference}, {options.other}"]),
+        entry("size", [f"{size} ({ratio:.2f}x smaller)" if ratio >= 1 else size]),
+        entry("error", [f"on {found.samples} samples; {_outputs(found)}"]),
+        entry("compared", _compared(found, verbose=options.verbose)),
+        *_ranking(found, options.top),
+    ]
+    if options.html is not None:
+        lines.append(entry("page", [str(options.html)]))
+    document = {"command": NAME, "reference": options.reference, "other": options.other, **found.to_dict()}
+    return Answer("\n".join(lines), document)
+
+
+def _page(text: str) -> Path:
+    """Where the page goes. No other name than *.html, lest ``--html model.onnx`` overwrites a model."""
+    if not text.lower().endswith((".html", ".htm")):
+        raise argparse.ArgumentTypeError(f"{text!r} is not named *.html")
+    if not Path(text).parent.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {str(Path(text).parent)!r}")
+    return Path(text)
+
+
+def _check_page(options: Namespace) -> None:
+    for model in (options.reference, options.other):
+        if options.html.exists() and model.exists() and options.html.samefile(model):
+            raise UsageError(f"--html {options.html} is the model {model} itself, which is never overwritten")
+    if options.html.is_dir():
+        raise UsageError(f"--html {options.html} is a folder; name a file")
+
+
+def _outputs(found: Analysis) -> str:
+    shown = [
+        f"{o.name} {o.sqnr:.2f} dB" if o.sqnr is not None else f"{o.name} {o.agreement:.2%} equal"
+        for o in found.outputs[:_SHOWN]
+    ]
+    more = len(found.outputs) - len(shown)
+    return f"output{'s' * (len(found.outputs) > 1)} " + ", ".join(shown) + (f" and {more} more" if more else "")
+
+
+def _compared(found: Analysis, *, verbose: bool) -> Iterator[str]:
+    how = Counter(tensor.matched_by for tensor in found.tensors)
+    words = ", ".join(f"{number} by {name}" for name, number in how.items())
+    roles = Counter(weight.role for weight in found.weights)
+    constants = ", ".join(f"{number} quantized {role}{_plural(role, number)}" for role, number in roles.items())
+    yield f"{len(found.tensors)} tensors ({words})" + (f", {constants}" if constants else "")
+    if rescaled := sum(tensor.rescaled for tensor in found.tensors):
+        yield f"{rescaled} of them have channels on other scales, as equalization leaves them; these were taken out"
+    shown = found.unmatched if verbose else found.unmatched[:3]
+    if found.unmatched:
+        yield f"not compared: {len(found.unmatched)}"
+    yield from (f"  {entry.name}: {entry.reason}" for entry in shown)
+    if len(shown) < len(found.unmatched):
+        yield f"  ... and {len(found.unmatched) - len(shown)} more; --verbose has them all"
+
+
+def _plural(role: str, number: int) -> str:
+    return "" if number == 1 else "es" if role.endswith("s") else "s"
+
+
+def _ranking(found: Analysis, top: int) -> Iterator[str]:
+    worst = found.ranking[:top]
+    if not worst:
+        yield entry("worst", ["no tensor differs from the float model's"])
+        return
+    yield entry("worst", ["by the noise that they add; 'alone' is the error if all before them were float:"])
+    header = ("#", "tensor", "operator", "SQNR dB", "inputs", "alone", "format")
+    table = columns([header, *(_row(place, tensor) for place, tensor in enumerate(worst, 1))]).splitlines()
+    yield table[0]
+    for line, tensor in zip(table[1:], worst, strict=True):
+        yield line
+        for cause in tensor.causes[:_CAUSES]:
+            yield f"       {cause.text}"
+            yield f"         -> {remedy(cause)}"
+
+
+def _row(place: int, tensor: TensorError) -> tuple[str, ...]:
+    ratios = (tensor.sqnr, tensor.sqnr_inputs, tensor.sqnr_local)
+    return (str(place), tensor.name, tensor.op_type, *map(_decibels, ratios), tensor.format or "float")
+
+
+def _decibels(ratio: float | None) -> str:
+    return "-" if ratio is None or math.isinf(ratio) else f"{ratio:.1f}"
+
+
+def remedy(cause: Cause) -> str:
+    """What to do about a cause, with the option that does it."""
+    return f"{cause.remedy}: {shlex.join(cause.options)}" if cause.options else cause.remedy

@@ -1,0 +1,76 @@
+"""A browser without a window, where one is installed, and what it makes of a page."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+#: Where the page's own measurements are written, to be found in what the browser prints.
+_MEASURE = """
+<script>
+addEventListener("load", () => {
+  const box = e => { const r = e.getBoundingClientRect(); return [r.left, r.top, r.right, r.bottom]; };
+  const shown = e => e.getClientRects().length > 0 && getComputedStyle(e).visibility !== "hidden";
+  const plots = [...document.querySelectorAll("svg")].filter(shown).map(svg => ({
+    box: box(svg), title: svg.querySelector("title").textContent,
+    texts: [...svg.querySelectorAll("text")].map(t => ({
+      text: t.textContent, class: t.getAttribute("class") || "", box: box(t),
+      size: parseFloat(getComputedStyle(t).fontSize) * svg.getBoundingClientRect().width / svg.viewBox.baseVal.width,
+    })),
+    shapes: [...svg.querySelectorAll("circle, path, rect, line, polyline")].map(e => ({
+      kind: e.getAttribute("class"), fill: getComputedStyle(e).fill, box: box(e),
+    })),
+  }));
+  const texts = [...document.querySelectorAll("h1, h2, h3, p, dt, dd, li, code, figcaption, summary")].filter(shown);
+  const found = {
+    width: innerWidth, scroll: document.documentElement.scrollWidth, plots,
+    texts: texts.map(e => ({text: e.textContent.slice(0, 60), box: box(e)})),
+    ground: getComputedStyle(document.body).backgroundColor, ink: getComputedStyle(document.body).color,
+    loaded: performance.getEntriesByType("resource").map(e => e.name),
+  };
+  const out = document.createElement("pre");
+  out.id = "measured"; out.textContent = JSON.stringify(found); document.body.append(out);
+});
+</script>
+"""
+
+
+def browser() -> str:
+    """The path of a browser; without one the test is skipped."""
+    found = next(
+        (path for name in (os.environ.get("CHROMIUM", ""), *NAMES) if name and (path := shutil.which(name))), ""
+    )
+    if not found:
+        pytest.skip("no browser is installed (apt-get install chromium-headless-shell, or name one in CHROMIUM)")
+    return found
+
+
+def measured(page: Path, width: int, height: int = 1000, *, dark: bool = False) -> tuple[dict[str, Any], list[str]]:
+    """What a browser lays out of a page in a window of this size, and what it complains about on its console."""
+    copy = page.with_name(f"measured_{page.name}")
+    text = page.read_text(encoding="utf-8")
+    copy.write_text(text.replace("</body>", f"{_MEASURE}</body>"), encoding="utf-8")
+    options = [
+        *("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--enable-logging=stderr"),
+        *(
+            f"--window-size={width},{height}",
+            f"--user-data-dir={page.parent / 'profile'}",
+            "--virtual-time-budget=2000",
+        ),
+        *(["--blink-settings=preferredColorScheme=0"] if dark else []),
+    ]
+    run = subprocess.run(
+        [browser(), *options, "--dump-dom", copy.as_uri()], capture_output=True, text=True, check=True, timeout=120
+    )
+    result = re.search(r'<pre id="measured">(.*?)</pre>', run.stdout, re.DOTALL)
+    assert result, "the page's script did not run"
+    return json.loads(unescape(result[1])), [line for line in run.stderr.splitlines() if "CONSOLE" in line]

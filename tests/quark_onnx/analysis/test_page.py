@@ -1,0 +1,136 @@
+"""The page stands alone, and a browser lays it out as it is meant."""
+
+from __future__ import annotations
+
+import math
+import re
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quark_onnx import Analysis, QConfig, analyze, quantize_static
+from quark_onnx.analysis.page import render, write_page
+from quark_onnx.analysis.page.svg import short, ticks
+from quark_onnx.analysis.weights import bins
+from tests.browser import measured
+from tests.models import conv_net, samples
+
+
+@pytest.fixture(scope="module")
+def found() -> Analysis:
+    """Of a network whose first input is clipped and whose weights have one scale each."""
+    model, feeds = conv_net(6), samples(conv_net(6), 6)
+    wide = [{name: value * np.float32(3) for name, value in feed.items()} for feed in feeds]
+    return analyze(model, quantize_static(model, feeds, QConfig.of("XINT8").with_(search=0)), wide)
+
+
+def test_the_page_needs_nothing_from_outside(found: Analysis) -> None:
+    text = render(found)
+    assert not re.search(r"(?:src|href|url\(|@import|https?:)", text)
+    assert "<script" not in text
+
+
+def test_every_drawing_is_well_formed(found: Analysis) -> None:
+    drawings = re.findall(r"<svg.*?</svg>", render(found), re.DOTALL)
+    assert len(drawings) >= 4
+    for drawing in drawings:
+        for element in ET.fromstring(drawing).iter():
+            numbers = [
+                v for k, v in element.attrib.items() if k in ("x", "y", "cx", "cy", "x1", "x2", "y1", "y2", "width")
+            ]
+            assert all(math.isfinite(float(number)) for number in numbers)
+
+
+def test_names_are_text(found: Analysis) -> None:
+    tensor = replace(found.ranking[0], name='<script>alert("1")</script>', added=1e3)
+    text = render(replace(found, tensors=[tensor]), before="<b>", after="&")
+    assert "<script" not in text and "<b> " not in text
+    assert "&lt;script&gt;" in text and "&amp;" in text
+
+
+def test_an_analysis_without_anything_to_show(found: Analysis) -> None:
+    text = render(replace(found, tensors=[], weights=[], unmatched=[], outputs=[]))
+    assert "No tensor differs" in text
+
+
+def test_a_page_that_cannot_be_written_leaves_the_old_one(
+    found: Analysis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "page.html"
+    path.write_text("old")
+
+    def fail(*_: Any) -> str:
+        raise ValueError("as if")
+
+    monkeypatch.setattr("quark_onnx.analysis.page.page.render", fail)
+    with pytest.raises(ValueError, match="as if"):
+        write_page(found, path)
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("width", "dark"), [(1280, False), (390, False), (390, True)], ids=["desktop", "phone", "phone-dark"]
+)
+def test_a_browser_lays_it_out(found: Analysis, tmp_path: Path, width: int, dark: bool) -> None:
+    write_page(found, tmp_path / "page.html")
+    page, complaints = measured(tmp_path / "page.html", width, dark=dark)
+    assert complaints == [] and page["loaded"] == []
+    assert page["width"] == width and page["scroll"] <= width
+    assert len(page["plots"]) >= 3
+    for plot in page["plots"]:
+        left, top, right, bottom = plot["box"]
+        assert right - left > 200 and bottom - top > 100, plot["title"]
+        assert plot["shapes"]
+        for text in plot["texts"]:
+            assert text["size"] >= 8.5, text
+            x0, y0, x1, y1 = text["box"]
+            assert left - 1 <= x0 and x1 <= right + 1 and top - 1 <= y0 and y1 <= bottom + 1, (plot["title"], text)
+        for one, other in combinations(plot["texts"], 2):
+            assert not overlap(one["box"], other["box"]), (plot["title"], one, other)
+    for text in page["texts"]:
+        assert text["box"][0] >= 0 and text["box"][2] <= width, text
+    assert (brightness(page["ground"]) < brightness(page["ink"])) is dark
+
+
+def test_bars_beyond_the_grid_are_set_off(found: Analysis, tmp_path: Path) -> None:
+    write_page(found, tmp_path / "page.html")
+    page, _ = measured(tmp_path / "page.html", 1280)
+    clipped = next(t for t in found.ranking if t.clipped_high + t.clipped_low > 1e-3 and t.histogram is not None)
+    plot = next(plot for plot in page["plots"] if plot["title"] == f"Histogram of {clipped.name} against its grid")
+    fills = {shape["kind"]: shape["fill"] for shape in plot["shapes"]}
+    assert fills["bar cut"] != fills["bar"]
+    band = next(shape["box"] for shape in plot["shapes"] if shape["kind"] == "band")
+    cut = next(shape["box"] for shape in plot["shapes"] if shape["kind"] == "bar cut")
+    assert cut[0] < band[0] or cut[2] > band[2]
+
+
+def overlap(one: list[float], other: list[float]) -> bool:
+    return all(min(one[i + 2], other[i + 2]) - max(one[i], other[i]) > 1.5 for i in range(2))
+
+
+def brightness(color: str) -> int:
+    return sum(int(part) for part in re.findall(r"\d+", color)[:3])
+
+
+def test_ticks_are_round_and_inside() -> None:
+    for lo, hi in ((0.0, 1.0), (-3.7, 12.2), (1e-5, 3e-5), (-4096.0, 4064.0)):
+        found = ticks(lo, hi, 5)
+        assert 2 <= len(found) <= 8
+        assert all(lo <= value <= hi for value in found)
+        assert len({short(value) for value in found}) == len(found)
+
+
+def test_bins_of_an_empty_histogram() -> None:
+    from calibrators import Histogram
+
+    assert bins(Histogram()) is None
+    constant = Histogram()
+    constant.observe(np.full((1, 5), 2.0, np.float32))
+    one = bins(constant)
+    assert one is not None and sum(one.counts) == 5
