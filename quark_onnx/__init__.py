@@ -12,7 +12,7 @@ from quark_onnx.config import Override, QConfig, QuantizationSpec
 from quark_onnx.errors import QuarkError
 from quark_onnx.job import Result
 from quark_onnx.onnxruntime_spelling import CalibrationDataReader, CalibrationMethod, QuantFormat, QuantType
-from quark_onnx.optimizers import CLE, GPTQ, AdaQuant, AdaRound, BiasCorrection
+from quark_onnx.optimizers import CLE, GPTQ, AdaQuant, AdaRound, AutoMixedPrecision, BiasCorrection
 
 __version__ = "0.1.0"
 
@@ -22,6 +22,7 @@ __all__ = [
     "AdaQuant",
     "AdaRound",
     "Analysis",
+    "AutoMixedPrecision",
     "BiasCorrection",
     "CalibrationDataReader",
     "CalibrationMethod",

@@ -31,6 +31,7 @@ from quark_onnx.steps import (
     all_plans,
     calibrate,
     define_functions,
+    describe,
     destination,
     finish,
     first_sample,
@@ -41,6 +42,7 @@ from quark_onnx.steps import (
     insert,
     keeps_weights_beside,
     make_plan,
+    mix,
     optimize_float,
     plan_insides,
     prepare,
@@ -99,8 +101,12 @@ class _Data:
 
 @dataclass(frozen=True)
 class _Planned:
-    """The prepared graph, what becomes of its tensors and of those in bodies, and notes for the report."""
+    """The prepared graph, what becomes of its tensors and of those in bodies, and notes for the report.
 
+    The configuration has an override for each node that an optimizer has raised.
+    """
+
+    config: QConfig
     graph: Graph
     plan: Plan
     insides: list[Inside]
@@ -122,7 +128,7 @@ def run(job: Job, data: Any, executor: Executor | None, progress: bool | None) -
                 for count, sample in enumerate(held, 1):
                     spool.append(sample)
                     bar.update(count)
-        planned = job.plan(first, spool)
+        planned = job.plan(first, spool, progress)
         with Progress(progress, reader.length, "calibrating", "sample") as bar:
             ranges = calibrate(
                 planned.graph,
@@ -169,25 +175,27 @@ class Job:
         if self.graph.store is not None:
             self.graph.store.close()
 
-    def plan(self, sample: Sample | None, samples: Samples = ()) -> _Planned:
+    def plan(self, sample: Sample | None, samples: Samples = (), progress: bool | None = False) -> _Planned:
         """Clean and optimize the float graph, and decide what becomes of each tensor."""
         graph, notes = prepare(self.graph, self.config, self.reference, sample)
         graph, improved = optimize_float(graph, self.config, self.reference, sample, samples)
         notes += improved
         give_biases(graph, self.config)
-        plan = make_plan(graph, self.config, strict=False)
-        insides = plan_insides(graph, self.config)
-        graph, raised = raise_opset_for(graph, plan, self.config, self.reference, sample, wanted(insides))
+        config, found = mix(graph, self.config, samples, show=progress)
+        for settings in (each for each in config.optimizers if each.stage == "plan"):
+            notes += describe(found, settings, len(graph.nodes)) if found else []
+        plan, insides = make_plan(graph, config, strict=False), plan_insides(graph, config)
+        graph, raised = raise_opset_for(graph, plan, config, self.reference, sample, wanted(insides))
         if raised:
-            plan, insides = make_plan(graph, self.config, strict=False), plan_insides(graph, self.config)
-        give_up_late(insides, vendor=self.config.form == "vendor")
+            plan, insides = make_plan(graph, config, strict=False), plan_insides(graph, config)
+        give_up_late(insides, vendor=config.form == "vendor")
         if graph.store is not None:
             notes.append("a large model: it is verified without onnxruntime's graph optimizations, to save memory")
-        return _Planned(graph, plan, insides, [*notes, *raised])
+        return _Planned(config, graph, plan, insides, [*notes, *raised])
 
     def finish(self, planned: _Planned, ranges: Ranges, data: _Data, progress: bool | None) -> Result:
         """Scales, codes, nodes, file and report."""
-        graph, plan, config = planned.graph, planned.plan, self.config
+        graph, plan, config = planned.graph, planned.plan, planned.config
         notes = [*planned.notes, *(guard(graph, plan, ranges) if config.safe else [])]
         params = solve(graph, plan, ranges)
         count = search(graph, plan, params, data.held.first if data.held else [], progress)

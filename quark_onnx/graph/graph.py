@@ -13,15 +13,7 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import (
-    FunctionProto,
-    GraphProto,
-    ModelProto,
-    TensorProto,
-    ValueInfoProto,
-    helper,
-    numpy_helper,
-)
+from onnx import FunctionProto, GraphProto, ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from calibrators.stored import values
 from quark_onnx.errors import ModelError

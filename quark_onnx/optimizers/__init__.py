@@ -6,5 +6,16 @@ from quark_onnx.optimizers.base import FloatOptimizer, LayerOptimizer, Samples
 from quark_onnx.optimizers.bias_correction import BiasCorrection
 from quark_onnx.optimizers.cle import CLE
 from quark_onnx.optimizers.gptq import GPTQ
+from quark_onnx.optimizers.mixed import AutoMixedPrecision
 
-__all__ = ["CLE", "GPTQ", "AdaQuant", "AdaRound", "BiasCorrection", "FloatOptimizer", "LayerOptimizer", "Samples"]
+__all__ = [
+    "CLE",
+    "GPTQ",
+    "AdaQuant",
+    "AdaRound",
+    "AutoMixedPrecision",
+    "BiasCorrection",
+    "FloatOptimizer",
+    "LayerOptimizer",
+    "Samples",
+]

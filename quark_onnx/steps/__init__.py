@@ -9,6 +9,7 @@ from quark_onnx.steps.insert import define_functions, insert
 from quark_onnx.steps.inside import Inside, all_plans, give_up_late, plan_insides, wanted
 from quark_onnx.steps.insides import quantize_insides
 from quark_onnx.steps.make_plan import make_plan
+from quark_onnx.steps.mixed import describe, mix
 from quark_onnx.steps.optimize import give_biases, optimize_float
 from quark_onnx.steps.prepare import clean, prepare, raise_opset_for
 from quark_onnx.steps.probe import probe
@@ -31,6 +32,7 @@ __all__ = [
     "calibrate",
     "clean",
     "define_functions",
+    "describe",
     "destination",
     "finish",
     "first_sample",
@@ -42,6 +44,7 @@ __all__ = [
     "insert",
     "keeps_weights_beside",
     "make_plan",
+    "mix",
     "optimize_float",
     "plan_insides",
     "prepare",

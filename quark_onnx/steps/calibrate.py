@@ -52,6 +52,23 @@ def calibrate(
     return _ranges(graph, plan, insides, iter(found))
 
 
+def calibrate_each(
+    graph: Graph, plans: Sequence[Plan], samples: Iterable[Sample], progress: Progress | None = None
+) -> list[Ranges]:
+    """The ranges of several plans of one graph, from a single run over the samples; bodies are not looked into.
+
+    Raises:
+        DataError: a sample that does not fit or cannot be run.
+    """
+    observations = list(dict.fromkeys(each for plan in plans for each in _wanted(graph, plan)))
+    try:
+        found = collect(graph.to_model(), observations, samples, progress=progress)
+    except calibrators.CalibrationError as error:
+        raise DataError(str(error)) from error
+    known = dict(zip(observations, found, strict=True))
+    return [_ranges(graph, plan, (), iter([known[each] for each in _wanted(graph, plan)])) for plan in plans]
+
+
 def _scope(
     model: ModelProto, graph: Graph, plan: Plan, insides: Sequence[Inside], borrowed: frozenset[str] = frozenset()
 ) -> Scope:

@@ -16,7 +16,7 @@ import quark_onnx
 def test_all_is_the_public_interface(package: ModuleType) -> None:
     public = {n for n, v in vars(package).items() if not n.startswith("_") and not isinstance(v, ModuleType)}
     assert public == set(package.__all__)
-    assert package.__all__ == sorted(package.__all__)
+    assert package.__all__ == sorted(package.__all__, key=lambda name: (not name.isupper(), name[0].islower(), name))
     assert all(getattr(package, name).__doc__ for name in package.__all__)
 
 

@@ -59,6 +59,7 @@ def test_json_is_all_there_is_on_stdout(cli: Any) -> None:
         "kept_tensors",
         "notes",
         "outputs",
+        "layers",
     ]
     assert (document["schema"], document["command"], document["samples"]) == (1, "quantize", 19)
     assert document["held_out"] == 1

@@ -69,6 +69,7 @@ def test_dictionary() -> None:
         "kept_tensors": "dict",
         "notes": "list",
         "outputs": "list",
+        "layers": "list",
     }
     assert found["outputs"][2]["sqnr"] == "inf" and found["operators"]["Conv"] == [2, 3]
 

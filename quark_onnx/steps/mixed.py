@@ -1,0 +1,213 @@
+"""mixed: which nodes get more bits, found by measuring what each of them does to the outputs."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from itertools import islice
+
+import numpy as np
+from onnx import ModelProto
+
+from calibrators import Statistic
+from calibrators.session import open_session
+from quark_onnx.config import Override, QConfig
+from quark_onnx.errors import ConfigError
+from quark_onnx.graph import Graph
+from quark_onnx.optimizers import AutoMixedPrecision, Samples
+from quark_onnx.plan import Keep, Plan, Quantize, Use
+from quark_onnx.progress import Progress
+from quark_onnx.report.measure import measure
+from quark_onnx.steps.calibrate import Ranges, calibrate_each
+from quark_onnx.steps.guard import guard
+from quark_onnx.steps.insert import define_functions, insert
+from quark_onnx.steps.make_plan import make_plan
+from quark_onnx.steps.run import Sample
+from quark_onnx.steps.solve import Params, solve, solve_biases
+
+logger = logging.getLogger(__name__)
+
+#: At most so many raised nodes are tried to be lowered again.
+_TRIES = 24
+
+
+@dataclass
+class Sensitivity:
+    """What was found.
+
+    Attributes:
+        noise: the error at the outputs that each node causes when it alone is quantized; in dB of SQNR, or by the
+            user's metric.
+        raised: the nodes that get more bits, the worst first.
+        before, after: the goal without raised nodes, and with them.
+        reached: whether that meets the target.
+    """
+
+    noise: dict[str, float] = field(default_factory=dict)
+    raised: list[str] = field(default_factory=list)
+    before: float = np.inf
+    after: float = np.inf
+    reached: bool = True
+
+
+def mix(
+    graph: Graph, config: QConfig, samples: Samples, *, show: bool | None = False
+) -> tuple[QConfig, Sensitivity | None]:
+    """The configuration with an override for the nodes that need more bits, and what was found.
+
+    Without the optimizer in the configuration, that is returned as it is.
+    """
+    found = [optimizer for optimizer in config.optimizers if isinstance(optimizer, AutoMixedPrecision)]
+    if not found:
+        return config, None
+    if len(found) > 1:
+        raise ConfigError("auto_mixed_precision is given twice; one target is all that can be met")
+    if not len(samples):
+        raise ConfigError("auto_mixed_precision needs calibration data, to measure what each node does to the outputs")
+    return _Search(graph, config, found[0], samples, show).run()
+
+
+class _Search:
+    def __init__(
+        self, graph: Graph, config: QConfig, settings: AutoMixedPrecision, samples: Samples, show: bool | None
+    ) -> None:
+        self._graph, self._config, self._settings, self._show = graph, config, settings, show
+        self._few: list[Sample] = list(islice(iter(samples), settings.samples))
+        self._float = open_session(graph.to_model())
+        every = tuple(node.name for node in graph.nodes)
+        plans = [make_plan(graph, each, strict=False) for each in (config, self._with(every))]
+        with Progress(show, len(samples), "measuring ranges", "sample") as bar:
+            measured = calibrate_each(graph, plans, samples, bar.update)
+        self._ranges: list[Ranges] = measured
+        self._plans = plans
+        self._solved: dict[tuple[Use, Quantize], Params] = {}
+
+    def run(self) -> tuple[QConfig, Sensitivity]:
+        settings, result = self._settings, Sensitivity()
+        names = [node.name for node in self._graph.nodes if self._touched(node.name)]
+        result.before = result.after = self._goal(())
+        bound = settings.target
+        if settings.metric is not None:
+            bound = settings.metric(self._graph.to_model()) - settings.target
+        if result.before >= bound or not names:
+            result.reached = result.before >= bound
+            return self._config, result
+        with Progress(self._show, len(names), "measuring nodes", "node") as bar:
+            for done, name in enumerate(names, 1):
+                result.noise[name] = self._alone(name)
+                bar.update(done)
+        order = sorted(names, key=lambda name: (result.noise[name], names.index(name)))
+        order = order[: max(1, int(settings.share * len(self._graph.nodes)))]
+        chosen = self._fewest(order, bound)
+        chosen = self._needed(chosen, bound)
+        result.raised, result.after = chosen, self._goal(tuple(chosen))
+        result.reached = result.after >= bound
+        return self._with(tuple(chosen)), result
+
+    def _fewest(self, order: list[str], bound: float) -> list[str]:
+        """The shortest beginning of a list that meets the bound, by bisection; all of it if none does."""
+        low, high = 0, len(order)
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._goal(tuple(order[:middle])) >= bound:
+                high = middle
+            else:
+                low = middle
+        return order[:high]
+
+    def _needed(self, chosen: list[str], bound: float) -> list[str]:
+        """The nodes that the bound is missed without, the least noisy tried first."""
+        if self._goal(tuple(chosen)) < bound:
+            return chosen
+        for name in list(reversed(chosen))[1 : 1 + _TRIES]:
+            rest = tuple(other for other in chosen if other != name)
+            if self._goal(rest) >= bound:
+                chosen = list(rest)
+        return chosen
+
+    def _with(self, names: tuple[str, ...], config: QConfig | None = None) -> QConfig:
+        config = config or self._config
+        if not names:
+            return config
+        spec = self._settings.raised(config.activation)
+        override = Override(nodes=names, keep=True) if spec is None else Override(nodes=names, activation=spec)
+        return config.with_(overrides=(*config.overrides, override))
+
+    def _touched(self, name: str) -> bool:
+        node = next(node for node in self._graph.nodes if node.name == name)
+        plan = self._plans[0]
+        reads = any(plan.quantized(tensor, node) for tensor in node.inputs if tensor)
+        return (reads or any(plan.quantized(tensor) for tensor in node.outputs if tensor)) and name not in plan.kept
+
+    def _alone(self, name: str) -> float:
+        """The goal where one node alone is quantized."""
+        return self._measured(make_plan(self._graph, self._config.with_(nodes=(name,)), strict=False))
+
+    def _goal(self, names: tuple[str, ...]) -> float:
+        """The goal where these nodes are raised."""
+        return self._measured(make_plan(self._graph, self._with(names), strict=False))
+
+    def _measured(self, plan: Plan) -> float:
+        model = self._built(plan)
+        if self._settings.metric is not None:
+            return float(self._settings.metric(model))
+        errors = measure(self._float, open_session(model), self._few)
+        return min((error.sqnr for error in errors if error.sqnr is not None), default=np.inf)
+
+    def _built(self, plan: Plan) -> ModelProto:
+        ranges: Ranges = {}
+        for use, entry in list(plan.entries.items()):
+            if not isinstance(entry, Quantize) or self._graph.is_constant(use.tensor):
+                continue
+            known = self._measured_as(use, entry)
+            if known is not None:
+                plan.entries[use], ranges[use] = known
+            elif entry.spec.measured:
+                plan.entries[use] = Keep("its range was not measured")
+        if self._config.safe:
+            guard(self._graph, plan, ranges)
+        params = self._solve(plan, ranges)
+        solve_biases(self._graph, plan, params)
+        result = insert(self._graph, plan, params)
+        define_functions(result)
+        return result.to_model()
+
+    def _measured_as(self, use: Use, entry: Quantize) -> tuple[Quantize, Statistic] | None:
+        """The same decision with its range, or one that differs in its bounds alone, from either of the two plans."""
+        for plan, ranges in zip(self._plans, self._ranges, strict=True):
+            for other in dict.fromkeys((use, Use(use.tensor), *(u for u in ranges if u.tensor == use.tensor))):
+                planned = plan.entries.get(other) if other in ranges else None
+                if isinstance(planned, Quantize) and planned.spec == entry.spec:
+                    return planned, ranges[other]
+        return None
+
+    def _solve(self, plan: Plan, ranges: Ranges) -> Params:
+        """Scales, each found once for the same decision about the same tensor."""
+        params = Params()
+        for use, entry in list(plan.entries.items()):
+            if not isinstance(entry, Quantize) or not entry.spec.measured:
+                continue
+            key = (Use(use.tensor), entry)
+            if key not in self._solved:
+                single = Plan(self._graph, plan.specs)
+                single.entries[use] = entry
+                self._solved[key] = solve(self._graph, single, {use: ranges[use]} if use in ranges else {})
+                self._solved[key].table = {Use(use.tensor): each for each in self._solved[key].table.values()}
+            if Use(use.tensor) in self._solved[key].table:
+                params.table[use] = self._solved[key].table[Use(use.tensor)]
+            else:
+                plan.entries[use] = Keep("its scale cannot be stored")
+        return params
+
+
+def describe(found: Sensitivity, settings: AutoMixedPrecision, nodes: int) -> list[str]:
+    """What a report says of it."""
+    unit = "" if settings.metric is not None else " dB"
+    word = "16 bits" if settings.to == "16bit" else "float"
+    lines = [
+        f"auto_mixed_precision: {len(found.raised)} of {nodes} nodes {word}, "
+        f"{found.before:.2f} -> {found.after:.2f}{unit} (target {settings.target:g}{unit}"
+        f"{'' if found.reached else ', missed'})"
+    ]
+    lines += [f"raised to {word}: {name} (alone {found.noise[name]:.2f}{unit})" for name in found.raised]
+    return lines
