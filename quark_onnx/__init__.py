@@ -11,20 +11,24 @@ from quark_onnx.api import Result, quantize, quantize_dynamic, quantize_static, 
 from quark_onnx.config import Override, QConfig, QuantizationSpec
 from quark_onnx.errors import QuarkError
 from quark_onnx.onnxruntime_spelling import CalibrationDataReader, CalibrationMethod, QuantFormat, QuantType
+from quark_onnx.optimizers import CLE, QuaRot, SmoothQuant
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "CLE",
     "CalibrationDataReader",
     "CalibrationMethod",
     "Comparison",
     "Override",
     "QConfig",
+    "QuaRot",
     "QuantFormat",
     "QuantType",
     "QuantizationSpec",
     "QuarkError",
     "Result",
+    "SmoothQuant",
     "compare",
     "quantize",
     "quantize_dynamic",

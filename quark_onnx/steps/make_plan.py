@@ -23,6 +23,10 @@ def make_plan(graph: Graph, config: QConfig, *, strict: bool = True) -> Plan:
         _check_arity(node, graph.opset)
         if plan.specs[node].keep:
             plan.keep_node(node, plan.specs[node].keep)
+        elif node.float_reason:
+            plan.keep_node(node, node.float_reason)
+            for tensor in node.inputs:
+                plan.keep_for(node, tensor, node.float_reason)
         elif rule is None:
             plan.keep_node(node, "there is no rule for this operator")
         else:

@@ -47,4 +47,5 @@ def optimize_float(
             logger.warning("%s changed the outputs of the model; it was rolled back", optimizer.name)
         else:
             notes.append(f"{optimizer.name}: nothing to do")
+        notes += [f"{optimizer.name}: {note}" for note in getattr(count, "notes", ())]
     return graph, notes
