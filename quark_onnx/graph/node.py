@@ -80,7 +80,7 @@ class Node:
 
     @property
     def float_reason(self) -> str:
-        """Why the node is to stay float, if a rewrite that has made it says so; else empty."""
+        """Why the node is to stay float where there is float arithmetic, if a rewrite says so; else empty."""
         text = self._proto.doc_string
         return text.removeprefix(_STAYS_FLOAT) if text.startswith(_STAYS_FLOAT) else ""
 

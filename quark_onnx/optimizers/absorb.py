@@ -5,17 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quark_onnx.graph import Graph, Node
-from quark_onnx.optimizers.linear import Floats, Linear, Stored, private, width
+from quark_onnx.optimizers.linear import SCALE, Floats, Linear, Stored, last_stays, private, width
 
-#: Where the scale of a normalization stands among its inputs, and the shift, if it may have one.
-AFFINE = {
-    "LayerNormalization": (1, 2),
-    "RMSNormalization": (1,),
-    "SimplifiedLayerNormalization": (1,),
-    "com.microsoft::SkipLayerNormalization": (2, 3),
-    "com.microsoft::SkipSimplifiedLayerNormalization": (2,),
-}
 #: Operators of one input that commute with a positive factor for each channel.
+_ARITHMETIC = frozenset({"Add", "Sub", "Mul", "Div"})
+_FLOAT = "one of its operands is a constant with factors for each channel, which few codes do not tell apart"
 _COMMUTING = frozenset({"Relu", "LeakyRelu", "Identity", "Dropout"})
 
 
@@ -27,6 +21,9 @@ class Fold:
     inverse: bool = False
 
     def apply(self, graph: Graph, key: str, factor: Floats) -> None:
+        """Multiply; one scale for all of the constant would then round its small values away, so that it stays float."""
+        if self.stored.node.kind in _ARITHMETIC:
+            self.stored.node.stay_float(_FLOAT)
         self.stored.scale(graph, key, 1 / factor if self.inverse else factor)
 
 
@@ -41,7 +38,7 @@ def absorb(graph: Graph, tensor: str, size: int, readers: int = 1) -> list[Fold]
     known = [reader for reader in graph.consumers(tensor) if reader.kind != "Shape"]
     if node is None or len(known) != readers or not private(graph, tensor) or tensor != node.outputs[0]:
         return None
-    if node.kind in AFFINE:
+    if node.kind in SCALE:
         return _affine(graph, node, size)
     layer = Linear.of(graph, node)
     if layer is not None:
@@ -58,7 +55,7 @@ def absorb(graph: Graph, tensor: str, size: int, readers: int = 1) -> list[Fold]
 
 def _affine(graph: Graph, node: Node, size: int) -> list[Fold] | None:
     """Scale and shift of a normalization over the last axis."""
-    places = [place for place in AFFINE[node.kind] if node.input(place)]
+    places = [place for place in SCALE[node.kind] if node.input(place)]
     found = [Stored(node, place) for place in places]
     rank = len(graph.shape(node.input(0)) or ())
     last = node.attribute("axis", -1) in (-1, rank - 1)
@@ -105,6 +102,5 @@ def _operand(graph: Graph, node: Node, place: int, size: int) -> list[Fold] | No
 def _keeps_last_axis(graph: Graph, node: Node, size: int) -> bool:
     """Whether a rearrangement leaves the last axis as it is."""
     if node.kind == "Transpose":
-        order = node.attribute("perm")
-        return order is not None and order[-1] == len(order) - 1
+        return last_stays(node)
     return node.kind == "Reshape" and width(graph, node.inputs[0]) == size == width(graph, node.outputs[0])

@@ -10,7 +10,7 @@ from functools import partial
 
 from quark_onnx.graph import Graph, Node
 from quark_onnx.kernels.hadamard import Rotation
-from quark_onnx.optimizers.linear import Floats, Linear, Stored, private, width
+from quark_onnx.optimizers.linear import Floats, Linear, Stored, last_stays, private, width
 
 _MOVING = frozenset({"Identity", "Dropout", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Expand"})
 
@@ -54,9 +54,8 @@ def heads(graph: Graph) -> list[Heads]:
 
 def _heads(graph: Graph, node: Node) -> Heads | None:
     values = node.inputs[1]
-    shape = graph.shape(values) or ()
-    size = shape[-1] if shape else None
-    if not isinstance(size, int) or size < 2 or any(map(graph.is_constant, node.inputs)):
+    size = width(graph, values)
+    if size < 2 or any(map(graph.is_constant, node.inputs)):
         return None
     reader = _reader(graph, node.outputs[0], size)
     written = _writers(graph, values, node, size) if reader is not None else None
@@ -75,8 +74,7 @@ def _passes(graph: Graph, node: Node, size: int) -> bool:
     if node.kind not in _MOVING or any(width(graph, name) % size or not width(graph, name) for name in _ends(node)):
         return False
     if node.kind == "Transpose":
-        order = node.attribute("perm")
-        return order is not None and order[-1] == len(order) - 1
+        return last_stays(node)
     return node.kind == "Reshape" or len({width(graph, name) for name in _ends(node)}) == 1
 
 
@@ -123,7 +121,7 @@ def _writers(graph: Graph, tensor: str, reader: Node, size: int) -> tuple[tuple[
             place = 0 if graph.is_constant(node.inputs[0]) else 1
             biases.append(Stored(node, place))
             tensor = node.inputs[1 - place]
-        elif not part and _passes(graph, node, size):
+        elif _passes(graph, node, size) and (not part or len({width(graph, name) for name in _ends(node)}) == 1):
             tensor = node.inputs[0]
         else:
             return None

@@ -14,6 +14,17 @@ from quark_onnx.graph.layers import Layer, unscaled
 
 Floats = NDArray[np.float64]
 _MATRIX = 2
+#: Normalizations, where the scale stands among their inputs, and the shift, if they may have one.
+SCALE = {
+    "LayerNormalization": (1, 2),
+    "RMSNormalization": (1,),
+    "SimplifiedLayerNormalization": (1,),
+    "com.microsoft::SkipLayerNormalization": (2, 3),
+    "com.microsoft::SkipSimplifiedLayerNormalization": (2,),
+}
+#: Operators whose result has the last axis of their input, or the longest of their inputs.
+_KEEPING = frozenset({"Identity", "Dropout", "Relu", "LeakyRelu", "Sigmoid", "Tanh", "Erf", "Gelu", "Softmax", "Sqrt"})
+_JOINING = frozenset({"Add", "Sub", "Mul", "Div", "Pow"})
 
 
 @dataclass(frozen=True)
@@ -143,13 +154,41 @@ def private(graph: Graph, tensor: str) -> bool:
     return not graph.is_output(tensor) and not graph.captured(tensor)
 
 
-def width(graph: Graph, tensor: str) -> int:
-    """The length of the last axis, 0 if it is not known; a layer that reads it may tell."""
+def width(graph: Graph, tensor: str, depth: int = 8) -> int:
+    """The length of the last axis, 0 if it is not known.
+
+    Where shapes could not be inferred, as behind an operator that ONNX does not know, the weights around may tell.
+    """
     shape = graph.shape(tensor)
-    if shape and isinstance(shape[-1], int):
-        return shape[-1]
-    for node in graph.consumers(tensor):
-        layer = Linear.of(graph, node)
-        if layer is not None and node.input(0) == tensor:
+    if shape is not None:
+        return shape[-1] if shape and isinstance(shape[-1], int) else _told(graph, tensor, depth)
+    return _told(graph, tensor, depth)
+
+
+def _told(graph: Graph, tensor: str, depth: int) -> int:
+    """What a layer that reads a tensor, or the nodes that compute it, say about its last axis."""
+    for reader in graph.consumers(tensor):
+        layer = Linear.of(graph, reader)
+        if layer is not None and reader.input(0) == tensor:
             return layer.inputs
-    return 0
+    node = graph.producer(tensor)
+    if node is None or not depth:
+        return 0
+    layer, shape = Linear.of(graph, node), graph.constant(node.input(1)) if node.kind == "Reshape" else None
+    if layer is not None:
+        return layer.outputs
+    if shape is not None and shape.size:
+        return max(0, int(shape[-1]))
+    if node.kind in SCALE and tensor in (*node.outputs[:1], *node.outputs[3:]):
+        return width(graph, node.input(SCALE[node.kind][0]), 0)
+    if node.kind in _JOINING:
+        return max(width(graph, name, depth - 1) for name in node.inputs)  # others are 1, and repeated
+    if node.kind in _KEEPING or (node.kind == "Transpose" and last_stays(node)):
+        return width(graph, node.inputs[0], depth - 1)
+    return width(graph, node.inputs[1], depth - 1) if node.kind == "MatMul" else 0
+
+
+def last_stays(node: Node) -> bool:
+    """Whether a Transpose leaves the last axis where it is."""
+    order = node.attribute("perm")
+    return order is not None and bool(order[-1] == len(order) - 1)

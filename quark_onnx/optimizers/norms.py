@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from quark_onnx.graph import Graph, Node
-from quark_onnx.optimizers.absorb import AFFINE
-from quark_onnx.optimizers.linear import Stored, private
+from quark_onnx.optimizers.linear import SCALE, Stored, private
 
 _SKIP = "com.microsoft::Skip"
 
@@ -41,14 +40,14 @@ class Norm:
 
 def norms(graph: Graph) -> list[Norm]:
     """The normalizations of a graph."""
-    found = (_operator(graph, node) if node.kind in AFFINE else _parts(graph, node) for node in graph.nodes)
+    found = (_operator(graph, node) if node.kind in SCALE else _parts(graph, node) for node in graph.nodes)
     return [norm for norm in found if norm is not None]
 
 
 def _operator(graph: Graph, node: Node) -> Norm | None:
     rank = len(graph.shape(node.input(0)) or ())
     skip = node.kind.startswith(_SKIP)
-    places = [place for place in AFFINE[node.kind] if node.input(place)]
+    places = [place for place in SCALE[node.kind] if node.input(place)]
     last = node.attribute("axis", -1) in (-1, rank - 1)
     statistics = node.outputs[1:3] if skip else node.outputs[1:]
     if not last or not all(graph.is_constant(node.input(place)) for place in places):

@@ -12,7 +12,7 @@ import numpy as np
 
 from quark_onnx.graph import Graph, Node
 from quark_onnx.kernels.hadamard import Rotation
-from quark_onnx.optimizers.linear import Floats, Linear, Stored, private, width
+from quark_onnx.optimizers.linear import Floats, Linear, Stored, last_stays, private, width
 from quark_onnx.optimizers.norms import Norm
 
 #: Rearrangements of vectors that leave each of them as it is.
@@ -118,7 +118,7 @@ class _Search:
             tensor = self.todo.pop()
             if not private(self.graph, tensor):
                 raise Unknown(f"{tensor!r} is an output of the model, or read by a body")
-            if width(self.graph, tensor) != self.stream.size:
+            if width(self.graph, tensor) not in (0, self.stream.size):
                 raise Unknown(f"{tensor!r} has another number of channels")
             self.written(tensor)
             for node in self.graph.consumers(tensor):
@@ -153,7 +153,7 @@ class _Search:
             raise Unknown(f"{tensor!r} is an input of the model")
         layer = Linear.of(self.graph, node)
         table = Stored(node, 0)
-        if layer is not None:
+        if layer is not None and layer.outputs == self.stream.size:
             self.stream.writers[node, 1] = layer.weight[1]
             if node.input(2):
                 self.constant(Stored(node, 2))
@@ -221,12 +221,12 @@ class _Search:
     def moves(self, node: Node) -> bool:
         """Whether it moves whole vectors."""
         graph, size = self.graph, self.stream.size
-        if node.kind not in _MOVING or {width(graph, node.inputs[0]), width(graph, node.outputs[0])} != {size}:
+        ends = {width(graph, node.inputs[0]), width(graph, node.outputs[0])}
+        if node.kind not in _MOVING or not ends <= ({size} if node.kind == "Reshape" else {size, 0}):
             return False
         rank = len(graph.shape(node.inputs[0]) or ())
         if node.kind == "Transpose":
-            order = node.attribute("perm")
-            return order is not None and order[-1] == len(order) - 1
+            return last_stays(node)
         if node.kind == "Gather":
             return node.attribute("axis", 0) not in (-1, rank - 1)
         if node.kind == "Slice":

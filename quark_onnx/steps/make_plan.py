@@ -23,7 +23,7 @@ def make_plan(graph: Graph, config: QConfig, *, strict: bool = True) -> Plan:
         _check_arity(node, graph.opset)
         if plan.specs[node].keep:
             plan.keep_node(node, plan.specs[node].keep)
-        elif node.float_reason:
+        elif node.float_reason and not plan.rounds_results(node):
             plan.keep_node(node, node.float_reason)
             for tensor in node.inputs:
                 plan.keep_for(node, tensor, node.float_reason)
