@@ -21,7 +21,7 @@ class Fold:
     inverse: bool = False
 
     def apply(self, graph: Graph, key: str, factor: Floats) -> None:
-        """Multiply; one scale for all of the constant would then round its small values away, so that it stays float."""
+        """Multiply. One scale for all of the factors would round the small ones away, so that the node stays float."""
         if self.stored.node.kind in _ARITHMETIC:
             self.stored.node.stay_float(_FLOAT)
         self.stored.scale(graph, key, 1 / factor if self.inverse else factor)

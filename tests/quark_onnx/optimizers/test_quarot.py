@@ -11,12 +11,14 @@ import pytest
 from onnx import ModelProto, numpy_helper
 
 from calibrators.session import open_session
-from quark_onnx import QConfig, QuaRot, quantize
+from quark_onnx import QConfig, QuaRot, SmoothQuant, quantize
 from quark_onnx.config import from_dict, to_dict
 from quark_onnx.errors import ConfigError
 from quark_onnx.graph import Graph
 from quark_onnx.optimizers.norms import norms
+from tests.models import MODELS as EVERY
 from tests.models import parse
+from tests.models import samples as feeds_of
 from tests.quark_onnx.optimizers.transformers import Builder, bert, gpt, llama, samples, skipping
 
 B = Builder
@@ -208,6 +210,21 @@ def test_a_normalization_over_other_axes_is_none() -> None:
     model = small(WRITE + "n = LayerNormalization <axis = 1> (x, table2) y = MatMul (n, v)")
     model.graph.initializer.append(numpy_helper.from_array(np.ones((4, N), np.float32), "table2"))
     assert norms(Graph.of(model)) == []
+
+
+@pytest.mark.parametrize(
+    "optimizer", [QuaRot(), QuaRot(online=True), SmoothQuant("auto"), SmoothQuant(insert=True)], ids=str
+)
+@pytest.mark.parametrize("name", EVERY)
+def test_every_model_survives(name: str, optimizer: Any) -> None:
+    model = EVERY[name]()
+    graph = Graph.of(model)
+    feeds = feeds_of(model)
+    optimizer(graph, feeds)
+    graph.drop_unused()
+    expected, found = (open_session(each).run(None, feeds[0]) for each in (model, graph.to_model()))
+    for one, other in zip(expected, found, strict=True):
+        np.testing.assert_allclose(np.asarray(other, float), np.asarray(one, float), rtol=1e-3, atol=1e-4)
 
 
 def test_it_is_a_setting() -> None:
