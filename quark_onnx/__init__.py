@@ -12,7 +12,7 @@ from quark_onnx.config import Override, QConfig, QuantizationSpec
 from quark_onnx.errors import QuarkError
 from quark_onnx.job import Result
 from quark_onnx.onnxruntime_spelling import CalibrationDataReader, CalibrationMethod, QuantFormat, QuantType
-from quark_onnx.optimizers import CLE, GPTQ, AdaQuant, AdaRound, AutoMixedPrecision, BiasCorrection
+from quark_onnx.optimizers import CLE, GPTQ, AdaQuant, AdaRound, AutoMixedPrecision, BiasCorrection, QuaRot, SmoothQuant
 
 __version__ = "0.1.0"
 
@@ -29,11 +29,13 @@ __all__ = [
     "Comparison",
     "Override",
     "QConfig",
+    "QuaRot",
     "QuantFormat",
     "QuantType",
     "QuantizationSpec",
     "QuarkError",
     "Result",
+    "SmoothQuant",
     "analyze",
     "compare",
     "quantize",

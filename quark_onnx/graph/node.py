@@ -11,6 +11,8 @@ from onnx import AttributeProto, GraphProto, NodeProto, helper
 #: The two spellings of the standard operator set.
 STANDARD_DOMAINS = ("", "ai.onnx")
 _SINGLE_AXIS_OPSET = 13
+#: How the text of a node begins that a rewrite has made for float arithmetic.
+_STAYS_FLOAT = "stays float: "
 
 
 class Node:
@@ -75,6 +77,16 @@ class Node:
     def input(self, index: int) -> str:
         """Name of an input, empty if it is omitted."""
         return self.inputs[index] if index < len(self.inputs) else ""
+
+    @property
+    def float_reason(self) -> str:
+        """Why the node is to stay float where there is float arithmetic, if a rewrite says so; else empty."""
+        text = self._proto.doc_string
+        return text.removeprefix(_STAYS_FLOAT) if text.startswith(_STAYS_FLOAT) else ""
+
+    def stay_float(self, reason: str) -> None:
+        """Say that the node is to stay float, in the text that travels with it through copies and converters."""
+        self._proto.doc_string = _STAYS_FLOAT + reason
 
     def to_proto(self) -> NodeProto:
         proto = onnx.NodeProto()

@@ -2,11 +2,13 @@
 
 from quark_onnx.optimizers.adaquant import AdaQuant
 from quark_onnx.optimizers.adaround import AdaRound
-from quark_onnx.optimizers.base import FloatOptimizer, LayerOptimizer, Samples
+from quark_onnx.optimizers.base import FloatOptimizer, LayerOptimizer, Rewrites, Samples
 from quark_onnx.optimizers.bias_correction import BiasCorrection
 from quark_onnx.optimizers.cle import CLE
 from quark_onnx.optimizers.gptq import GPTQ
 from quark_onnx.optimizers.mixed import AutoMixedPrecision
+from quark_onnx.optimizers.quarot import QuaRot
+from quark_onnx.optimizers.smoothquant import SmoothQuant
 
 __all__ = [
     "CLE",
@@ -17,5 +19,8 @@ __all__ = [
     "BiasCorrection",
     "FloatOptimizer",
     "LayerOptimizer",
+    "QuaRot",
+    "Rewrites",
     "Samples",
+    "SmoothQuant",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from calibrators.spool import Spool
@@ -12,6 +12,21 @@ from quark_onnx.registry import OPTIMIZERS
 
 #: Calibration data that can be read several times; one sample is alive at a time.
 Samples = Sequence[Mapping[str, Any]] | Spool
+
+
+class Rewrites(int):
+    """How many places were rewritten, with remarks for the report.
+
+    >>> Rewrites(2, ["one was left alone"]) == 2
+    True
+    """
+
+    notes: tuple[str, ...]
+
+    def __new__(cls, count: int, notes: Iterable[str] = ()) -> Rewrites:
+        self = super().__new__(cls, count)
+        self.notes = tuple(notes)
+        return self
 
 
 class FloatOptimizer(Protocol):
@@ -34,7 +49,7 @@ class FloatOptimizer(Protocol):
     def exact(self) -> bool: ...
 
     def __call__(self, graph: Graph, samples: Samples) -> int:
-        """How many places were rewritten.
+        """How many places were rewritten; ``Rewrites`` also says what was left alone, and why.
 
         Args:
             samples: calibration data, ``{input name: array}``; it may be read several times, and may be empty.

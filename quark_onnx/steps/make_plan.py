@@ -23,11 +23,14 @@ def make_plan(graph: Graph, config: QConfig, *, strict: bool = True) -> Plan:
         _check_arity(node, graph.opset)
         if plan.specs[node].keep:
             plan.keep_node(node, plan.specs[node].keep)
+        elif node.float_reason and not plan.rounds_results(node):
+            plan.keep_node(node, node.float_reason)
         elif rule is None:
             plan.keep_node(node, "there is no rule for this operator")
         else:
             rule(node, plan)
     _hand_on(plan)
+    _read_floats(plan)
     if not config.bias:
         floats = {use: replace(e, stored=False) for use, e in plan.entries.items() if isinstance(e, BiasOf)}
         plan.entries.update(floats)
@@ -60,6 +63,15 @@ def _hand_on(plan: Plan) -> None:
     for node in plan.graph.nodes:
         if node.kind in HANDING_ON and node.name not in plan.kept:
             RULES[node.kind](node, plan)
+
+
+def _read_floats(plan: Plan) -> None:
+    """Nodes that a rewrite has made for float arithmetic read what their producers compute, before it is rounded."""
+    for node in plan.graph.nodes:
+        if node.float_reason and plan.kept.get(node.name) == node.float_reason:
+            for tensor in node.inputs:
+                plan.keep_for(node, tensor, node.float_reason)
+                plan.spoken.discard(tensor)
 
 
 def _lift(plan: Plan) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from quark_onnx.graph.layers import Layer
 from quark_onnx.optimizers import FloatOptimizer, Samples
 from quark_onnx.report.measure import measure
 from quark_onnx.steps.prepare import unchanged
-from quark_onnx.steps.run import Reference, Sample
+from quark_onnx.steps.run import Reference, Sample, run
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +32,7 @@ def optimize_float(
     """
     chosen: list[FloatOptimizer] = [optimizer for optimizer in config.optimizers if optimizer.stage == "float"]
     notes = list[str]()
+    expected: dict[str, Any] = reference.repeatable(sample) if chosen and sample is not None else {}
     for optimizer in chosen:
         if sample is None:
             notes.append(
@@ -45,9 +47,10 @@ def optimize_float(
         candidate.drop_unused()
         candidate.infer()
         if count and not optimizer.exact:
-            graph = candidate
+            graph, found = candidate, run(candidate.to_model(), sample)
+            expected = {name: found[name] for name in expected}
             notes.append(f"{optimizer.name}: {count}; {_difference(candidate, reference, sample)}")
-        elif count and unchanged(candidate, sample, reference.repeatable(sample)):
+        elif count and unchanged(candidate, sample, expected):
             graph = candidate
             notes.append(f"{optimizer.name}: {count}")
         elif count:
@@ -55,6 +58,7 @@ def optimize_float(
             logger.warning("%s changed the outputs of the model; it was rolled back", optimizer.name)
         else:
             notes.append(f"{optimizer.name}: nothing to do")
+        notes += [f"{optimizer.name}: {note}" for note in getattr(count, "notes", ())]
     return graph, notes
 
 

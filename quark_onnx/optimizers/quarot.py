@@ -1,0 +1,129 @@
+"""QuaRot (Ashkboos et al. 2024, "QuaRot: Outlier-Free 4-Bit Inference in Rotated LLMs").
+
+A rotation spreads an outlier over all channels, and its inverse in the next weight takes it back. Where all that writes
+to a tensor and all that reads it is linear, both are folded into weights: the residual stream of models that normalize
+in front of their layers, and the values of attention heads. Elsewhere the model has to rotate as it runs.
+
+Root mean squares do not change under a rotation. Means do, so that where layer normalizations subtract one, a rotation
+is taken that keeps the vector of ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quark_onnx.errors import ConfigError
+from quark_onnx.graph import Graph, Node
+from quark_onnx.kernels.hadamard import Rotation, balanced, random_hadamard
+from quark_onnx.optimizers.base import Rewrites, Samples, register
+from quark_onnx.optimizers.heads import heads
+from quark_onnx.optimizers.linear import readers_of, sources
+from quark_onnx.optimizers.norms import norms
+from quark_onnx.optimizers.stream import streams
+
+#: From so many channels on, a rotation that is a Kronecker product runs as two small products.
+_SMALL = 64
+_FLOAT = "it rotates its input, so that no channel is much larger than the others when it is rounded"
+
+
+@register
+@dataclass(frozen=True)
+class QuaRot:
+    """Rotates residual streams and attention heads, so that outliers spread over all channels.
+
+    Attributes:
+        online: also rotate, as the model runs, what is left of the inputs of MatMul and Gemm.
+        seed: of the random signs.
+    """
+
+    name: ClassVar[str] = "quarot"
+    stage: ClassVar[str] = "float"
+    needs_data: ClassVar[bool] = False
+    exact: ClassVar[bool] = True
+
+    online: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.online, bool):
+            raise ConfigError(f"online of quarot is {self.online!r}; it must be true or false")
+        if type(self.seed) is not int or self.seed < 0:
+            raise ConfigError(f"seed of quarot is {self.seed!r}; it must be a whole number, 0 or more")
+
+    def __call__(self, graph: Graph, samples: Samples = ()) -> Rewrites:
+        """Rotate in place; how many streams, attentions and inputs of layers."""
+        found, notes = streams(graph, norms(graph))
+        attentions, done = heads(graph), set[Node]()
+        for place, stream in enumerate(found):
+            rotation = (balanced if stream.centered else random_hadamard)(stream.size, self.seed)
+            stream.rotate(graph, rotation, f"rotated{place or ''}")
+            done |= stream.readers.keys()
+        for attention in attentions:
+            if attention.reader.node not in done:
+                attention.rotate(graph, random_hadamard(attention.size, self.seed), f"heads{attention.size}")
+                done.add(attention.reader.node)
+        count = sum(self._run(graph, tensor, done) for tensor in sources(graph)) if self.online else 0
+        return Rewrites(len(found) + len(attentions) + count, notes)
+
+    def _run(self, graph: Graph, tensor: str, done: set[Node]) -> bool:
+        """Let the model rotate a tensor for the layers that read it, unless they read it rotated already."""
+        layers = [layer for layer in readers_of(graph, tensor)[0] if layer.node not in done]
+        if not layers or layers[0].inputs < 2:
+            return False
+        size = layers[0].inputs
+        rotation = _halves(size, self.seed)
+        rotated = _insert(graph, tensor, rotation)
+        for layer in layers:
+            side = layer.weight[0]
+            side.change(graph, "online", partial(rotation.turn, axis=side.axis))
+            graph.set_input(layer.node, 0, rotated)
+        return True
+
+
+def _halves(size: int, seed: int) -> Rotation:
+    """A rotation of one or two factors, as even in size as can be, with random signs of their own."""
+    orders = [len(factor) for factor in random_hadamard(size, seed).factors]
+    cuts = [int(np.prod(orders[:place])) for place in range(1, len(orders))]
+    if size <= _SMALL or not cuts:
+        return Rotation((random_hadamard(size, seed).matrix(),))
+    left = min(cuts, key=lambda cut: cut + size // cut)
+    return Rotation(tuple(random_hadamard(part, seed).matrix() for part in (left, size // left)))
+
+
+def _insert(graph: Graph, tensor: str, rotation: Rotation) -> str:
+    """Nodes that rotate the last axis of a tensor; the name of the result."""
+    rank, result = len(graph.shape(tensor) or ()), graph.fresh(f"{tensor}_rotated")
+    if rank < 2 or len(rotation.factors) == 1:
+        [matrix] = _constants(graph, "rotation", rotation.matrix())
+        graph.add("MatMul", [tensor, matrix], [result]).stay_float(_FLOAT)
+        return result
+    left, right = rotation.factors
+    kept = [0] * (rank - 1)
+    before = _constants(graph, "split", np.array([*kept, len(left), len(right)]))
+    after = _constants(graph, "joined", np.array([*kept, rotation.size]))
+    first, second = _constants(graph, "left", left.T), _constants(graph, "rotation", right)
+    steps = (
+        ("Reshape", [tensor, *before]),
+        ("MatMul", ["", *second]),
+        ("MatMul", [*first, ""]),
+        ("Reshape", ["", *after]),
+    )
+    name = tensor
+    for place, (kind, inputs) in enumerate(steps):
+        output = result if place == len(steps) - 1 else graph.fresh(f"{tensor}_rotating")
+        graph.add(kind, [each or name for each in inputs], [output]).stay_float(_FLOAT)
+        name = output
+    return result
+
+
+def _constants(graph: Graph, kind: str, value: NDArray[Any]) -> list[str]:
+    """A shape, or a matrix that its size tells, as a constant that all rotations share."""
+    whole = value.dtype.kind == "i"
+    stored = value.astype(np.int64 if whole else np.float32)
+    key = ("quarot", kind, str(value.tolist() if whole else len(value)))
+    return graph.once(key, lambda: [graph.add_constant(f"quarot_{kind}", stored)])
