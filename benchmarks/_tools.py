@@ -153,10 +153,13 @@ class AmdQuark:
     def quantize(self, model: Path, samples: Samples, setting: Setting, output: Path) -> None:
         self.measure(model, samples, setting, output)
 
-    def measure(self, model: Path, samples: Samples, setting: Setting, output: Path) -> dict[str, Any]:
+    def measure(
+        self, model: Path, samples: Samples, setting: Setting, output: Path, *algorithms: str
+    ) -> dict[str, Any]:
         """Quantize, and return the seconds and the peak memory in MB that it took."""
         preset = "XINT8" if setting.preset == "XINT8" else "A8W8"
-        return self._run(str(model), str(samples.files[0].parent), str(output), preset, str(len(samples)))
+        folder = samples.files[0].parent
+        return self._run(str(model), str(folder), str(output), preset, str(len(samples)), *algorithms)
 
     def _run(self, *arguments: str) -> dict[str, Any]:
         command = [str(self.python), str(PEER), *arguments]

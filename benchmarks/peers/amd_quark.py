@@ -1,10 +1,11 @@
 """Run amd-quark on one model. Executed by the Python of amd-quark's own virtual environment, on its own.
 
-    python amd_quark.py MODEL SAMPLES_FOLDER OUTPUT {XINT8|A8W8} COUNT
+    python amd_quark.py MODEL SAMPLES_FOLDER OUTPUT {XINT8|A8W8} COUNT [ALGORITHM ...]
     python amd_quark.py --version
 
-SAMPLES_FOLDER holds one .npz file a sample; with COUNT above their number they repeat. The last line printed
-is JSON: the seconds that quantize_model took, the peak resident memory in MB, the version.
+SAMPLES_FOLDER holds one .npz file a sample; with COUNT above their number they repeat. An ALGORITHM is cle, bias,
+adaround:ITERATIONS or adaquant:ITERATIONS. The last line printed is JSON: the seconds that quantize_model took, the
+peak resident memory in MB, the version.
 """
 
 import json
@@ -24,7 +25,18 @@ def peak_mb():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
 
 
-def quantize(model, folder, output, preset, count):
+def algorithm(text):
+    """The configuration of an algorithm; all settings but the iterations are the defaults."""
+    import quark.onnx as quark
+
+    name, _, iterations = text.partition(":")
+    if name in ("cle", "bias"):
+        return {"cle": quark.CLEConfig, "bias": quark.BiasCorrectionConfig}[name]()
+    kind = {"adaround": quark.AdaRoundConfig, "adaquant": quark.AdaQuantConfig}[name]
+    return kind(num_iterations=int(iterations))
+
+
+def quantize(model, folder, output, preset, count, algorithms):
     import numpy as np
     import quark.onnx as quark
     from onnxruntime.quantization import CalibrationDataReader
@@ -44,6 +56,7 @@ def quantize(model, folder, output, preset, count):
             self.at = 0
 
     config = {"XINT8": quark.XINT8_QCONFIG, "A8W8": quark.A8W8_QCONFIG}[preset]
+    config.algo_config = [algorithm(text) for text in algorithms]
     start, cpu = time.perf_counter(), time.process_time()
     quark.ModelQuantizer(config).quantize_model(model, output, Reader())
     seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu
@@ -53,8 +66,8 @@ def quantize(model, folder, output, preset, count):
 if __name__ == "__main__":
     report = {"version": version("amd-quark")}
     if sys.argv[1:] != ["--version"]:
-        model, folder, output, preset, count = sys.argv[1:]
-        report.update(quantize(model, folder, output, preset, int(count)))
+        model, folder, output, preset, count, *algorithms = sys.argv[1:]
+        report.update(quantize(model, folder, output, preset, int(count), algorithms))
         if not Path(output).exists():  # it logs some failures and returns as if all were well
             sys.exit("no output was written")
     print("\n" + json.dumps(report))
