@@ -199,7 +199,7 @@ class Job:
         notes = [*planned.notes, *(guard(graph, plan, ranges) if config.safe else [])]
         params = solve(graph, plan, ranges)
         count = search(graph, plan, params, data.held.first if data.held else [], progress)
-        notes += [f"{count} power-of-two scales moved by the error at the outputs"] if count else []
+        notes += [f"{count} scales moved by the error at the outputs"] if count else []
         layers = self._refine(planned, params, data, progress, notes)
         solve_biases(graph, plan, params)
         notes += params.notes

@@ -159,7 +159,7 @@ class QConfig:
             share one scale, and the residual stream around layer normalizations.
         optimizers: what makes the result better, in this order; each is its own configuration, or a text as
             ``"cle:sweeps=2"``.
-        search: on how many samples power-of-two scales are settled by the error at the outputs, 0 for not at all. As
+        search: on how many samples scales are settled by the error at the outputs, 0 for not at all. As
             the scales move by octaves, the error of a tensor alone does not tell which one serves the model.
         keep_existing: leave what is quantized already as it is and go on with the rest, instead of refusing the model.
         prepare: fold and clean the float graph first.

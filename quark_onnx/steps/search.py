@@ -1,9 +1,12 @@
-"""search: settle power-of-two scales by the error at the model's outputs.
+"""search: settle scales by the error at the model's outputs.
 
 A power-of-two scale moves by octaves, so the one with the least error on the tensor itself is often not the one that
 serves the model: clipping the few large values of a layer and halving the step of all others look alike to a squared
 error, but not to what follows. Here every scale is tried an octave up and down while all others stay, on a model whose
 scales are inputs, and a move is kept if the outputs come closer to the float ones.
+
+Float scales of activations are moved in the same way, by a quarter of an octave: which of the calibrators would have
+been right is decided for each tensor by what matters in the end. A zero point stays, so that a range keeps its shape.
 """
 
 from __future__ import annotations
@@ -27,19 +30,21 @@ logger = logging.getLogger(__name__)
 
 #: A sample counts as right from this share of noise on: no single good sample outweighs the others.
 _FLOOR = 1e-3
+#: Steps down and up, of scales that are powers of two and of those that are not.
+_OCTAVE, _QUARTER = (0.5, 2.0), (2**-0.25, 2**0.25)
 #: A move has to lower the mean logarithm of the noise by this much; less is within the luck of few samples.
 _GAIN = 2e-3
 
 
 def search(graph: Graph, plan: Plan, params: Params, samples: Sequence[Sample], show: bool | None) -> int:
-    """Move the symmetric power-of-two scales in ``params``; how many have moved.
+    """Move the symmetric power-of-two scales in ``params``, and the float ones of activations; how many have moved.
 
     Args:
         samples: the few samples that the error is measured on.
         show: whether to show a progress bar, as ``Progress`` takes it.
     """
     order = _order(graph)
-    movable = sorted((use for use in params.table if _movable(plan, use)), key=lambda use: order.get(use, len(order)))
+    movable = sorted((use for use in params.table if _factors(graph, plan, use)), key=lambda use: order.get(use, len(order)))
     if not movable or not samples:
         return 0
     live, names = insert_live(graph, plan, params, movable)
@@ -55,7 +60,7 @@ def search(graph: Graph, plan: Plan, params: Params, samples: Sequence[Sample], 
     scales, best = dict(start), probe.noise(start)
     with Progress(show, len(movable), "searching scales", "scale") as progress:
         for done, use in enumerate(movable):
-            for factor in (0.5, 2.0):
+            for factor in _factors(graph, plan, use):
                 moved = False
                 while (trial := _moved(scales, names[use], factor)) and (noise := probe.noise(trial)) < best - _GAIN:
                     scales, best, moved = trial, noise, True
@@ -92,11 +97,15 @@ def _order(graph: Graph) -> dict[Use, int]:
     return places
 
 
-def _movable(plan: Plan, use: Use) -> bool:
+def _factors(graph: Graph, plan: Plan, use: Use) -> tuple[float, ...]:
+    """By what the scale of a use may be multiplied; empty if it stays."""
     entry = plan.entries.get(use)
     if not isinstance(entry, Quantize) or entry.bounds is not None or entry.spec.scale != "float32":
-        return False
-    return entry.spec.pow2 and entry.spec.symmetric
+        return ()
+    if entry.spec.pow2:
+        return _OCTAVE if entry.spec.symmetric else ()
+    single = entry.axis is None and entry.spec.dtype.uniform and not graph.is_constant(use.tensor)
+    return _QUARTER if single else ()
 
 
 def _moved(scales: dict[str, NDArray[np.float32]], name: str, factor: float) -> dict[str, NDArray[np.float32]]:

@@ -1,4 +1,4 @@
-"""search: power-of-two scales move by octaves, only where the outputs gain, and always the same way."""
+"""search: power-of-two scales move by octaves, others by a quarter, only where the outputs gain, and always the same way."""
 
 from __future__ import annotations
 
@@ -39,9 +39,20 @@ def test_outputs_come_closer_to_the_float_ones(make: object) -> None:
         assert (np.frexp(stages.params.table[use].scale)[0] == 0.5).all(), "still a power of two"
 
 
-def test_other_scales_are_left_alone() -> None:
-    stages = Stages.of(residual(), TENSOR)
-    assert search(stages.graph, stages.plan, stages.params, samples(residual()), False) == 0
+def test_float_scales_of_activations_move_too() -> None:
+    data = samples(residual())
+    clipped = TENSOR.with_(calibrator="percentile:percentile=90", bias=False)
+    stages = Stages.of(residual(), clipped, data)
+    before, start = dict(stages.params.table), noise(residual(), stages.model, data)
+    moved = search(stages.graph, stages.plan, stages.params, data, False)
+    assert moved and noise(residual(), stages.model, data) < start
+    for use, params in before.items():
+        now = stages.params.table[use]
+        assert (now.zero_point == params.zero_point).all()
+        if stages.graph.is_constant(use.tensor):
+            assert (now.scale == params.scale).all()
+        steps = 4 * np.log2(now.scale.astype(np.float64) / params.scale)
+        np.testing.assert_allclose(steps, np.rint(steps), atol=1e-4)
 
 
 def test_without_samples_nothing_moves() -> None:
