@@ -14,6 +14,8 @@ from quark_onnx.optimizers.problem import Problem, Solution
 
 #: Newton's steps towards the mean behind an activation, and the least slope that one of them divides by.
 _STEPS, _LEAST_SLOPE = 8, 0.05
+#: Rows that a mean is taken of; they are in random order.
+_ROWS = 8192
 
 
 @register
@@ -43,10 +45,11 @@ class BiasCorrection:
             rounding = present.weight - problem.weight
             shift = np.einsum("goi,gi->go", rounding, problem.mean)
             return Solution(present.weight, (problem.bias - shift).astype(np.float32))
-        rows, activation = problem.train, problem.activation
-        product = rows.inputs @ present.weight.swapaxes(1, 2)
-        wanted = activation.value(rows.targets).mean(axis=1, dtype=np.float64)
-        bias = (rows.targets.mean(axis=1, dtype=np.float64) - product.mean(axis=1, dtype=np.float64)).astype(np.float32)
+        inputs, targets = problem.train.inputs[:, :_ROWS], problem.train.targets[:, :_ROWS]
+        activation = problem.activation
+        product = inputs @ present.weight.swapaxes(1, 2)
+        wanted = activation.value(targets).mean(axis=1, dtype=np.float64)
+        bias = (targets.mean(axis=1, dtype=np.float64) - product.mean(axis=1, dtype=np.float64)).astype(np.float32)
         for _ in range(0 if activation.linear else _STEPS):
             shifted = product + bias[:, None]
             missing = wanted - activation.value(shifted).mean(axis=1, dtype=np.float64)

@@ -13,6 +13,9 @@ from quark_onnx.kernels.gptq import gptq
 from quark_onnx.optimizers.base import register
 from quark_onnx.optimizers.problem import Doubles, Problem, Solution
 
+#: Damping of the regression, as shares of the mean of the diagonal; the one that serves the rows held out is taken.
+_RIDGES = (0.01, 0.1, 1.0, 10.0)
+
 
 @register
 @dataclass(frozen=True)
@@ -52,11 +55,17 @@ class GPTQ:
 
     def _shift(self, problem: Problem, present: Solution, gram: Doubles, count: int) -> Doubles:
         """What brings the products with the inputs of the quantized model nearest to the targets (ridge regression)."""
-        rows = problem.train
+        rows, size = problem.train, gram.shape[1]
         missing = rows.targets - present.bias[:, None] - rows.inputs @ problem.weight.swapaxes(1, 2).astype(np.float32)
         cross = (missing.swapaxes(1, 2) @ rows.inputs).astype(np.float64) * (count / max(1, len(rows)))
-        size = gram.shape[1]
-        ridge = max(self.damping, 1e-3) * np.trace(gram, axis1=1, axis2=2) / size
-        damped = gram + (ridge + (ridge == 0))[:, None, None] * np.eye(size)
-        shift: Doubles = np.linalg.solve(damped, cross.swapaxes(1, 2)).swapaxes(1, 2)
-        return shift
+        mean = np.trace(gram, axis1=1, axis2=2) / size
+        best: Doubles = np.zeros_like(problem.weight)
+        least = float("inf")
+        for share in _RIDGES:
+            damped = gram + (share * mean + (mean == 0))[:, None, None] * np.eye(size)
+            shift = np.linalg.solve(damped, cross.swapaxes(1, 2)).swapaxes(1, 2)
+            moved = Solution((problem.weight + shift).astype(np.float32), present.bias)
+            if (loss := float(problem.loss(moved).mean())) < least:
+                best, least = shift, loss
+        still = Solution(problem.weight.astype(np.float32), present.bias)
+        return best if least < float(problem.loss(still).mean()) else np.zeros_like(best)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,8 @@ _FLOOR = 1e-3
 _OCTAVE, _QUARTER = (0.5, 2.0), (2**-0.25, 2**0.25)
 #: A move has to lower the mean logarithm of the noise by this much; less is within the luck of few samples.
 _GAIN = 2e-3
+#: So many samples are run before it is asked whether the others are worth it: not if they are worse by this much.
+_AT_ONCE, _SLACK = 2, 0.02
 
 
 def search(graph: Graph, plan: Plan, params: Params, samples: Sequence[Sample], show: bool | None) -> int:
@@ -44,7 +47,9 @@ def search(graph: Graph, plan: Plan, params: Params, samples: Sequence[Sample], 
         show: whether to show a progress bar, as ``Progress`` takes it.
     """
     order = _order(graph)
-    movable = sorted((use for use in params.table if _factors(graph, plan, use)), key=lambda use: order.get(use, len(order)))
+    movable = sorted(
+        (use for use in params.table if _factors(graph, plan, use)), key=lambda use: order.get(use, len(order))
+    )
     if not movable or not samples:
         return 0
     live, names = insert_live(graph, plan, params, movable)
@@ -57,16 +62,19 @@ def search(graph: Graph, plan: Plan, params: Params, samples: Sequence[Sample], 
     if not probe.usable:
         return 0
     start = {names[use]: np.asarray(params.table[use].scale) for use in movable}
-    scales, best = dict(start), probe.noise(start)
+    scales, best = dict(start), probe.noise(start, [])
     with Progress(show, len(movable), "searching scales", "scale") as progress:
         for done, use in enumerate(movable):
             for factor in _factors(graph, plan, use):
                 moved = False
-                while (trial := _moved(scales, names[use], factor)) and (noise := probe.noise(trial)) < best - _GAIN:
+                while (trial := _moved(scales, names[use], factor)) and _better(
+                    noise := probe.noise(trial, best), best
+                ):
                     scales, best, moved = trial, noise, True
                 if moved:
                     break
             progress.update(done + 1)
+    probe.close()
     for use in movable:
         params.table[use] = params.table[use].with_scale(scales[names[use]])
     return sum(bool((scales[name] != start[name]).any()) for name in start)
@@ -115,28 +123,47 @@ def _moved(scales: dict[str, NDArray[np.float32]], name: str, factor: float) -> 
     return {**scales, name: scale} if normal else {}
 
 
+def _better(noise: list[float], best: list[float]) -> bool:
+    return len(noise) == len(best) and float(np.mean(noise)) < float(np.mean(best)) - _GAIN
+
+
 class _Probe:
     """The float outputs of the samples, and how far a choice of scales is from them."""
 
     def __init__(self, graph: Graph, live: Graph, samples: Sequence[Sample]) -> None:
         session = open_session(graph.to_model())
-        self._session = open_session(live.to_model())
+        self._session = open_session(live.to_model(), threads=1)  # several samples run side by side
         self._samples = samples
         self._references: list[list[tuple[int, NDArray[np.float64]]]] = []
         for sample in samples:
             values = session.run(None, dict(sample))
             self._references.append([(place, v.astype(np.float64)) for place, v in enumerate(values) if _measurable(v)])
         self.usable = all(self._references)
+        self._pool = ThreadPoolExecutor(_AT_ONCE)
 
-    def noise(self, scales: dict[str, NDArray[np.float32]]) -> float:
-        """Mean over samples and outputs of the logarithm of noise over signal."""
-        shares = []
-        for sample, references in zip(self._samples, self._references, strict=True):
-            values = self._session.run(None, {**sample, **scales})
-            for place, reference in references:
-                error = np.square(values[place] - reference).sum() / np.square(reference).sum()
-                shares.append(np.log(error + _FLOOR) if np.isfinite(error) else np.inf)
+    def noise(self, scales: dict[str, NDArray[np.float32]], best: list[float]) -> list[float]:
+        """For each sample, the mean over outputs of the logarithm of noise over signal.
+
+        Fewer samples where the first few are worse than ``best``, what was found before: nothing more can come of that.
+        """
+        found = list[float]()
+        for start in range(0, len(self._samples), _AT_ONCE):
+            some = range(start, min(len(self._samples), start + _AT_ONCE))
+            found += self._pool.map(lambda place: self._one(scales, place), some)
+            if best and np.mean(found) > np.mean(best[: len(found)]) + _SLACK:
+                break
+        return found
+
+    def _one(self, scales: dict[str, NDArray[np.float32]], place: int) -> float:
+        values, shares = self._session.run(None, {**self._samples[place], **scales}), []
+        for output, reference in self._references[place]:
+            error = np.square(values[output] - reference).sum() / np.square(reference).sum()
+            shares.append(np.log(error + _FLOOR) if np.isfinite(error) else np.inf)
         return float(np.mean(shares))
+
+    def close(self) -> None:
+        """End the threads."""
+        self._pool.shutdown()
 
 
 def _measurable(value: Any) -> bool:

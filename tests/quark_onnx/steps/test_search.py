@@ -1,4 +1,4 @@
-"""search: power-of-two scales move by octaves, others by a quarter, only where the outputs gain, and always the same way."""
+"""search: scales move, by octaves or quarters, only where the outputs gain, and always the same way."""
 
 from __future__ import annotations
 
