@@ -64,7 +64,7 @@ class LayerwisePercentile:
     def range(self, statistic: Histogram, grid: Grid) -> Range:
         tried = [_extended(Percentile(each).range(statistic, grid), statistic) for each in self.percentiles]
         lo, hi = (np.stack([getattr(each, end) for each in tried], axis=1) for end in ("lo", "hi"))
-        rows = np.arange(len(statistic.lo))
+        rows = range(len(statistic.lo))
         best = np.array([HistogramRow(statistic, row, grid).best(lo[row], hi[row]) for row in rows], np.int64)
         return Range(lo[rows, best], hi[rows, best])
 
