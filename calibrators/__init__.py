@@ -21,6 +21,7 @@ from calibrators.errors import CalibrationError, DataError
 from calibrators.extremes import Extremes, MovingExtremes
 from calibrators.grid import Grid, QParams, Range
 from calibrators.histogram import Histogram
+from calibrators.layerwise import LayerwisePercentile
 from calibrators.layout import rows
 from calibrators.minmax import MinMax
 from calibrators.minmse import MinMSE
@@ -36,6 +37,7 @@ __all__ = [
     "Extremes",
     "Grid",
     "Histogram",
+    "LayerwisePercentile",
     "MinMSE",
     "MinMax",
     "MovingExtremes",

@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from calibrators.affine import covered, params_for
 from calibrators.base import is_number, register, require
 from calibrators.grid import Floats, Grid, QParams, Range
 from calibrators.histogram import Histogram
+from calibrators.histogram_row import HistogramRow
 
 #: Octaves below the clip-free power-of-two scale that are tried.
 _OCTAVES = 8
@@ -47,19 +47,21 @@ class MinMSE:
 
     def range(self, statistic: Histogram, grid: Grid) -> Range:
         search = self._pow2 if grid.pow2 else self._symmetric if grid.symmetric else self._asymmetric
-        found = np.array([search(_Row(statistic, row, grid)) for row in range(len(statistic.lo))]).reshape(-1, 2)
+        found = np.array([search(HistogramRow(statistic, row, grid)) for row in range(len(statistic.lo))]).reshape(
+            -1, 2
+        )
         return Range(found[:, 0], found[:, 1])
 
     def _shares(self) -> Floats:
         return np.linspace(1.0, self.least, self.steps)  # the whole interval first: it wins a tie
 
-    def _symmetric(self, row: _Row) -> tuple[float, float]:
+    def _symmetric(self, row: HistogramRow) -> tuple[float, float]:
         bound = max(-row.lo, row.hi)
         lo, hi = np.maximum(row.lo, -bound * self._shares()), np.minimum(row.hi, bound * self._shares())
         best = row.best(lo, hi)
         return lo[best], hi[best]
 
-    def _asymmetric(self, row: _Row) -> tuple[float, float]:
+    def _asymmetric(self, row: HistogramRow) -> tuple[float, float]:
         lo, hi = row.lo, row.hi
         for _ in range(2):  # each end in turn; a second round lets the first end answer to the second
             # within the bin around zero values are not told apart, so no end is drawn into it
@@ -69,7 +71,7 @@ class MinMSE:
             lo = tried[row.best(tried, np.full(self.steps, hi))]
         return lo, hi
 
-    def _pow2(self, row: _Row) -> tuple[float, float]:
+    def _pow2(self, row: HistogramRow) -> tuple[float, float]:
         grid = row.grid
         widest = float(params_for(Range(np.array([row.lo]), np.array([row.hi])), grid).scale)
         scales = np.maximum(widest * 0.5 ** np.arange(_OCTAVES), grid.scales[0])
@@ -82,30 +84,3 @@ class MinMSE:
         reach = covered(QParams(scale.astype(np.float32), zeros.reshape(-1).astype(np.int64), 0), grid)
         best = row.best_params(scale, zeros.reshape(-1))
         return float(reach.lo[best]), float(reach.hi[best])
-
-
-class _Row:
-    """The values of one row as weighted bin centres, and the error of candidate intervals on them."""
-
-    def __init__(self, statistic: Histogram, row: int, grid: Grid) -> None:
-        self.grid = grid
-        self.lo, self.hi = float(statistic.lo[row]), float(statistic.hi[row])
-        self.lo, self.hi = min(self.lo, 0.0), max(self.hi, 0.0)
-        self.width = float(statistic.width[row])
-        self.centres, self.counts = statistic.signed(row)
-
-    def best(self, lo: Floats, hi: Floats) -> int:
-        """Index of the interval with the least error."""
-        params = params_for(Range(lo, hi), self.grid, axis=0)
-        return self.best_params(params.scale.astype(np.float64), params.zero_point.astype(np.float64))
-
-    def best_params(self, scale: Floats, zero: NDArray[np.float64]) -> int:
-        """Index of the scale and zero point, shape (candidates,), with the least error."""
-        scale, zero = scale[:, None], zero[:, None]
-        centres = self.centres[None, :]
-        lo, hi = (self.grid.qmin - zero) * scale, (self.grid.qmax - zero) * scale
-        rounded = np.rint(centres / scale) * scale
-        # steps finer than the bins: where in its bin a value lies is unknown, so its rounding error is the average one
-        within = np.where(scale > self.width, np.square(rounded - centres), np.square(scale) / 12)
-        clipped = np.square(centres - centres.clip(lo, hi))
-        return int(np.argmin(np.maximum(clipped, within * (clipped == 0)) @ self.counts))

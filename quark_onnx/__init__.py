@@ -6,15 +6,14 @@
 ``samples`` is any iterable of ``{input name: array}``. See ``QConfig`` for the settings and ``compare`` for the error.
 """
 
-from quark_onnx.analysis import Analysis, Comparison, analyze, compare
+from quark_onnx.analysis import Analysis, Comparison, SearchResult, Space, analyze, compare, search
 from quark_onnx.api import quantize, quantize_dynamic, quantize_static, quantize_weights
 from quark_onnx.config import Override, QConfig, QuantizationSpec
 from quark_onnx.errors import QuarkError
 from quark_onnx.job import Result
 from quark_onnx.onnxruntime_spelling import CalibrationDataReader, CalibrationMethod, QuantFormat, QuantType
 from quark_onnx.optimizers import CLE, GPTQ, AdaQuant, AdaRound, AutoMixedPrecision, BiasCorrection, QuaRot, SmoothQuant
-
-__version__ = "0.1.0"
+from quark_onnx.version import __version__ as __version__
 
 __all__ = [
     "CLE",
@@ -35,11 +34,14 @@ __all__ = [
     "QuantizationSpec",
     "QuarkError",
     "Result",
+    "SearchResult",
     "SmoothQuant",
+    "Space",
     "analyze",
     "compare",
     "quantize",
     "quantize_dynamic",
     "quantize_static",
     "quantize_weights",
+    "search",
 ]

@@ -13,6 +13,8 @@ from quark_onnx.errors import ConfigError
 
 #: ``--json`` without a file.
 STDOUT = "-"
+#: Seconds in a unit of time.
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 class UsageError(ConfigError):
@@ -87,6 +89,22 @@ def number(text: str) -> float:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
     assert isfinite(value)  # Fraction knows neither NaN nor infinity
     return value
+
+
+def duration(text: str) -> float:
+    """A time in seconds: a number, with s, m or h behind it for other units than seconds.
+
+    >>> duration("90"), duration("10m"), duration("1.5h")
+    (90.0, 600.0, 5400.0)
+    """
+    digits, unit = (text[:-1], text[-1]) if text[-1:] in _UNITS else (text, "s")
+    try:
+        seconds = number(digits) * _UNITS[unit]
+    except argparse.ArgumentTypeError:
+        seconds = 0.0
+    if seconds <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time above 0; write it as 90s, 10m or 1.5h")
+    return seconds
 
 
 def dimension(text: str) -> tuple[str, int]:

@@ -17,7 +17,7 @@ from quark_onnx import api
 from quark_onnx.cli.data import add_data_options, data_of
 from quark_onnx.cli.output import Answer, entry
 from quark_onnx.cli.parsing import Parser, add_common_options, count, path
-from quark_onnx.cli.settings import add_config_options, add_gate_option, config_of
+from quark_onnx.cli.settings import add_config_options, add_gate_option, add_mixing_options, config_of
 from quark_onnx.config import to_dict
 from quark_onnx.errors import ModelError
 from quark_onnx.report import Report
@@ -48,6 +48,7 @@ def add_arguments(parser: Parser) -> None:
     )
     add_data_options(parser)
     add_config_options(parser)
+    add_mixing_options(parser)
     add_gate_option(parser, "nothing is written")
     parser.add_argument(
         "--workers",

@@ -7,6 +7,7 @@ from typing import Any
 
 from quark_onnx.cli.parsing import Parser, count, number
 from quark_onnx.config import QConfig
+from quark_onnx.optimizers import AutoMixedPrecision
 
 
 def add_config_options(parser: Parser) -> None:
@@ -103,6 +104,22 @@ def _add_graph_options(parser: Parser) -> None:
     )
 
 
+def add_mixing_options(parser: Parser) -> None:
+    group = parser.add_argument_group(
+        "mixed precision",
+        "As few nodes as possible are quantized less, so that every output has at least DB dB of SQNR.",
+    )
+    either = group.add_mutually_exclusive_group()
+    for flag, kind, what in (("--auto-exclude", "float", "stay float"), ("--auto-mixed", "16bit", "get 16 bits")):
+        either.add_argument(
+            flag,
+            metavar="DB",
+            type=number,
+            help=f"the nodes that few bits serve worst {what}; short for --optimize "
+            f"auto_mixed_precision:target=DB,to={kind} in front of other optimizers",
+        )
+
+
 def add_gate_option(parser: Parser, consequence: str) -> None:
     parser.add_argument(
         "--min-sqnr",
@@ -126,8 +143,13 @@ def config_of(options: Namespace) -> QConfig:
     }
     if options.exclude:
         changes["exclude"] = (*config.exclude, *options.exclude)
-    if options.optimize:
-        changes["optimizers"] = (*config.optimizers, *options.optimize)
+    mixing = tuple(
+        AutoMixedPrecision(target=target, to=kind)
+        for name, kind in (("auto_exclude", "float"), ("auto_mixed", "16bit"))
+        if (target := getattr(options, name, None)) is not None
+    )
+    if mixing or options.optimize:
+        changes["optimizers"] = (*mixing, *config.optimizers, *(options.optimize or ()))
     if options.unsafe:
         changes["safe"] = False
     if options.weights_only:

@@ -14,7 +14,7 @@ FILES = sorted(path for package in ("calibrators", "quark_onnx") for path in (RO
 #: Low to high; what shares a line may not import each other.
 LAYERS = """
 calibrators
-errors
+errors version
 registry progress
 kernels
 functions

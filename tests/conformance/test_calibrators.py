@@ -219,7 +219,9 @@ def test_its_name_and_its_settings_make_it(name: str) -> None:
 def test_an_unknown_name_or_setting_finds_the_nearest() -> None:
     with pytest.raises(CalibrationError, match=r"unknown calibrator 'minmx'; did you mean 'minmax'\?"):
         create("minmx")
-    with pytest.raises(CalibrationError, match="unknown calibrator 'x'; known: entropy, minmax, minmse, nonoverflow"):
+    with pytest.raises(
+        CalibrationError, match="unknown calibrator 'x'; known: entropy, layerwise_percentile, minmax, minmse"
+    ):
         create("x")
     with pytest.raises(CalibrationError, match=r"'percentile' has no setting 'percent'; did you mean 'percentile'\?"):
         create("percentile", percent=99)

@@ -47,7 +47,9 @@ def test_a_quantized_model_is_about_as_good(tmp_path: Path, preset: str, points:
     assert compare(MODEL, output, [{"image": images}]).sqnr >= floor
 
 
-@pytest.mark.parametrize("calibrator", ["minmax", "percentile", "entropy", "minmse", "nonoverflow"])
+@pytest.mark.parametrize(
+    "calibrator", ["minmax", "percentile", "layerwise_percentile", "entropy", "minmse", "nonoverflow"]
+)
 def test_with_any_calibrator(tmp_path: Path, calibrator: str) -> None:
     output = tmp_path / "out.onnx"
     quantize_static(MODEL, digits()[0], {"calibrator": calibrator}, output)

@@ -154,6 +154,13 @@ def test_an_excluded_layer_stays_float(pattern: str) -> None:
     assert {"w1", "b1"} <= floats and not {"w2", "b2"} & floats
 
 
+@pytest.mark.parametrize("optimizer", ["bias_correction", "adaround", "adaquant", "gptq"])
+def test_layers_are_optimized_on_a_single_row(optimizer: str) -> None:
+    """One sample with one row is all that a Gemm may get to see."""
+    result = quantize(residual(), samples(residual(), 1), QConfig.of("A8W8").with_(optimizers=optimizer))
+    assert result.report.worst_sqnr > 20
+
+
 def test_mixed_precision() -> None:
     model = residual()
     wide = TENSOR.activation.with_(dtype="uint16")

@@ -60,9 +60,17 @@ DATA = (
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        ("", "quantize explain compare list --version"),
-        ("quantize", f"MODEL --output {DATA} {CONFIG} --min-sqnr --workers --json --quiet --verbose"),
+        ("", "quantize search explain compare analyze list --version"),
+        (
+            "quantize",
+            f"MODEL --output {DATA} {CONFIG} --auto-exclude --auto-mixed --min-sqnr --workers --json --quiet --verbose",
+        ),
         ("explain", f"MODEL {CONFIG} --json --quiet --verbose"),
+        (
+            "search",
+            f"MODEL --output {DATA} --presets --calibrators --optimizers --granularity --refine --budget --target "
+            "--journal --json --quiet --verbose",
+        ),
         ("compare", f"FLOAT QUANT {DATA} --min-sqnr --json --quiet --verbose"),
         ("list", "presets operators formats calibrators --json --quiet --verbose"),
     ],

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 
-from quark_onnx import QConfig, api
+from quark_onnx import AutoMixedPrecision, QConfig, api
 from quark_onnx.config import from_dict
 from tests.models import kinds, parse
 
@@ -275,3 +275,40 @@ def test_images_become_samples(cli: Any) -> None:
     finished = cli(*command)
     assert finished.code == 2
     assert "photos holds images; say how to read them: --image-size H W" in finished.error
+
+
+def test_nodes_are_left_float_until_a_target_is_met(cli: Any, config_of: Any) -> None:
+    plain = cli(*MODEL, "--config", "S8S8", "--json").json
+    target = plain["worst_sqnr"] + 5
+    document = cli(*MODEL, "--config", "S8S8", "--auto-exclude", f"{target:.2f}", "--json").json
+    assert len(plain["kept_nodes"]) < len(document["kept_nodes"]) < 5
+    assert document["worst_sqnr"] > plain["worst_sqnr"] + 3
+    (note,) = [note for note in document["notes"] if note.startswith("auto_mixed_precision: ")]
+    assert "nodes float" in note and "missed" not in note
+    first, second = config_of("--auto-exclude", "30", "--optimize", "cle").optimizers
+    assert (first, second.name) == (AutoMixedPrecision(target=30.0, to="float"), "cle")
+
+
+def test_nodes_get_16_bits_until_a_target_is_met(cli: Any, config_of: Any) -> None:
+    plain = cli(*MODEL, "--config", "S8S8", "--json").json
+    document = cli(*MODEL, "--config", "S8S8", "--auto-mixed", plain["worst_sqnr"] + 5, "--json").json
+    assert document["worst_sqnr"] > plain["worst_sqnr"] + 3
+    assert document["kept_nodes"] == plain["kept_nodes"]
+    assert any("nodes 16 bits" in note for note in document["notes"])
+    assert config_of("--auto-mixed=-3").optimizers == (AutoMixedPrecision(target=-3.0, to="16bit"),)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--auto-exclude", "30", "--auto-mixed", "30"], ["--auto-mixed", "not allowed with", "--auto-exclude"]),
+        (["--auto-exclude", "high"], ["--auto-exclude", "'high' is not a number"]),
+        (["--auto-mixed", "30", "--optimize", "auto_mixed_precision"], ["auto_mixed_precision is given twice"]),
+        (["--auto-exlude", "30"], ["did you mean '--auto-exclude'"]),
+    ],
+)
+def test_mixed_precision_that_cannot_be(cli: Any, arguments: list[str], words: list[str]) -> None:
+    finished = cli(*MODEL, *arguments)
+    assert finished.code == 2 and not Path("out.onnx").exists()
+    for word in words:
+        assert word in finished.error

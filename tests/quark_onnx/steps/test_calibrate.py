@@ -69,7 +69,9 @@ def test_a_sample_that_cannot_be_run_is_an_error_with_its_index() -> None:
         calibrate(graph, plan, [*good, {"x": np.zeros((1, 3, 8, 8), np.float32)}])
 
 
-@pytest.mark.parametrize("calibrator", ["minmax", "percentile", "entropy", "minmse", "nonoverflow"])
+@pytest.mark.parametrize(
+    "calibrator", ["minmax", "percentile", "layerwise_percentile", "entropy", "minmse", "nonoverflow"]
+)
 def test_batches_may_be_split_as_one_likes(calibrator: str) -> None:
     config: QConfig = TENSOR.with_(calibrator=calibrator)
     one_by_one = samples(residual(), 8)

@@ -1,0 +1,188 @@
+"""SearchJournal: what a search has measured, a line of JSON for each candidate, so that an interrupted one goes on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto
+
+from calibrators.session import initializers
+from calibrators.stored import is_stored, values
+from quark_onnx.config import QConfig, to_dict
+from quark_onnx.errors import ConfigError
+
+#: Changes whenever the lines do.
+_FORMAT = 1
+_TITLE = "quark_onnx_search"
+#: What a journal belongs to, and how a message calls it.
+_IDENTITY = {
+    "format": "another version of journals",
+    "version": "another version of this package",
+    "model": "another model",
+    "sample": "other data: the first sample differs",
+    "samples": "other data: the number of samples differs",
+    "score": "another metric",
+}
+
+
+@dataclass(frozen=True)
+class Record:
+    """What was measured of one configuration.
+
+    Attributes:
+        score: the higher the better; None if it failed.
+        seconds: how long it took.
+        bytes: the size of the quantized model; None if it failed.
+        error: why it failed; empty if it did not.
+    """
+
+    score: float | None
+    seconds: float
+    bytes: int | None
+    error: str = ""
+
+
+class SearchJournal:
+    """Records by the hash of their configuration, in a file where there is one.
+
+    Args:
+        path: the file, which is made if it does not exist; None for none.
+        identity: what the records depend on besides the configuration; a file of something else is an error.
+
+    Raises:
+        ConfigError: the file is no journal, is damaged, belongs to something else, or cannot be written.
+    """
+
+    def __init__(self, path: Path | None, identity: Mapping[str, Any]) -> None:
+        self._path = path
+        self._header = json.dumps({_TITLE: {"format": _FORMAT, **identity}})
+        self._records: dict[str, Record] = {}
+        if path is None:
+            return
+        with self._speaking(path):
+            data = path.read_bytes() if path.exists() else b""
+            whole = data[: data.rfind(b"\n") + 1]  # a process that was killed leaves the beginning of a line
+            if whole:
+                self._read(path, whole)
+            elif not self._header.encode().startswith(data):
+                raise ConfigError(f"journal {path} exists and is no journal of a search; it is not overwritten")
+            with path.open("ab") as file:
+                file.truncate(len(whole))
+            if not whole:
+                self._append(path, self._header)
+
+    def find(self, config: QConfig) -> Record | None:
+        """What was measured of a configuration; None if it was not tried."""
+        return self._records.get(config_key(config))
+
+    def keep(self, name: str, config: QConfig, record: Record) -> None:
+        """Add a record; it is on the disk when this returns."""
+        key = config_key(config)
+        self._records[key] = record
+        if self._path is not None:
+            fields = {name: _plain(value) for name, value in asdict(record).items()}
+            line = {"key": key, "name": name, **fields, "config": to_dict(config)}
+            with self._speaking(self._path):
+                self._append(self._path, json.dumps(line, allow_nan=False))
+
+    def _append(self, path: Path, line: str) -> None:
+        with path.open("ab") as file:
+            file.write(line.encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _read(self, path: Path, data: bytes) -> None:
+        first, *lines = data.splitlines()
+        found = _parsed(first)
+        header = found.get(_TITLE) if found is not None else None
+        if not isinstance(header, dict):
+            raise ConfigError(f"journal {path} exists and is no journal of a search; it is not overwritten")
+        mine = json.loads(self._header)[_TITLE]
+        for name, words in _IDENTITY.items():
+            if header.get(name) != mine.get(name):
+                raise ConfigError(f"journal {path} belongs to {words}; name another file, or remove this one")
+        for number, line in enumerate(lines, 2):
+            entry = _parsed(line)
+            try:
+                key, record = _entry({} if entry is None else entry)
+            except (KeyError, TypeError, ValueError):
+                raise ConfigError(f"journal {path}: line {number} is damaged; remove it to go on") from None
+            self._records[key] = record
+
+    @contextmanager
+    def _speaking(self, path: Path) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError) as error:  # a ValueError is a path that no file can have
+            reason = getattr(error, "strerror", None) or error
+            raise ConfigError(f"journal {path} cannot be read and written: {reason}") from error
+
+
+def config_key(config: QConfig) -> str:
+    """The hash of a configuration, by its dictionary form."""
+    text = json.dumps(to_dict(config), sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def model_key(model: ModelProto) -> str:
+    """The hash of a model's bytes, those in other files included."""
+    digest = hashlib.blake2b(digest_size=16)
+    graph = model.graph
+    parts = [*model.opset_import, *model.functions, *graph.input, *graph.output, *graph.node]
+    parts += graph.sparse_initializer
+    parts += [tensor for tensor in graph.initializer if not is_stored(tensor)]
+    for part in parts:  # not the model as a whole, which may be larger than a message can be
+        data = part.SerializeToString(deterministic=True)
+        digest.update(f"{len(data)} ".encode())
+        digest.update(data)
+    for tensor in filter(is_stored, initializers(graph)):
+        digest.update(f"{tensor.name} {tensor.data_type} {list(tensor.dims)} ".encode())
+        digest.update(np.ascontiguousarray(values(tensor)).reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
+
+
+def sample_key(sample: Mapping[str, Any]) -> str:
+    """The hash of a sample."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name in sorted(sample):
+        value = sample[name]
+        digest.update(f"{name} ".encode())
+        if isinstance(value, np.ndarray) and value.dtype != object:
+            digest.update(f"{value.shape} {value.dtype} ".encode())
+            digest.update(np.ascontiguousarray(value).tobytes())
+        else:  # texts, sequences and maps
+            digest.update(repr(value.tolist() if isinstance(value, np.ndarray) else value).encode())
+    return digest.hexdigest()
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    try:
+        found = json.loads(line)
+    except ValueError:  # which bytes that are no text are too
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _entry(line: dict[str, Any]) -> tuple[str, Record]:
+    score, size = line["score"], line["bytes"]
+    if score is None and not line["error"]:
+        raise ValueError("neither a score nor an error")
+    return str(line["key"]), Record(
+        None if score is None else float(score),
+        float(line["seconds"]),
+        None if size is None else int(size),
+        str(line["error"]),
+    )
+
+
+def _plain(value: Any) -> Any:
+    """A value that JSON has; infinities are texts."""
+    return str(value) if isinstance(value, float) and not np.isfinite(value) else value

@@ -1,0 +1,158 @@
+"""quark-onnx search: which configuration serves a model best, found by trying."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Iterator
+from typing import Any
+
+from quark_onnx.analysis import Candidate, Search, SearchResult, Space
+from quark_onnx.cli.data import add_data_options, data_of
+from quark_onnx.cli.output import Answer, columns, entry
+from quark_onnx.cli.parsing import Parser, UsageError, add_common_options, count, duration, number, path
+from quark_onnx.errors import AccuracyError, ConfigError
+from quark_onnx.steps import destination, keeps_weights_beside
+
+NAME = "search"
+SUMMARY = "try configurations on a model, and rank them by error and size"
+USAGE = "%(prog)s MODEL (--data PATH | --random-data [N]) [-o BEST] [OPTION ...]"
+EXAMPLE = """\
+examples:
+  quark-onnx search model.onnx --data samples/ --budget 10m -o model_int8.onnx
+  quark-onnx search model.onnx --data samples/ --presets A8W8 XINT8 --optimizers cle cle+adaquant --target 25 \\
+      --journal search.jsonl
+
+exit codes: 0 done; 1 --target missed; 2 bad input; 3 internal error; 128 + N ended by signal N"""
+
+
+def add_arguments(parser: Parser) -> None:
+    parser.add_argument("model", metavar="MODEL", type=path, help="the float model, an .onnx file; it is not changed")
+    parser.add_argument(
+        "-o", "--output", metavar="BEST", type=path, help="write the best model, also where it misses --target"
+    )
+    add_data_options(parser)
+    default = Space()
+    group = parser.add_argument_group(
+        "space", "Presets are tried as they are; then, on the best of them, calibrators and after them optimizers."
+    )
+    for name, metavar, what in (
+        ("presets", "PRESET|FILE.yaml", "presets and YAML files"),
+        ("calibrators", "NAME[:SETTING=VALUE,...]", "calibrators of activations, beside that of the preset"),
+        ("optimizers", "NAME[+NAME ...]", "optimizers, several in a row with a plus between them"),
+    ):
+        shown = " ".join(getattr(default, name))
+        group.add_argument(
+            f"--{name}", metavar=metavar, nargs="*", action="extend", help=f"{what} (default: {shown}); none for none"
+        )
+    group.add_argument(
+        "--granularity",
+        choices=list(_GRANULARITIES),
+        nargs="+",
+        action="extend",
+        help="scales of weights to try, beside that of the preset (default: none other)",
+    )
+    group.add_argument(
+        "--refine",
+        metavar="N",
+        type=count,
+        default=default.refine,
+        help=f"vary the best N presets (default: {default.refine})",
+    )
+    group = parser.add_argument_group("end")
+    group.add_argument(
+        "--budget",
+        metavar="TIME",
+        type=duration,
+        help="begin nothing that would not end within this time: 90s, 10m, 1.5h (default: no limit)",
+    )
+    group.add_argument(
+        "--target",
+        metavar="DB",
+        type=number,
+        help="stop as soon as the worst output has so many dB; the exit code is 1 if none does",
+    )
+    group.add_argument(
+        "--journal",
+        metavar="FILE",
+        type=path,
+        help="keep what was measured in a file, and go on from it when run again",
+    )
+    add_common_options(parser)
+
+
+_GRANULARITIES = {"tensor": False, "channel": True}
+
+
+def run(options: Namespace) -> Answer:
+    space = _space_of(options)
+    data = data_of(options)
+    _check_files(options)
+    with Search(
+        options.model,
+        data,
+        space=space,
+        target=options.target,
+        budget=options.budget,
+        journal=options.journal,
+        progress=False if options.quiet else None,
+    ) as running:
+        found = running.run()
+        if options.output is not None:
+            running.write(found.best, options.output)
+    failed = [each for each in found.candidates if each.error]
+    lines = [
+        entry("model", [str(options.model) + (f" -> {options.output}" if options.output else "")]),
+        entry("samples", [f"{found.calibrated} to calibrate on, {found.judged} to judge by"]),
+        columns([("configuration", "SQNR dB", "seconds", "bytes", ""), *_rows(found)]),
+        entry("front", ["* none of the others is both smaller and better"]),
+        *([entry("left", [f"{found.left} candidates did not fit into --budget"])] if found.left else []),
+        *([entry("failed", [f"{each.name}: {each.error}" for each in failed])] if failed else []),
+        entry("best", [found.best.name, *str(found.best.config).splitlines()]),
+    ]
+    document = {"command": NAME, "model": options.model, "output": options.output, **found.to_dict()}
+    return Answer("\n".join(lines), document, _missed(found, options.target))
+
+
+def _space_of(options: Namespace) -> Space:
+    settings: dict[str, Any] = {"refine": options.refine}
+    for name in ("presets", "calibrators", "optimizers"):
+        words = getattr(options, name)
+        if words is not None:
+            settings[name] = () if words == ["none"] else words
+    if options.granularity:
+        settings["per_channel"] = [_GRANULARITIES[word] for word in options.granularity]
+    try:
+        return Space(**settings)
+    except ConfigError as error:  # which begins with the setting
+        raise UsageError(f"--{error}") from error
+
+
+def _check_files(options: Namespace) -> None:
+    """Whether what is asked for can be written, before hours are spent on it."""
+    if options.output is None:
+        return
+    keeps_weights_beside(options.model, destination(options.model, options.output))
+    if options.journal is not None and options.journal.resolve() == options.output.resolve():
+        raise UsageError(f"--journal and --output are the same file, {options.output}")
+
+
+def _rows(found: SearchResult) -> Iterator[tuple[str, str, str, str, str]]:
+    front = found.front
+    for each in found.candidates:
+        yield each.name, _score(each), f"{each.seconds:.1f}", _size(each), "*" if each in front else ""
+
+
+def _score(candidate: Candidate) -> str:
+    return "failed" if candidate.score is None else f"{candidate.score:.2f}"
+
+
+def _size(candidate: Candidate) -> str:
+    return "-" if candidate.bytes is None else f"{candidate.bytes:,}"
+
+
+def _missed(found: SearchResult, target: float | None) -> AccuracyError | None:
+    if found.reached or target is None:
+        return None
+    return AccuracyError(
+        f"the best candidate, {found.best.name}, has {found.best.score:.2f} dB: below --target {target:g}"
+    )

@@ -1,0 +1,3 @@
+"""The version of the package, for what is below its front door."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,146 @@
+"""quark-onnx search: the table, the best model, the journal, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+from quark_onnx.config import from_dict
+from tests.models import parse
+
+SEARCH = ("search", "model.onnx", "--data", "data", "--presets", "A8W8", "XINT8", "--calibrators", "minmax")
+SHORT = (*SEARCH, "--optimizers", "cle")
+
+
+def test_table_and_model(cli: Any) -> None:
+    finished = cli(*SHORT, "-o", "best.onnx")
+    assert (finished.code, finished.err) == (0, "")
+    lines = finished.out.splitlines()
+    assert lines[0] == "model     model.onnx -> best.onnx"
+    assert "15 to calibrate on, 5 to judge by" in lines[1]
+    assert lines[2].split() == ["configuration", "SQNR", "dB", "seconds", "bytes"]
+    table = lines[3:9]
+    assert table[0].endswith("*") and lines[9].startswith("front ")
+    assert {"A8W8", "XINT8"} == {line.split()[0] for line in table}
+    assert any(line.startswith("best ") for line in lines)
+    onnx.checker.check_model("best.onnx", full_check=True)
+    assert sorted(path.name for path in Path().iterdir()) == ["best.onnx", "data", "model.onnx"]
+
+
+def test_json(cli: Any) -> None:
+    finished = cli(*SHORT, "-o", "best.onnx", "--json")
+    document = finished.json
+    assert list(document) == [
+        "schema",
+        "command",
+        "model",
+        "output",
+        "calibrated",
+        "judged",
+        "left",
+        "reached",
+        "candidates",
+    ]
+    rows = document["candidates"]
+    assert list(rows[0]) == ["name", "config", "score", "seconds", "bytes", "error", "pareto"]
+    assert [row["score"] for row in rows] == sorted((row["score"] for row in rows), reverse=True)
+    assert rows[0]["pareto"] and rows[0]["bytes"] == Path("best.onnx").stat().st_size
+    assert all(from_dict(row["config"]) for row in rows)
+
+
+def test_an_interrupted_search_goes_on(cli: Any) -> None:
+    first = cli(*SHORT, "--journal", "search.jsonl", "--json").json["candidates"]
+    lines = Path("search.jsonl").read_bytes().splitlines(keepends=True)
+    Path("search.jsonl").write_bytes(b"".join(lines[:4]) + lines[4][:25])
+    again = cli(*SHORT, "--journal", "search.jsonl", "--json").json["candidates"]
+    kept = {json.loads(line)["name"] for line in lines[1:4]}
+    same = {row["name"]: row["seconds"] for row in first if row["name"] in kept}
+    assert {row["name"]: row["seconds"] for row in again if row["name"] in kept} == same
+    assert [(row["name"], row["score"]) for row in again] == [(row["name"], row["score"]) for row in first]
+    finished = cli(*SHORT, "--limit", "7", "--journal", "search.jsonl")
+    assert finished.code == 2
+    assert "journal search.jsonl belongs to other data: the number of samples differs" in finished.error
+
+
+def test_a_missed_target_shows_what_there_is(cli: Any) -> None:
+    finished = cli(*SHORT, "--target", "200", "-o", "best.onnx", "--json")
+    assert finished.code == 1
+    assert finished.error.endswith("dB: below --target 200")
+    assert finished.json["error"]["kind"] == "AccuracyError"
+    assert len(finished.json["candidates"]) == 6 and Path("best.onnx").exists()
+    document = cli(*SHORT, "--target", "1", "--json").json
+    assert document["reached"] and len(document["candidates"]) == 1
+
+
+def test_a_budget_leaves_some_out(cli: Any) -> None:
+    finished = cli(*SHORT, "--budget", "1/1000000")
+    assert finished.code == 0
+    assert "left      " in finished.out and "did not fit into --budget" in finished.out
+    assert cli(*SHORT, "--budget", "2h").code == 0
+
+
+def test_what_fails_is_in_the_table(cli: Any) -> None:
+    Path("bad.yaml").write_text("nodes: [nowhere]\n", encoding="utf-8")
+    finished = cli("search", "model.onnx", "--data", "data", "--presets", "bad.yaml", "A8W8", "--refine", "1", "--json")
+    assert finished.code == 0
+    assert finished.json["candidates"][-1]["name"] == "bad.yaml"
+    finished = cli(*SEARCH[:4], "--presets", "bad.yaml", "A8W8", "--calibrators", "none", "--optimizers", "none")
+    assert "failed    bad.yaml: " in finished.out
+    assert len([line for line in finished.out.splitlines() if line.startswith("  ")]) == 3 + 2
+    finished = cli(*SEARCH[:4], "--presets", "bad.yaml")
+    assert finished.code == 2 and "every candidate of the search failed; bad.yaml: " in finished.error
+
+
+def test_granularity(cli: Any) -> None:
+    document = cli(
+        *SEARCH[:4], "--presets", "S8S8", "--granularity", "tensor", "channel", "--optimizers", "none", "--json"
+    )
+    assert any(row["name"].endswith(" per_tensor") for row in document.json["candidates"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--presets", "A8W9"], ["--presets: unknown preset 'A8W9'", "did you mean 'A8W8'"]),
+        (["--presets"], ["--presets: there is none"]),
+        (["--calibrators", "minmx"], ["--calibrators: unknown calibrator 'minmx'", "did you mean 'minmax'"]),
+        (["--optimizers", "cle+bias_corection"], ["--optimizers: unknown optimizer", "did you mean 'bias_correction'"]),
+        (["--budget", "10x"], ["--budget", "'10x' is no time above 0; write it as 90s, 10m or 1.5h"]),
+        (["--budget", "0"], ["--budget", "'0' is no time above 0"]),
+        (["--budget=-5m"], ["--budget", "'-5m' is no time above 0"]),
+        (["--budget", "m"], ["--budget", "'m' is no time above 0"]),
+        (["--target", "high"], ["--target", "'high' is not a number"]),
+        (["--refine", "0"], ["--refine", "'0' is not a whole number of at least 1"]),
+        (["--granularity", "row"], ["--granularity", "'row'"]),
+        (["--journal", "model.onnx"], ["model.onnx exists and is no journal"]),
+        (["--journal", "no/where.jsonl"], ["journal", "no", "cannot be read and written"]),
+        (["--journal", "new.onnx", "-o", "new.onnx"], ["--journal and --output are the same file"]),
+        (["-o", "model.onnx"], ["the float model is never overwritten"]),
+        (["-o", "data"], ["data is a folder"]),
+        (["--limit", "1"], ["a search needs at least two samples"]),
+        (["--jurnal", "x"], ["did you mean '--journal'"]),
+    ],
+)
+def test_bad_input(cli: Any, folder: Path, arguments: list[str], words: list[str]) -> None:
+    files = {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    finished = cli("search", "model.onnx", "--data", "data", *arguments)
+    assert (finished.code, finished.out) == (2, "")
+    for word in words:
+        assert word in finished.error
+    assert {path: path.read_bytes() for path in folder.iterdir() if path.is_file()} == files
+
+
+def test_models_and_data_that_do_not_serve(cli: Any) -> None:
+    onnx.save(parse("g (float[4] x) => (int64[1] y) { y = ArgMax (x) }"), "top.onnx")
+    for arguments, words in (
+        (["absent.onnx", "--data", "data"], "absent.onnx cannot be read"),
+        (["model.onnx"], "one of the arguments --data --random-data is required"),
+        (["model.onnx", "--data", "absent"], "absent does not exist"),
+        (["top.onnx", "--random-data", "4"], "give a metric"),
+    ):
+        finished = cli("search", *arguments)
+        assert finished.code == 2 and words in finished.error
