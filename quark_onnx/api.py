@@ -31,6 +31,7 @@ def quantize(
     executor: Executor | None = None,
     progress: bool | None = False,
     external: bool = False,
+    resume: str | Path | None = None,
 ) -> Result:
     """Quantize a model and say what was done; ``quantize_static`` and its neighbours return the model alone.
 
@@ -38,6 +39,8 @@ def quantize(
         data: as for ``quantize_static``; None where the config leaves nothing to be measured: activations that stay
             float, have a dynamic scale, or need none.
         external: keep large tensors in a file beside the output, also where one file would hold them.
+        resume: a folder in which optimizers keep each layer that is done; the same call, after it was interrupted,
+            finds them there and goes on. The result is that of a run without interruption.
 
     Raises:
         QuarkError: see ``quark_onnx.errors``; nothing is written.
@@ -46,7 +49,9 @@ def quantize(
         raise ConfigError(f"executor is {executor!r}; it must be a concurrent.futures.Executor")
     if progress not in (True, False, None):
         raise ConfigError(f"progress is {progress!r}; it must be True, False, or None for a terminal only")
-    job = Job.open(model, QConfig.of(config), output, external)
+    if resume is not None and not isinstance(resume, str | Path):
+        raise ConfigError(f"resume is {resume!r}; it must be a folder")
+    job = Job.open(model, QConfig.of(config), output, external, None if resume is None else Path(resume))
     try:
         return run(job, data, executor, progress)
     finally:
@@ -122,6 +127,7 @@ def quantize_static(
     executor: Executor | None = None,
     progress: bool | None = False,
     external: bool = False,
+    resume: str | Path | None = None,
 ) -> ModelProto: ...
 
 
@@ -138,8 +144,9 @@ def quantize_static(
 def quantize_static(*arguments: Any, **keywords: Any) -> ModelProto:
     """Quantize a float model to integers with scales measured on calibration data.
 
-    Called as ``quantize_static(model, data, config="A8W8", output=None, *, executor=None, progress=False)``, or with
-    the arguments of ``onnxruntime.quantization.quantize_static``, which are translated.
+    Called as ``quantize_static(model, data, config="A8W8", output=None, *, executor=None, progress=False,
+    external=False, resume=None)``, or with the arguments of ``onnxruntime.quantization.quantize_static``, which are
+    translated.
 
     Args:
         model: path of the float model, or a ModelProto, which is not changed.
@@ -150,6 +157,7 @@ def quantize_static(*arguments: Any, **keywords: Any) -> ModelProto:
         output: where to write the model; None only returns it.
         executor: any ``concurrent.futures.Executor``; calibration is sharded over it, with the same result.
         progress: show a progress bar on stderr; None shows it on a terminal only.
+        external, resume: as for ``quantize``.
 
     Returns:
         The quantized model. Its inputs and outputs are those of the float model.

@@ -30,6 +30,7 @@ from quark_onnx.steps import (
     Sample,
     all_plans,
     calibrate,
+    check_folder,
     define_functions,
     describe,
     destination,
@@ -155,8 +156,16 @@ class Job:
     resume: Path | None = None
 
     @classmethod
-    def open(cls, model: str | Path | ModelProto, config: QConfig, output: str | Path | None, external: bool) -> Job:
+    def open(
+        cls,
+        model: str | Path | ModelProto,
+        config: QConfig,
+        output: str | Path | None,
+        external: bool,
+        resume: Path | None = None,
+    ) -> Job:
         """Load the model, hold the settings against it, and see that the output can be written."""
+        check_folder(resume)
         target = destination(model, output)
         original = load(model)
         external |= keeps_weights_beside(model, target)
@@ -168,7 +177,7 @@ class Job:
         graph = graph if plain is narrow else Graph.of(plain)
         graph.store = store
         reference = Reference(plain, Path(model) if plain is original and isinstance(model, str | Path) else None)
-        return cls(config, target, external, original, graph, reference, narrowing)
+        return cls(config, target, external, original, graph, reference, narrowing, resume)
 
     def close(self) -> None:
         """Remove what was taken out of memory."""
@@ -181,7 +190,12 @@ class Job:
         graph, improved = optimize_float(graph, self.config, self.reference, sample, samples)
         notes += improved
         give_biases(graph, self.config)
-        config, found = mix(graph, self.config, samples, show=progress)
+        config, early = self.config, list[str]()
+        if any(optimizer.stage == "plan" for optimizer in config.optimizers):  # they build models to measure
+            graph, early = raise_opset_for(
+                graph, make_plan(graph, config, strict=False), config, self.reference, sample
+            )
+        config, found = mix(graph, config, samples, show=progress)
         for settings in (each for each in config.optimizers if each.stage == "plan"):
             notes += describe(found, settings, len(graph.nodes)) if found else []
         plan, insides = make_plan(graph, config, strict=False), plan_insides(graph, config)
@@ -191,7 +205,7 @@ class Job:
         give_up_late(insides, vendor=config.form == "vendor")
         if graph.store is not None:
             notes.append("a large model: it is verified without onnxruntime's graph optimizations, to save memory")
-        return _Planned(config, graph, plan, insides, [*notes, *raised])
+        return _Planned(config, graph, plan, insides, [*notes, *early, *raised])
 
     def finish(self, planned: _Planned, ranges: Ranges, data: _Data, progress: bool | None) -> Result:
         """Scales, codes, nodes, file and report."""
@@ -237,10 +251,12 @@ class Job:
         """Let the optimizers of layers choose codes and biases; what became of each layer."""
         chosen = [optimizer for optimizer in self.config.optimizers if optimizer.stage == "layer"]
         if not chosen:
+            notes += ["resume: no optimizer chooses codes layer by layer, nothing is kept"] if self.resume else []
             return []
         if not len(data.again):
             notes.append(f"{', '.join(o.name for o in chosen)}: left out, there is no calibration data")
             return []
+        solve_biases(planned.graph, planned.plan, params)  # which raises the scales of weights that are too small
         found = refine(planned.graph, planned.plan, params, chosen, data.again, show=progress, resume=self.resume)
         notes += found.notes
         return found.layers

@@ -57,6 +57,12 @@ def add_arguments(parser: Parser) -> None:
         default=1,
         help="processes that calibrate, with the same result (default: 1)",
     )
+    parser.add_argument(
+        "--resume",
+        metavar="DIR",
+        type=path,
+        help="a folder where optimizers keep the layers that are done; the same command goes on from there",
+    )
     add_common_options(parser)
 
 
@@ -72,6 +78,7 @@ def run(options: Namespace) -> Answer:
             options.output,
             executor=executor,
             progress=False if options.quiet else None,
+            resume=options.resume,
         )
     seconds = perf_counter() - start
     report = result.report

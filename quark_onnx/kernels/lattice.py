@@ -25,6 +25,13 @@ class Lattice:
     least: Floats
     greatest: Floats
 
+    @property
+    def ends(self) -> tuple[Floats, Floats]:
+        """The least and the greatest level, of the weight's shape."""
+        if not self.levels.size:
+            return self.least, self.greatest
+        return np.full_like(self.least, self.levels[0]), np.full_like(self.greatest, self.levels[-1])
+
     def nearest(self, weight: NDArray[np.float64]) -> Floats:
         """The value nearest to each weight, as QuantizeLinear would choose it."""
         units = weight.astype(np.float32) / self.scale

@@ -13,11 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from math import cos, pi
 from os import cpu_count
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from quark_onnx.kernels.device import Device
 
 Floats = NDArray[np.float32]
 
@@ -27,6 +30,8 @@ _GAMMA, _ZETA = -0.1, 1.1
 _BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8
 #: Weights that are dealt with at a time, and groups: as many as a core keeps near.
 _PART, _GROUPS = 1 << 16, 128
+#: Weights that a GPU deals with at a time.
+_WHOLE = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -71,11 +76,16 @@ class Part:
 
     @classmethod
     def of(cls, inputs: Floats, wanted: Floats, value: Any, derivative: Any, norm: Floats) -> Part:
-        """A part, laid out for speed; ``inputs`` is (groups, rows, inputs)."""
+        """A part of numpy arrays, laid out for speed; ``inputs`` is (groups, rows, inputs)."""
         if wanted.shape[2] > 1:
             return cls(inputs, np.ascontiguousarray(wanted), value, derivative, norm)
         turned = np.ascontiguousarray(wanted[:, :, 0].T).T[:, :, None]
         return cls(np.ascontiguousarray(inputs.transpose(1, 2, 0)), turned, value, derivative, norm)
+
+    def on(self, device: Device) -> Part:
+        """The part on another device; its functions must be those of the device already."""
+        inputs, wanted, norm = map(device.put, (self.inputs, self.wanted, self.norm))
+        return Part(inputs, wanted, self.value, self.derivative, norm)
 
     def gradient(self, weight: Any, bias: Any, size: int, turn: int, xp: Any) -> tuple[Any, Any]:
         """Of the mean squared error by the weight, and by what is added, on the next ``size`` rows."""
@@ -99,22 +109,32 @@ class Part:
         return slope.swapaxes(-1, -2) @ x, slope.sum(1)
 
 
-def in_parts(work: Callable[[slice, slice], None], groups: int, outputs: int, inputs: int, *, threads: int = 0) -> None:
+def in_parts(
+    work: Callable[[slice, slice], None],
+    groups: int,
+    outputs: int,
+    inputs: int,
+    *,
+    threads: int = 0,
+    whole: bool = False,
+) -> None:
     """Do some work for all groups and outputs, in parts of about equal size; each on one core.
 
     Args:
         work: takes slices of groups and of outputs.
         threads: how many at a time; 0 for as many as there are cores.
+        whole: in parts that are as large as a GPU likes them, one after the other.
     """
     from threadpoolctl import threadpool_limits
 
     parts = list[tuple[slice, slice]]()
-    group_step = max(1, min(_GROUPS, _PART // (outputs * inputs)))
-    step = max(1, _PART // inputs) if group_step == 1 else outputs
+    size, most = (_WHOLE, groups) if whole else (_PART, _GROUPS)
+    group_step = max(1, min(most, size // (outputs * inputs)))
+    step = max(1, size // inputs) if group_step == 1 else outputs
     for group in range(0, groups, group_step):
         for start in range(0, outputs, step):
             parts.append((slice(group, min(groups, group + group_step)), slice(start, min(outputs, start + step))))
-    with threadpool_limits(1, "blas"), ThreadPoolExecutor(threads or cpu_count() or 1) as pool:
+    with threadpool_limits(1, "blas"), ThreadPoolExecutor(1 if whole else threads or cpu_count() or 1) as pool:
         for _ in pool.map(lambda part: work(*part), parts):
             pass
 
@@ -170,11 +190,29 @@ class _Adam:
 
 @dataclass(frozen=True)
 class Units:
-    """A weight in units of its scale: ``rounded`` gives whole levels, and whether they are within the grid."""
+    """The grid of a weight that is in units of its scale.
+
+    Attributes:
+        scale: (groups, outputs, inputs).
+        least, greatest: the ends of the grid.
+        levels: what there is between them, in ascending order; empty where it is the whole numbers.
+    """
 
     scale: Any
     least: Any
     greatest: Any
+    levels: Any
+
+    def rounded(self, weight: Any, xp: Any) -> Any:
+        """The nearest level."""
+        if not len(self.levels):
+            return xp.clip(xp.round(weight), self.least, self.greatest)
+        middles = (self.levels[1:] + self.levels[:-1]) / 2
+        return self.levels[xp.searchsorted(middles, weight)]
+
+    def on(self, device: Device) -> Units:
+        """The grid on another device."""
+        return Units(*map(device.put, (self.scale, self.least, self.greatest, self.levels)))
 
 
 def adaquant(
@@ -191,9 +229,9 @@ def adaquant(
     spread = xp.sqrt(part.norm[:, 0])
     reach = xp.sqrt((weight * weight).mean(-1))[..., None] + 1e-6
     for turn in range(settings.iterations):
-        rounded = xp.clip(xp.round(weight), units.least, units.greatest)
-        gradient, shift = part.gradient(rounded * units.scale, bias, settings.rows, turn, xp)
-        cooled = 0.5 * (1 + np.cos(np.pi * turn / settings.iterations))
+        rounded = units.rounded(weight, xp) * units.scale
+        gradient, shift = part.gradient(rounded, bias, settings.rows, turn, xp)
+        cooled = 0.5 * (1 + cos(pi * turn / settings.iterations))  # a number of Python leaves float32 what it is
         inside = (weight >= units.least) & (weight <= units.greatest)
         weight = adam.moved(weight, xp.where(inside, gradient * units.scale, 0.0), cooled * reach)
         if bias_rate:

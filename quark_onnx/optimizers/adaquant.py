@@ -7,9 +7,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from quark_onnx.errors import ConfigError
-from quark_onnx.kernels.rounding import Descent, Part, Units, adaquant, in_parts
-from quark_onnx.optimizers.base import register
+from quark_onnx.kernels.rounding import Descent, Part, Units, adaquant
+from quark_onnx.optimizers.base import register, require_number
+from quark_onnx.optimizers.descent import check, descend, device_of
 from quark_onnx.optimizers.problem import Problem, Solution
 
 
@@ -23,6 +23,7 @@ class AdaQuant:
         rows: places of the layer's output that a step looks at.
         rate: learning rate of the weights, relative to the root mean square of those of an output.
         bias_rate: learning rate of the biases, in units of the layer's error.
+        device: "cpu"; "cuda", a GPU that torch sees; or "auto", that where there is one.
     """
 
     name: ClassVar[str] = "adaquant"
@@ -34,33 +35,25 @@ class AdaQuant:
     rows: int = 256
     rate: float = 0.001
     bias_rate: float = 0.02
+    device: str = "auto"
 
     def __post_init__(self) -> None:
-        for setting in ("iterations", "rows"):
-            value = getattr(self, setting)
-            if type(value) is not int or value < 1:
-                raise ConfigError(f"{setting} of adaquant is {value!r}; it must be a whole number of at least 1")
+        check(self)
+        require_number(self, "bias_rate", least=0)
 
     def __call__(self, problem: Problem, present: Solution) -> Solution:
-        lattice, activation = problem.lattice, problem.activation
+        device, lattice = device_of(self), problem.lattice
         settings = Descent(self.iterations, self.rows, self.rate)
         start = (problem.weight / lattice.scale).astype(np.float32)
-        wanted = activation.value(problem.train.targets)
-        norm = np.maximum(problem.loss(problem.nearest(), problem.train), 1e-20).astype(np.float32)[:, None]
+        least, greatest = lattice.ends
+        rate = self.bias_rate if problem.biased else 0.0
         weight, bias = np.empty_like(present.weight), present.bias.copy()
 
-        def work(groups: slice, outputs: slice) -> None:
-            own = (groups, outputs)
-            part = Part.of(
-                problem.train.inputs[groups],
-                wanted[groups, :, outputs],
-                activation.value,
-                activation.derivative,
-                norm[groups, :, outputs],
-            )
-            units = Units(lattice.scale[own], lattice.least[own], lattice.greatest[own])
-            rate = self.bias_rate if problem.biased else 0.0
-            weight[own], bias[own] = adaquant(part, start[own], present.bias[own], units, settings, rate)
+        def work(part: Part, own: tuple[slice, slice]) -> None:
+            units = Units(lattice.scale[own], least[own], greatest[own], lattice.levels).on(device)
+            first, offset = (device.put(array[own]) for array in (start, present.bias))
+            found = adaquant(part, first, offset, units, settings, rate, device.xp)
+            weight[own], bias[own] = map(device.get, found)
 
-        in_parts(work, *weight.shape)
+        descend(problem, device, work)
         return Solution(lattice.nearest(weight.astype(np.float64) * lattice.scale), bias)

@@ -7,9 +7,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from quark_onnx.errors import ConfigError
-from quark_onnx.kernels.rounding import Descent, Part, adaround, in_parts
-from quark_onnx.optimizers.base import register
+from quark_onnx.kernels.rounding import Descent, Part, adaround
+from quark_onnx.optimizers.base import register, require_number
+from quark_onnx.optimizers.descent import check, descend, device_of
 from quark_onnx.optimizers.problem import Problem, Solution
 
 
@@ -24,6 +24,7 @@ class AdaRound:
         rate: learning rate.
         push: how strongly the rounding is pushed to either side.
         warm: share of the iterations before that begins.
+        device: "cpu"; "cuda", a GPU that torch sees; or "auto", that where there is one.
     """
 
     name: ClassVar[str] = "adaround"
@@ -36,34 +37,25 @@ class AdaRound:
     rate: float = 0.3
     push: float = 0.5
     warm: float = 0.1
+    device: str = "auto"
 
     def __post_init__(self) -> None:
-        for setting in ("iterations", "rows"):
-            value = getattr(self, setting)
-            if type(value) is not int or value < 1:
-                raise ConfigError(f"{setting} of adaround is {value!r}; it must be a whole number of at least 1")
+        check(self)
+        require_number(self, "push", least=0)
+        require_number(self, "warm", least=0, most=1)
 
     def __call__(self, problem: Problem, present: Solution) -> Solution:
+        device = device_of(self)
         below, above = problem.lattice.neighbours(problem.weight)
         step = above - below
         share = ((problem.weight - below) / np.where(step == 0, 1, step)).astype(np.float32)
         settings = Descent(self.iterations, self.rows, self.rate, self.warm, push=self.push)
-        activation = problem.activation
-        wanted = activation.value(problem.train.targets)
-        norm = np.maximum(problem.loss(problem.nearest(), problem.train), 1e-20).astype(np.float32)[:, None]
         weight = present.weight.copy()
 
-        def work(groups: slice, outputs: slice) -> None:
-            part = Part.of(
-                problem.train.inputs[groups],
-                wanted[groups, :, outputs],
-                activation.value,
-                activation.derivative,
-                norm[groups, :, outputs],
-            )
-            own = (groups, outputs)
-            up = adaround(part, below[own], step[own], share[own], present.bias[own], settings)
+        def work(part: Part, own: tuple[slice, slice]) -> None:
+            low, span, start, bias = (device.put(array[own]) for array in (below, step, share, present.bias))
+            up = device.get(adaround(part, low, span, start, bias, settings, device.xp))
             weight[own] = np.where(up, above[own], below[own])
 
-        in_parts(work, *weight.shape)
+        descend(problem, device, work)
         return Solution(weight, present.bias)

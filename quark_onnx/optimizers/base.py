@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import inf, isfinite
 from typing import Any, ClassVar, Protocol, TypeVar
 
+from calibrators.base import is_number
 from calibrators.spool import Spool
+from quark_onnx.errors import ConfigError
 from quark_onnx.graph import Graph
 from quark_onnx.optimizers.problem import Problem, Solution
 from quark_onnx.registry import OPTIMIZERS
@@ -77,6 +80,33 @@ class LayerOptimizer(Protocol):
     def __call__(self, problem: Problem, present: Solution) -> Solution:
         """A proposal, starting from what was found so far."""
         ...
+
+
+def require_whole(optimizer: Any, *settings: str, least: int = 1) -> None:
+    """Raise ConfigError unless these settings are whole numbers, of at least ``least``."""
+    for setting in settings:
+        value = getattr(optimizer, setting)
+        if type(value) is not int or value < least:
+            wanted = f"a whole number of at least {least}"
+            raise ConfigError(f"{setting} of {optimizer.name} is {value!r}; it must be {wanted}")
+
+
+def require_number(optimizer: Any, *settings: str, least: float = -inf, most: float = inf) -> None:
+    """Raise ConfigError unless these settings are numbers between two ends, and finite."""
+    for setting in settings:
+        value = getattr(optimizer, setting)
+        if not is_number(value) or not isfinite(value) or not least <= value <= most:
+            ends = [f" of at least {least:g}"] * (least > -inf) + [f" of at most {most:g}"] * (most < inf)
+            wanted = f"a number{' and'.join(ends)}"
+            raise ConfigError(f"{setting} of {optimizer.name} is {value!r}; it must be {wanted}")
+
+
+def require_flag(optimizer: Any, *settings: str) -> None:
+    """Raise ConfigError unless these settings are true or false."""
+    for setting in settings:
+        if not isinstance(getattr(optimizer, setting), bool):
+            found = getattr(optimizer, setting)
+            raise ConfigError(f"{setting} of {optimizer.name} is {found!r}; it must be true or false")
 
 
 C = TypeVar("C", bound=type[Any])

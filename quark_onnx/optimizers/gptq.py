@@ -7,10 +7,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from calibrators.base import is_number
-from quark_onnx.errors import ConfigError
 from quark_onnx.kernels.gptq import gptq
-from quark_onnx.optimizers.base import register
+from quark_onnx.optimizers.base import register, require_flag, require_number
 from quark_onnx.optimizers.problem import Doubles, Problem, Solution
 
 #: Damping of the regression, as shares of the mean of the diagonal; the one that serves the rows held out is taken.
@@ -39,11 +37,8 @@ class GPTQ:
     asymmetric: bool = False
 
     def __post_init__(self) -> None:
-        if not is_number(self.damping) or not 0 <= self.damping <= 1:
-            raise ConfigError(f"damping of gptq is {self.damping!r}; it must be a number from 0 to 1")
-        for setting in ("act_order", "asymmetric"):
-            if not isinstance(getattr(self, setting), bool):
-                raise ConfigError(f"{setting} of gptq is {getattr(self, setting)!r}; it must be true or false")
+        require_number(self, "damping", least=0, most=1)
+        require_flag(self, "act_order", "asymmetric")
 
     def __call__(self, problem: Problem, present: Solution) -> Solution:
         gram, count = problem.gram()

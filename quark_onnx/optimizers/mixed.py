@@ -10,7 +10,7 @@ from calibrators.base import is_number
 from quark_onnx.config import QuantizationSpec
 from quark_onnx.dtypes import INT16, UINT16
 from quark_onnx.errors import ConfigError
-from quark_onnx.optimizers.base import register
+from quark_onnx.optimizers.base import register, require_number, require_whole
 
 
 @register
@@ -40,12 +40,10 @@ class AutoMixedPrecision:
     metric: Callable[[Any], float] | None = None
 
     def __post_init__(self) -> None:
-        if not is_number(self.target):
-            raise ConfigError(f"target of {self.name} is {self.target!r}; it must be a number of decibels")
+        require_number(self, "target")
+        require_whole(self, "samples")
         if self.to not in ("16bit", "float"):
             raise ConfigError(f"to of {self.name} is {self.to!r}; it must be 16bit or float")
-        if type(self.samples) is not int or self.samples < 1:
-            raise ConfigError(f"samples of {self.name} is {self.samples!r}; it must be a whole number of at least 1")
         if not is_number(self.share) or not 0 < self.share <= 1:
             raise ConfigError(f"share of {self.name} is {self.share!r}; it must be above 0 and at most 1")
         if self.metric is not None and not callable(self.metric):
@@ -53,7 +51,7 @@ class AutoMixedPrecision:
 
     def raised(self, spec: QuantizationSpec | None) -> QuantizationSpec | None:
         """The activations of a raised node; None where they stay float, or have that many bits already."""
-        if self.to == "float" or spec is None or spec.dynamic:
+        if self.to == "float" or spec is None or spec.dynamic or spec.dtype.bits >= INT16.bits:
             return None
         signed = getattr(spec.dtype, "signed", False)
         wide = INT16 if signed else UINT16

@@ -72,6 +72,7 @@ class Problem:
         mean: the mean input of the float model, (groups, inputs).
         gram: makes the sum over all rows of products of two inputs, (groups, inputs, inputs), and their number.
         seed: of whatever is random.
+        bias_lattice: the values that the bias may take; None for any.
     """
 
     name: str
@@ -85,10 +86,18 @@ class Problem:
     mean: Doubles
     gram: Callable[[], tuple[Doubles, int]]
     seed: int = 0
+    bias_lattice: Lattice | None = None
 
     def nearest(self) -> Solution:
-        """Every weight rounded to the nearest value."""
-        return Solution(self.lattice.nearest(self.weight), self.bias.astype(np.float32))
+        """Every weight and bias rounded to the nearest value."""
+        return self.allowed(Solution(self.lattice.nearest(self.weight), self.bias.astype(np.float32)))
+
+    def allowed(self, solution: Solution) -> Solution:
+        """A solution with a bias that can be stored: that of the layer, where it has none of its own."""
+        bias = solution.bias if self.biased else self.bias
+        if self.bias_lattice is not None:
+            bias = self.bias_lattice.nearest(bias.astype(np.float64))
+        return Solution(solution.weight, bias.astype(np.float32))
 
     def loss(self, solution: Solution, rows: Rows | None = None) -> Doubles:
         """Mean square of the error behind the activation, (groups, outputs); on the rows held out by default."""

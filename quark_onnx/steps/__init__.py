@@ -8,6 +8,7 @@ from quark_onnx.steps.guard import guard
 from quark_onnx.steps.insert import define_functions, insert
 from quark_onnx.steps.inside import Inside, all_plans, give_up_late, plan_insides, wanted
 from quark_onnx.steps.insides import quantize_insides
+from quark_onnx.steps.journal import check_folder
 from quark_onnx.steps.make_plan import make_plan
 from quark_onnx.steps.mixed import describe, mix
 from quark_onnx.steps.optimize import give_biases, optimize_float
@@ -30,6 +31,7 @@ __all__ = [
     "Sample",
     "all_plans",
     "calibrate",
+    "check_folder",
     "clean",
     "define_functions",
     "describe",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
-import zipfile
+import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -18,8 +19,26 @@ from quark_onnx.errors import ConfigError
 from quark_onnx.optimizers import LayerOptimizer
 from quark_onnx.optimizers.problem import LayerResult, Problem, Solution
 
+logger = logging.getLogger(__name__)
+
 #: Changes whenever an optimizer computes something else from the same problem.
 _VERSION = "1"
+
+
+def check_folder(folder: Path | None) -> None:
+    """Make the folder of a journal, if it is not there yet.
+
+    Raises:
+        ConfigError: it cannot be made, or not be written to.
+    """
+    if folder is None:
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigError(f"resume: {folder} cannot be written to as a folder: {error.strerror}") from error
 
 
 class Journal:
@@ -28,11 +47,7 @@ class Journal:
     def __init__(self, folder: Path | None, optimizers: Sequence[LayerOptimizer]) -> None:
         self._folder = folder
         self._settings = f"{_VERSION} {list(optimizers)!r}"
-        if folder is not None:
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise ConfigError(f"resume: {folder} cannot be used as a folder: {error.strerror}") from error
+        check_folder(folder)
 
     def key(self, problem: Problem) -> str:
         """The hash of everything that a solution depends on; empty without a folder."""
@@ -50,22 +65,27 @@ class Journal:
             lattice.least,
         ]
         arrays += [lattice.greatest]
+        if problem.bias_lattice is not None:
+            arrays += [problem.bias_lattice.scale, problem.bias_lattice.least, problem.bias_lattice.greatest]
         arrays += [part for rows in (problem.train, problem.held) for part in (rows.inputs, rows.targets)]
         for array in arrays:
             digest.update(f"{array.shape} {array.dtype}".encode())
             digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()
 
-    def find(self, key: str) -> tuple[Solution, LayerResult] | None:
-        """What was kept under a key; None if there is nothing, or nothing that can be read."""
+    def find(self, key: str, problem: Problem) -> tuple[Solution, LayerResult] | None:
+        """What was kept of a problem under its key; None if there is nothing, or nothing that can be read."""
         if self._folder is None:
             return None
         try:
             with np.load(self._folder / f"{key}.npz", allow_pickle=False) as stored:
                 result = LayerResult(**json.loads(str(stored["result"])))
-                return Solution(stored["weight"], stored["bias"]), result
-        except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile):
+                found = Solution(stored["weight"], stored["bias"])
+        except Exception as error:  # whatever zipfile, numpy and json make of damaged bytes
+            logger.debug("%s cannot be read: %s", self._folder / key, error)
             return None
+        fits = found.weight.shape == problem.weight.shape and found.bias.shape == problem.bias.shape
+        return (found, result) if fits and found.weight.dtype == found.bias.dtype == np.float32 else None
 
     def keep(self, key: str, solution: Solution, result: LayerResult) -> None:
         """Keep a solution; a run that is killed meanwhile leaves no half of it under its name."""
@@ -73,8 +93,12 @@ class Journal:
             return
         path = self._folder / f"{key}.npz"
         temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        with temporary.open("wb") as file:
-            np.savez(file, weight=solution.weight, bias=solution.bias, result=json.dumps(asdict(result)))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        try:
+            with temporary.open("wb") as file:
+                np.savez(file, weight=solution.weight, bias=solution.bias, result=json.dumps(asdict(result)))
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except OSError as error:  # hours of work are not to be lost for want of a place to note them
+            logger.warning("resume: %s could not be kept in %s: %s", result.name, self._folder, error)
+            temporary.unlink(missing_ok=True)

@@ -41,6 +41,7 @@ class Sensitivity:
         raised: the nodes that get more bits, the worst first.
         before, after: the goal without raised nodes, and with them.
         reached: whether that meets the target.
+        into: what becomes of the activations of a raised node.
     """
 
     noise: dict[str, float] = field(default_factory=dict)
@@ -48,6 +49,7 @@ class Sensitivity:
     before: float = np.inf
     after: float = np.inf
     reached: bool = True
+    into: str = "float"
 
 
 def mix(
@@ -84,11 +86,12 @@ class _Search:
 
     def run(self) -> tuple[QConfig, Sensitivity]:
         settings, result = self._settings, Sensitivity()
+        result.into = "16 bits" if settings.raised(self._config.activation) is not None else "float"
         names = [node.name for node in self._graph.nodes if self._touched(node.name)]
         result.before = result.after = self._goal(())
         bound = settings.target
         if settings.metric is not None:
-            bound = settings.metric(self._graph.to_model()) - settings.target
+            bound = self._metric(self._graph.to_model()) - settings.target
         if result.before >= bound or not names:
             result.reached = result.before >= bound
             return self._config, result
@@ -150,9 +153,20 @@ class _Search:
     def _measured(self, plan: Plan) -> float:
         model = self._built(plan)
         if self._settings.metric is not None:
-            return float(self._settings.metric(model))
+            return self._metric(model)
         errors = measure(self._float, open_session(model), self._few)
         return min((error.sqnr for error in errors if error.sqnr is not None), default=np.inf)
+
+    def _metric(self, model: ModelProto) -> float:
+        assert self._settings.metric is not None
+        found = self._settings.metric(model)
+        try:
+            number = float(found)
+        except (TypeError, ValueError):
+            number = np.nan
+        if np.isnan(number):
+            raise ConfigError(f"metric of auto_mixed_precision returned {found!r}; it must return a number")
+        return number
 
     def _built(self, plan: Plan) -> ModelProto:
         ranges: Ranges = {}
@@ -203,11 +217,10 @@ class _Search:
 def describe(found: Sensitivity, settings: AutoMixedPrecision, nodes: int) -> list[str]:
     """What a report says of it."""
     unit = "" if settings.metric is not None else " dB"
-    word = "16 bits" if settings.to == "16bit" else "float"
     lines = [
-        f"auto_mixed_precision: {len(found.raised)} of {nodes} nodes {word}, "
+        f"auto_mixed_precision: {len(found.raised)} of {nodes} nodes {found.into}, "
         f"{found.before:.2f} -> {found.after:.2f}{unit} (target {settings.target:g}{unit}"
         f"{'' if found.reached else ', missed'})"
     ]
-    lines += [f"raised to {word}: {name} (alone {found.noise[name]:.2f}{unit})" for name in found.raised]
+    lines += [f"raised to {found.into}: {name} (alone {found.noise[name]:.2f}{unit})" for name in found.raised]
     return lines

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from quark_onnx.dtypes import Integer, Minifloat
 from quark_onnx.graph import Graph, Node
-from quark_onnx.graph.layers import Layer
+from quark_onnx.graph.layers import LAYERS, Layer
 from quark_onnx.kernels import patches
 from quark_onnx.kernels.lattice import Lattice
 from quark_onnx.kernels.patches import Window
@@ -41,6 +41,7 @@ class Place:
         result: the tensor that it computes, the addition of a bias included.
         bias: name of the constant that is its bias; empty where it has none that may change.
         offset: the values that are added, one for each output.
+        bias_use: under which the scale of its bias is known, if it is not that of the products.
     """
 
     layer: Layer
@@ -48,6 +49,7 @@ class Place:
     result: str
     bias: str
     offset: Doubles
+    bias_use: Use | None = None
 
     @property
     def node(self) -> Node:
@@ -62,10 +64,12 @@ def places_in(graph: Graph, plan: Plan, params: Params) -> tuple[list[Place], li
     """The layers in the order of the graph, and why others of their kind are none of them."""
     places, left = list[Place](), list[str]()
     for node in graph.nodes:
-        layer = Layer.of(graph, node)
-        if layer is None or not isinstance(plan.entry(plan.use(node.input(1), node)), Quantize):
+        if node.kind not in LAYERS or not graph.is_constant(node.input(1)):
             continue
-        found = _place(graph, plan, params, layer)
+        if not isinstance(plan.entry(plan.use(node.input(1), node)), Quantize):
+            continue
+        layer = Layer.of(graph, node)
+        found = _place(graph, plan, params, layer) if layer else "its weight or its attributes are of another kind"
         if isinstance(found, Place):
             places.append(found)
         else:
@@ -81,6 +85,7 @@ def _place(graph: Graph, plan: Plan, params: Params, layer: Layer) -> Place | st
         return "others read its weight too"
     if (
         use not in params.table
+        or use.tensor != node.input(1)
         or not isinstance(entry, Quantize)
         or not isinstance(entry.spec.dtype, Integer | Minifloat)
     ):
@@ -88,15 +93,21 @@ def _place(graph: Graph, plan: Plan, params: Params, layer: Layer) -> Place | st
     offset = layer.bias(graph)
     if offset is None:
         return "what is added to it is no constant vector"
-    own = node.input(2) if node.kind != "MatMul" else ""
-    result = node.outputs[0]
+    own, adder = (node.input(2), node) if node.kind != "MatMul" else ("", node)
     if node.kind == "MatMul" and (added := _added(graph, node, offset.size)):
         own, adder = added
-        result, value = adder.outputs[0], graph.constant(own)
+        value = graph.constant(own)
         assert value is not None
         offset = value.reshape(-1).astype(np.float64)
-    alone = bool(own) and len(graph.consumers(own)) == 1
-    return Place(layer, use, result, own if alone else "", offset)
+    result = adder.outputs[0]
+    if not own:
+        return Place(layer, use, result, "", offset)
+    bias_use = plan.root(plan.use(own, adder))
+    rounded = isinstance(plan.entries.get(bias_use), Quantize)
+    known = rounded and bias_use.tensor == own and bias_use in params.table
+    alone = len(graph.consumers(own)) == 1 and not graph.is_output(own)
+    free = alone and (known or not rounded)
+    return Place(layer, use, result, own if free else "", offset, bias_use if known else None)
 
 
 def _added(graph: Graph, node: Node, outputs: int) -> tuple[str, Node] | None:
@@ -114,13 +125,27 @@ def _added(graph: Graph, node: Node, outputs: int) -> tuple[str, Node] | None:
 
 def lattice_of(graph: Graph, plan: Plan, params: Params, place: Place) -> Lattice:
     """The values that the weight of a layer may take, in the order of groups, outputs and inputs."""
-    entry, found = plan.entries[place.use], params.table[place.use]
+    return _lattice(graph, plan, params, place.use, lambda array: flat(place.layer.arranged(array)))
+
+
+def bias_lattice_of(graph: Graph, plan: Plan, params: Params, place: Place) -> Lattice | None:
+    """The values that its bias may take, (groups, outputs); None for any."""
+    if place.bias_use is None:
+        return None
+    groups = place.layer.groups
+    return _lattice(graph, plan, params, place.bias_use, lambda array: array.reshape(groups, -1))
+
+
+def _lattice(
+    graph: Graph, plan: Plan, params: Params, use: Use, arranged: Callable[[NDArray[Any]], NDArray[Any]]
+) -> Lattice:
+    entry, found = plan.entries[use], params.table[use]
     assert isinstance(entry, Quantize)
-    stored = graph.constant(place.weight)
+    stored = graph.constant(use.tensor)
     assert stored is not None
     scale, zero = (np.broadcast_to(v, stored.shape) for v in found.spread(stored.shape))
-    steps = flat(place.layer.arranged(np.ascontiguousarray(scale, np.float32)))
-    zeros = flat(place.layer.arranged(np.ascontiguousarray(zero))).astype(np.float32)
+    steps = arranged(np.ascontiguousarray(scale, np.float32))
+    zeros = arranged(np.ascontiguousarray(zero)).astype(np.float32)
     grid = entry.spec.grid
     if isinstance(entry.spec.dtype, Minifloat):
         return Lattice(steps, entry.spec.dtype.levels, zeros, zeros)
@@ -141,7 +166,9 @@ class Gatherer:
     floating: Walk
     quantized: Walk
 
-    def problem(self, weight: Doubles, lattice: Lattice, activation_graph: Graph, seed: int) -> Problem:
+    def problem(
+        self, weight: Doubles, lattice: Lattice, bias_lattice: Lattice | None, activation_graph: Graph, seed: int
+    ) -> Problem:
         """The problem of the layer."""
         groups = self.place.layer.groups
         offset = self.place.offset.reshape(groups, -1)
@@ -158,6 +185,7 @@ class Gatherer:
             mean=self._mean(groups),
             gram=self._gram,
             seed=seed,
+            bias_lattice=bias_lattice,
         )
 
     def _rows(self, width: int, groups: int, seed: int) -> tuple[Rows, Rows]:
@@ -179,7 +207,8 @@ class Gatherer:
         share = -(-most // len(which))
         taken = list(side_by_side(lambda index: self._of(index, share, seed), which))
         inputs, targets = (np.concatenate(parts, axis=1) for parts in zip(*taken, strict=True))
-        order = np.random.default_rng(seed).permutation(inputs.shape[1])[:most]
+        usable = np.flatnonzero(finite(inputs) & finite(targets))
+        order = np.random.default_rng(seed).permutation(usable)[:most]
         return Rows(np.ascontiguousarray(inputs[:, order]), np.ascontiguousarray(targets[:, order]))
 
     def _of(self, index: int, share: int, seed: int) -> tuple[Floats, Floats]:
@@ -206,12 +235,15 @@ class Gatherer:
         """The mean of what the layer reads in float, at every tap of its kernel the mean of the channel."""
         source = self.place.node.input(0)
         spatial = self.place.node.kind in _SPATIAL
-        total, count = np.zeros(1), 0
+        total, count = np.zeros(1), np.zeros(1, np.int64)
         for x in self.floating.values(source):
             axes = tuple(axis for axis in range(x.ndim) if axis != (1 if spatial else x.ndim - 1))
-            total = total + x.sum(axis=axes, dtype=np.float64)
-            count += x.size // max(1, total.size)
-        mean = (total / max(1, count)).reshape(groups, -1)
+            known = np.isfinite(x)
+            total = total + np.sum(x, axis=axes, dtype=np.float64, where=known)
+            count = count + known.sum(axis=axes)
+        mean = (total / np.maximum(1, count)).reshape(groups, -1)
+        if self.place.node.kind == "ConvTranspose":  # its strides leave zeros between the inputs
+            mean = mean / np.prod(self.place.node.attribute("strides", [1]))
         taps = int(np.prod(self._kernel)) if spatial else 1
         return np.repeat(mean, taps, axis=1)
 
@@ -221,10 +253,13 @@ class Gatherer:
             total, count = total + part, count + rows
         return total, count
 
+    @np.errstate(over="ignore", invalid="ignore")  # of values beyond 1e19, which GPTQ then leaves alone
     def _gram_of(self, index: int) -> tuple[Doubles, int]:
         [x] = self.quantized.values(self.source, [index])
         total, count = np.zeros(1), 0
         for rows in self._all_rows(x, index):
+            if not (usable := finite(rows)).all():
+                rows = rows[:, usable]
             total = total + (rows.swapaxes(1, 2) @ rows).astype(np.float64)
             count += rows.shape[1]
         return total, count
@@ -239,6 +274,12 @@ class Gatherer:
         count = patches.count_places(y.shape, spatial=True)
         for start in range(0, count, _SLAB):
             yield self._windowed(x, np.arange(start, min(count, start + _SLAB)), y.shape[2:])
+
+
+def finite(rows: Floats) -> NDArray[np.bool_]:
+    """Which rows of (groups, rows, values) hold numbers alone."""
+    found: NDArray[np.bool_] = np.logical_and.reduce(np.isfinite(rows), axis=(0, 2))
+    return found
 
 
 def window_of(node: Node, size: tuple[int, ...], output: tuple[int, ...], kernel: tuple[int, ...]) -> Window:

@@ -20,9 +20,9 @@ from quark_onnx.optimizers import LayerOptimizer, Samples
 from quark_onnx.optimizers.problem import Doubles, Floats, LayerResult, Problem, Solution
 from quark_onnx.plan import BiasOf, Plan, Use
 from quark_onnx.progress import Progress
-from quark_onnx.steps.insert import insert
+from quark_onnx.steps.insert import define_functions, insert
 from quark_onnx.steps.journal import Journal
-from quark_onnx.steps.problems import Gatherer, Place, flat, lattice_of, places_in
+from quark_onnx.steps.problems import Gatherer, Place, bias_lattice_of, flat, lattice_of, places_in
 from quark_onnx.steps.solve import Params
 from quark_onnx.steps.walk import Walk
 
@@ -70,6 +70,8 @@ def refine(
         with Progress(show, len(places), "optimizing layers", "layer") as bar:
             for done, place in enumerate(places, 1):
                 result.layers.append(run.optimize(place, optimizers))
+                if not result.layers[-1].changed:
+                    result.notes.append(f"not optimized: {place.node.name}: the data has too few rows for it")
                 bar.update(done)
     finally:
         run.close()
@@ -87,6 +89,7 @@ class _Run:
         self._target = graph
         self._float = graph.copy()
         self._quantized = insert(graph, _open(plan, places), params)
+        define_functions(self._quantized)
         for place in places:
             self._set_weight(place, self._lattice(place).nearest(self._weight(place)))
         self._nodes = {node.name: node for node in self._quantized.nodes}
@@ -106,9 +109,10 @@ class _Run:
         floating.reach(place.result, place.node.input(0))
         gatherer = Gatherer(place, source, floating, quantized)
         seed = crc32(place.node.name.encode())
-        problem = gatherer.problem(self._weight(place), self._lattice(place), self._float, seed)
+        bias_lattice = bias_lattice_of(self._float, self._plan, self._params, place)
+        problem = gatherer.problem(self._weight(place), self._lattice(place), bias_lattice, self._float, seed)
         key = self._journal.key(problem)
-        found = self._journal.find(key)
+        found = self._journal.find(key, problem)
         if found is None:
             found = _improved(problem, optimizers)
             self._journal.keep(key, *found)
@@ -143,18 +147,19 @@ def _open(plan: Plan, places: list[Place]) -> Plan:
     return opened
 
 
+@np.errstate(over="ignore", invalid="ignore")  # a loss that is no number is no better
 def _improved(problem: Problem, optimizers: Sequence[LayerOptimizer]) -> tuple[Solution, LayerResult]:
     """The best of what the optimizers propose in turn, output by output."""
     present = problem.nearest()
     loss = first = problem.loss(present)
     changed = dict[str, int]()
-    for optimizer in optimizers:
-        proposal = optimizer(problem, present)
-        if not problem.biased:
-            proposal = Solution(proposal.weight, present.bias)
+    usable = len(problem.train) and len(problem.held)
+    for optimizer in optimizers if usable else ():
+        proposal = problem.allowed(optimizer(problem, present))
         new = problem.loss(proposal)
-        better = new < loss
-        changed[optimizer.name] = int(better.sum())
+        other = (proposal.weight != present.weight).any(axis=2) | (proposal.bias != present.bias)
+        better = other & (new < loss)
+        changed[optimizer.name] = max(changed.get(optimizer.name, 0), int(better.sum()))
         present, loss = present.chosen(proposal, better), np.where(better, new, loss)
     result = LayerResult(problem.name, float(first.mean()), float(loss.mean()), int(loss.size), changed)
     return present, result
