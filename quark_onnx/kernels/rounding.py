@@ -10,7 +10,7 @@ runs on numpy arrays and on torch tensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import cos, pi
@@ -28,6 +28,8 @@ Floats = NDArray[np.float32]
 _GAMMA, _ZETA = -0.1, 1.1
 #: Adam's factors.
 _BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8
+#: How often a descent stops to be judged.
+_STAGES = 5
 #: Weights that are dealt with at a time, and groups: as many as a core keeps near.
 _PART, _GROUPS = 1 << 16, 128
 #: Weights that a GPU deals with at a time.
@@ -217,8 +219,8 @@ class Units:
 
 def adaquant(
     part: Part, weight: Any, bias: Any, units: Units, settings: Descent, bias_rate: float, xp: Any = np
-) -> Any:
-    """The weight, in units of its scale and not yet rounded, and the bias.
+) -> Iterator[tuple[Any, Any]]:
+    """The weight, in units of its scale and not yet rounded, and the bias, after each stage of the descent.
 
     Args:
         weight: (groups, outputs, inputs), to start from, in units of its scale.
@@ -228,6 +230,7 @@ def adaquant(
     adam, other = _Adam(weight, settings.rate, xp), _Adam(bias, bias_rate, xp)
     spread = xp.sqrt(part.norm[:, 0])
     reach = xp.sqrt((weight * weight).mean(-1))[..., None] + 1e-6
+    stage = max(1, settings.iterations // _STAGES)
     for turn in range(settings.iterations):
         rounded = units.rounded(weight, xp) * units.scale
         gradient, shift = part.gradient(rounded, bias, settings.rows, turn, xp)
@@ -236,4 +239,5 @@ def adaquant(
         weight = adam.moved(weight, xp.where(inside, gradient * units.scale, 0.0), cooled * reach)
         if bias_rate:
             bias = other.moved(bias, shift * spread, cooled * spread)
-    return weight, bias
+        if (turn + 1) % stage == 0 or turn + 1 == settings.iterations:
+            yield weight, bias

@@ -7,10 +7,14 @@ from typing import ClassVar
 
 import numpy as np
 
+from quark_onnx.kernels.lattice import Lattice
 from quark_onnx.kernels.rounding import Descent, Part, Units, adaquant
 from quark_onnx.optimizers.base import register, require_number
 from quark_onnx.optimizers.descent import check, descend, device_of
-from quark_onnx.optimizers.problem import Problem, Solution
+from quark_onnx.optimizers.problem import Problem, Rows, Solution, loss_of
+
+#: Judgements without a gain after which a descent ends.
+_PATIENCE = 2
 
 
 @register
@@ -18,8 +22,11 @@ from quark_onnx.optimizers.problem import Problem, Solution
 class AdaQuant:
     """Learns weights and biases through the rounding.
 
+    Every fifth of the way each output is judged on the rows held out; the best is kept, and a descent that no longer
+    helps ends.
+
     Attributes:
-        iterations: steps of the descent for each layer.
+        iterations: steps of the descent for each layer, at most.
         rows: places of the layer's output that a step looks at.
         rate: learning rate of the weights, relative to the root mean square of those of an output.
         bias_rate: learning rate of the biases, in units of the layer's error.
@@ -52,8 +59,20 @@ class AdaQuant:
         def work(part: Part, own: tuple[slice, slice]) -> None:
             units = Units(lattice.scale[own], least[own], greatest[own], lattice.levels).on(device)
             first, offset = (device.put(array[own]) for array in (start, present.bias))
-            found = adaquant(part, first, offset, units, settings, rate, device.xp)
-            weight[own], bias[own] = map(device.get, found)
+            mesh = Lattice(lattice.scale[own], lattice.levels, lattice.least[own], lattice.greatest[own])
+            held = Rows(problem.held.inputs[own[0]], problem.held.targets[own[0], :, own[1]])
+            best = Solution(present.weight[own], present.bias[own])
+            loss, idle = loss_of(problem.activation, held, best), 0
+            for found in adaquant(part, first, offset, units, settings, rate, device.xp):
+                levels, moved = map(device.get, found)
+                trial = Solution(mesh.nearest(levels.astype(np.float64) * mesh.scale), moved)
+                new = loss_of(problem.activation, held, trial)
+                better = new < loss
+                idle = 0 if better.any() else idle + 1
+                if idle == _PATIENCE:
+                    break  # what was learned since does not hold for other samples
+                best, loss = best.chosen(trial, better), np.where(better, new, loss)
+            weight[own], bias[own] = best.weight, best.bias
 
         descend(problem, device, work)
-        return Solution(lattice.nearest(weight.astype(np.float64) * lattice.scale), bias)
+        return Solution(weight, bias)

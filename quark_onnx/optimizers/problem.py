@@ -101,14 +101,18 @@ class Problem:
 
     def loss(self, solution: Solution, rows: Rows | None = None) -> Doubles:
         """Mean square of the error behind the activation, (groups, outputs); on the rows held out by default."""
-        rows = rows or self.held
-        total = np.zeros(solution.bias.shape)
-        for start in range(0, len(rows), _SLAB):
-            part = slice(start, start + _SLAB)
-            found = rows.inputs[:, part] @ solution.weight.swapaxes(1, 2) + solution.bias[:, None]
-            error = self.activation.value(found) - self.activation.value(rows.targets[:, part])
-            total += np.square(error, dtype=np.float64).sum(axis=1)
-        return total / max(1, len(rows))
+        return loss_of(self.activation, rows or self.held, solution)
+
+
+def loss_of(activation: Activation, rows: Rows, solution: Solution) -> Doubles:
+    """Mean square of the error behind the activation over some rows, (groups, outputs)."""
+    total = np.zeros(solution.bias.shape)
+    for start in range(0, len(rows), _SLAB):
+        part = slice(start, start + _SLAB)
+        found = rows.inputs[:, part] @ solution.weight.swapaxes(1, 2) + solution.bias[:, None]
+        error = activation.value(found) - activation.value(rows.targets[:, part])
+        total += np.square(error, dtype=np.float64).sum(axis=1)
+    return total / max(1, len(rows))
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,7 @@ def rounded(given: dict[str, Any], activation: Activation, device: Device, level
     up = adaround(part, *map(put, (below, scale, (weight - below) / scale)), bias, Descent(60, 20, 0.3), device.xp)
     ends = np.full_like(weight, -8), np.full_like(weight, 7)
     units = Units(scale, *ends, np.asarray(levels, np.float32)).on(device)
-    found = adaquant(part, put(weight / scale), bias, units, Descent(60, 20, 0.01), 0.01, device.xp)
+    *_, found = adaquant(part, put(weight / scale), bias, units, Descent(60, 20, 0.01), 0.01, device.xp)
     return [device.get(value) for value in (up, *found)]
 
 
