@@ -43,19 +43,19 @@ class Recipe:
 
 
 _ADAROUND, _ADAQUANT = f"adaround:iterations={ITERATIONS}", f"adaquant:iterations={ITERATIONS}"
-_CLE = "cle:relu6=replace"
+_CLE = "cle:relu6=bound"
 _TEXT = {"presets": ("A8W8-channel",), "tasks": TEXT}
 RECIPES = (
     Recipe("plain", (), ()),
     Recipe("cle", ("cle",), ("cle",)),
-    Recipe("cle, Relu6 replaced", (_CLE,), None, tasks=("mobilenetv2",)),
+    Recipe("cle, Relu6 replaced", ("cle:relu6=replace",), None, tasks=("mobilenetv2",)),
+    Recipe("cle, Relu6 bounded", (_CLE,), None, tasks=("mobilenetv2",)),
     Recipe("bias", ("bias_correction",), None),
     Recipe("adaround", (_ADAROUND,), (f"adaround:{ITERATIONS}",)),
     Recipe("adaquant", (_ADAQUANT,), (f"adaquant:{ITERATIONS}",)),
     Recipe("cle+adaround", (_CLE, _ADAROUND), ("cle", f"adaround:{ITERATIONS}")),
-    Recipe("gptq+bias", (_CLE, "gptq", "bias_correction"), None),
+    Recipe("gptq+bias", (_CLE, "gptq:asymmetric=true", "bias_correction"), None),
     Recipe("adaquant+bias", (_CLE, _ADAQUANT, "bias_correction"), None),
-    Recipe("gptq+adaquant+bias", (_CLE, "gptq", _ADAQUANT, "bias_correction"), None),
     Recipe("plain", (), None, **_TEXT),
     Recipe("smoothquant auto", ("smoothquant:alpha=auto,insert=true",), None, **_TEXT),
     Recipe("quarot", ("quarot",), None, **_TEXT),

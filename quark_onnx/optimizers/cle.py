@@ -28,7 +28,7 @@ _COMMUTING = frozenset(
 #: Layers whose channels are the second axis; those of the others are the last one.
 _SPATIAL = frozenset({"Conv", "ConvTranspose"})
 _MATRIX = 2
-_RELU6 = ("keep", "bound", "replace")
+_RELU6, _SILU = ("keep", "bound", "replace"), ("keep", "scale")
 _ENDS = ((1, "min"), (2, "max"))
 #: Sweeps end when no factor is further from 1 than this, or after so many.
 _CONVERGED, _MOST_SWEEPS = 1e-3, 100
@@ -46,6 +46,8 @@ class CLE:
         relu6: what becomes of a Clip between 0 and an upper bound, which does not commute with factors. "keep" leaves
             it and the layers around it alone; "bound" makes it a Relu and a Min with a bound for each channel, which
             computes the same; "replace" makes it a Relu, which does not.
+        silu: what becomes of x * sigmoid(x), written as two nodes. "keep" leaves it and the layers around it alone;
+            "scale" puts a Mul with a factor for each channel in front of the Sigmoid, which computes the same.
     """
 
     name: ClassVar[str] = "cle"
@@ -54,8 +56,11 @@ class CLE:
 
     sweeps: int = 0
     relu6: str = "keep"
+    silu: str = "keep"
 
     def __post_init__(self) -> None:
+        if self.silu not in _SILU:
+            raise ConfigError(f"silu of cle is {self.silu!r}; it must be one of {', '.join(_SILU)}")
         if self.relu6 not in _RELU6:
             raise ConfigError(f"relu6 of cle is {self.relu6!r}; it must be one of {', '.join(_RELU6)}")
         if type(self.sweeps) is not int or self.sweeps < 0:
@@ -73,8 +78,8 @@ class CLE:
                 source, result = node.inputs[0], node.outputs[0]
                 graph.remove([node])
                 graph.add("Relu", [source], [result], name=node.name)
-        bounded = self.relu6 == "bound"
-        pairs = [pair for node in graph.nodes if (pair := _pair(graph, node, bounded)) is not None]
+        passed = _Passed(self.relu6 == "bound", self.silu == "scale")
+        pairs = [pair for node in graph.nodes if (pair := _pair(graph, node, passed)) is not None]
         weights = {layer.node.name: layer.weight(graph) for pair in pairs for layer in (pair.first, *pair.layers)}
         total = {pair.first.node.name: np.ones(pair.channels) for pair in pairs}
         for _ in range(self.sweeps or _MOST_SWEEPS):
@@ -88,6 +93,14 @@ class CLE:
         for layer in {layer.node.name: layer for pair in pairs for layer in (pair.first, *pair.layers)}.values():
             layer.set_weight(graph, weights[layer.node.name], "equalized")
         return len(pairs)
+
+
+@dataclass(frozen=True)
+class _Passed:
+    """Functions that factors may pass if something is added: clips with an upper bound, and gates."""
+
+    clips: bool
+    gates: bool
 
 
 @dataclass(frozen=True)
@@ -105,6 +118,7 @@ class _Pair:
     channels: int
     readers: tuple[_Reader, ...]
     clips: tuple[tuple[Node, int], ...] = ()
+    gates: tuple[tuple[Node, int], ...] = ()
 
     @property
     def layers(self) -> tuple[Layer, ...]:
@@ -130,6 +144,8 @@ class _Pair:
             self.first.set_bias(graph, bias / factor, "equalized")
         for node, repeat in self.clips:
             _bound(graph, node, np.repeat(factor, repeat))
+        for node, repeat in self.gates:
+            _scale(graph, node, np.repeat(factor, repeat))
 
 
 def _by_input(weight: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -153,25 +169,26 @@ def _scale_inputs(reader: _Reader, weights: dict[str, NDArray[np.float64]], fact
     weights[reader.layer.node.name] = weight * whole.reshape(shape)
 
 
-def _pair(graph: Graph, node: Node, bounded: bool) -> _Pair | None:
-    """A layer and those that alone read it, through operators that commute with factors.
-
-    Args:
-        bounded: a Clip with an upper bound may get one for each channel.
-    """
+def _pair(graph: Graph, node: Node, passed: _Passed) -> _Pair | None:
+    """A layer and those that alone read it, through operators that factors pass."""
     first = Layer.of(graph, node)
     if first is None or first.bias(graph) is None or len(graph.consumers(node.input(1))) > 1:
         return None
     channels = int(np.prod(first.weight(graph).shape[:2]))
     spatial = node.kind in _SPATIAL
     readers = list[_Reader]()
-    clips = list[tuple[Node, int]]()
+    clips, gates = list[tuple[Node, int]](), list[tuple[Node, int]]()
     todo = [(node.outputs[0], 0, 1)]
     while todo:
         tensor, offset, repeat = todo.pop()
         consumers = graph.consumers(tensor)
         if graph.is_output(tensor) or graph.captured(tensor) or not consumers:
             return None
+        gate = _gate(graph, tensor, consumers) if passed.gates and not offset else None
+        if gate is not None:
+            gates.append((gate[0], repeat))
+            todo.append((gate[1].outputs[0], offset, repeat))
+            continue
         for reader in consumers:
             layer = Layer.of(graph, reader)
             if layer is not None and reader.inputs.count(tensor) == 1 and reader.input(0) == tensor:
@@ -184,13 +201,13 @@ def _pair(graph: Graph, node: Node, bounded: bool) -> _Pair | None:
             if not spatial and reader.kind not in _COMMUTING and len(graph.shape(tensor) or ()) != _MATRIX:
                 return None  # its channels come last
             after = _behind(graph, reader, tensor, offset, repeat)
-            if after is None and bounded and not offset and _upper(graph, reader) is not None:
+            if after is None and passed.clips and not offset and _upper(graph, reader) is not None:
                 clips.append((reader, repeat))
                 after = offset, repeat
             if after is None:
                 return None
             todo.append((reader.outputs[0], *after))
-    return _Pair(first, channels, tuple(readers), tuple(clips))
+    return _Pair(first, channels, tuple(readers), tuple(clips), tuple(gates))
 
 
 def _fits(graph: Graph, layer: Layer, offset: int, count: int) -> bool:
@@ -205,6 +222,8 @@ def _behind(graph: Graph, node: Node, tensor: str, offset: int, repeat: int) -> 
     shape = graph.shape(tensor)
     if node.kind in _COMMUTING or _is_relu(graph, node) or _pads_zeros(graph, node, shape):
         return (offset, repeat) if node.kind != "PRelu" or node.input(0) == tensor else None
+    if node.kind in ("Resize", "Upsample") and node.input(0) == tensor and shape is not None:
+        return (offset, repeat) if (graph.shape(node.outputs[0]) or ())[:2] == shape[:2] else None
     if node.kind == "Concat" and node.attribute("axis") == 1 and node.inputs.count(tensor) == 1:
         before = [graph.shape(name) for name in node.inputs[: node.inputs.index(tensor)]]
         widths = [part[1] if part is not None and len(part) > 1 else None for part in before]
@@ -241,6 +260,27 @@ def _bound(graph: Graph, node: Node, factor: NDArray[np.float64]) -> None:
     graph.remove([node])
     graph.add("Relu", [source], [positive], name=f"{node.name}_Relu")
     graph.add("Min", [positive, bounds], [result], name=f"{node.name}_Min")
+
+
+def _gate(graph: Graph, tensor: str, consumers: list[Node]) -> tuple[Node, Node] | None:
+    """The Sigmoid and the Mul of x * sigmoid(x), if nothing else reads x."""
+    gates = [node for node in consumers if node.kind in ("Sigmoid", "HardSigmoid")]
+    products = [node for node in consumers if node.kind == "Mul"]
+    if len(consumers) != 2 or not gates or not products or graph.is_output(gates[0].outputs[0]):
+        return None
+    pair = {tensor, gates[0].outputs[0]}
+    alone = graph.consumers(gates[0].outputs[0]) == products
+    return (gates[0], products[0]) if alone and set(products[0].inputs) == pair else None
+
+
+def _scale(graph: Graph, node: Node, factor: NDArray[np.float64]) -> None:
+    """Let a function read its input times a factor for each channel."""
+    source = node.input(0)
+    shape = (1, factor.size, *[1] * (len(graph.shape(source) or ()) - 2))
+    factors = graph.add_constant(f"{node.outputs[0]}_factors", factor.astype(np.float32).reshape(shape))
+    scaled = graph.fresh(f"{node.outputs[0]}_scaled")
+    graph.add("Mul", [source, factors], [scaled], name=f"{node.name}_Mul")
+    graph.set_input(node, 0, scaled)
 
 
 def _is_relu(graph: Graph, node: Node) -> bool:
