@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quark_onnx.kernels.lattice import Lattice
+from quark_onnx.kernels.parallel import side_by_side, slabs
 from quark_onnx.optimizers.activation import Activation
 
 Floats = NDArray[np.float32]
@@ -102,13 +103,17 @@ class Problem:
     def loss(self, solution: Solution, rows: Rows | None = None) -> Doubles:
         """Mean square of the error behind the activation, (groups, outputs); on the rows held out by default."""
         rows = rows or self.held
-        total = np.zeros(solution.bias.shape)
-        for start in range(0, len(rows), _SLAB):
-            part = slice(start, start + _SLAB)
-            found = rows.inputs[:, part] @ solution.weight.swapaxes(1, 2) + solution.bias[:, None]
-            error = self.activation.value(found) - self.activation.value(rows.targets[:, part])
-            total += np.square(error, dtype=np.float64).sum(axis=1)
-        return total / max(1, len(rows))
+        known = rows
+
+        @np.errstate(over="ignore", invalid="ignore")  # a loss that is no number is no better than another
+        def squares(part: slice) -> Doubles:
+            found = known.inputs[:, part] @ solution.weight.swapaxes(1, 2) + solution.bias[:, None]
+            error = self.activation.value(found) - self.activation.value(known.targets[:, part])
+            total: Doubles = np.square(error, dtype=np.float64).sum(axis=1)
+            return total
+
+        start = np.zeros(solution.bias.shape)
+        return sum(side_by_side(squares, slabs(len(rows), _SLAB)), start) / max(1, len(rows))
 
 
 @dataclass(frozen=True)
