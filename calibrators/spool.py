@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -28,21 +30,23 @@ class Spool:
         """``memory``: bytes of arrays that stay in memory."""
         self._left = memory
         self._samples: list[dict[str, Any] | Path] = []
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._folder: Path | None = None
+        self._remove: weakref.finalize[[str], Spool] | None = None
         for sample in samples:
             self.append(sample)
 
     def append(self, sample: Mapping[str, Any]) -> None:
         """Take in another sample, which must not be written to from then on."""
-        plain = all(isinstance(value, np.ndarray) and value.dtype != object for value in sample.values())
+        plain = all(isinstance(value, np.ndarray) and _stored_as_itself(value.dtype) for value in sample.values())
         size = sum(value.nbytes for value in sample.values()) if plain else 0
         if size <= self._left:
             self._left -= size
             self._samples.append(dict(sample))
             return
         if self._folder is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="quark_onnx_", ignore_cleanup_errors=True)
-        path = Path(self._folder.name) / f"{len(self._samples)}.npz"
+            self._folder = Path(tempfile.mkdtemp(prefix="quark_onnx_"))
+            self._remove = weakref.finalize(self, shutil.rmtree, str(self._folder), True)
+        path = self._folder / f"{len(self._samples)}.npz"
         names = np.array(list(sample), dtype=str)
         np.savez(path, names, *sample.values(), allow_pickle=False)
         self._samples.append(path)
@@ -65,11 +69,16 @@ class Spool:
     def close(self) -> None:
         """Forget the samples, and remove the files."""
         self._samples = []
-        if self._folder is not None:
-            self._folder.cleanup()
+        if self._remove is not None:
+            self._remove()
 
     def __enter__(self) -> Spool:
         return self
 
     def __exit__(self, *error: type[BaseException] | BaseException | TracebackType | None) -> None:
         self.close()
+
+
+def _stored_as_itself(dtype: np.dtype[Any]) -> bool:
+    """Whether a .npy file has a name for the type: not for objects, and not for the narrow floats of ml_dtypes."""
+    return dtype.kind in "biufcSU" and dtype.isbuiltin != 2

@@ -12,12 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quark_onnx.kernels.lattice import Lattice
+from quark_onnx.kernels.parallel import side_by_side, slabs
 
 Doubles = NDArray[np.float64]
 Floats = NDArray[np.float32]
 
 #: Columns whose effect on the columns behind is gathered before it is applied.
 _BATCH = 128
+#: Outputs that a core deals with at a time.
+_ROWS = 256
 #: Damping grows by this factor until the matrix can be inverted, and no further than so often the mean of the diagonal.
 _ESCALATION, _MOST_DAMPING = 10.0, 1e4
 
@@ -40,7 +43,14 @@ def gptq(weight: Doubles, gram: Doubles, lattice: Lattice, *, damping: float = 0
     along = order[:, None, :]
     left = np.take_along_axis(weight, np.broadcast_to(along, weight.shape), 2)
     turned = [np.take_along_axis(v, np.broadcast_to(along, v.shape), 2) for v in _fields(lattice)]
-    rounded = _sweep(left, inverse, Lattice(turned[0], lattice.levels, turned[1], turned[2]))
+    rounded = np.empty(left.shape, np.float32)
+
+    def sweep(part: slice) -> None:
+        scale, least, greatest = (field[:, part] for field in turned)
+        rounded[:, part] = _sweep(left[:, part], inverse, Lattice(scale, lattice.levels, least, greatest))
+
+    for _ in side_by_side(sweep, slabs(left.shape[1], _ROWS)):
+        pass
     result = np.empty_like(nearest)
     np.put_along_axis(result, np.broadcast_to(along, result.shape), rounded, 2)
     better = error_of(weight, result, gram) < error_of(weight, nearest, gram)

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quark_onnx.kernels.lattice import Lattice
+from quark_onnx.kernels.parallel import side_by_side, slabs
 from quark_onnx.optimizers.activation import Activation
 
 Floats = NDArray[np.float32]
@@ -101,18 +102,24 @@ class Problem:
 
     def loss(self, solution: Solution, rows: Rows | None = None) -> Doubles:
         """Mean square of the error behind the activation, (groups, outputs); on the rows held out by default."""
-        return loss_of(self.activation, rows or self.held, solution)
+        known = rows or self.held
+        parts = slabs(len(known), _SLAB)
+        found = side_by_side(lambda part: _squares(self.activation, known, part, solution), parts)
+        return sum(found, np.zeros(solution.bias.shape)) / max(1, len(known))
 
 
 def loss_of(activation: Activation, rows: Rows, solution: Solution) -> Doubles:
-    """Mean square of the error behind the activation over some rows, (groups, outputs)."""
-    total = np.zeros(solution.bias.shape)
-    for start in range(0, len(rows), _SLAB):
-        part = slice(start, start + _SLAB)
-        found = rows.inputs[:, part] @ solution.weight.swapaxes(1, 2) + solution.bias[:, None]
-        error = activation.value(found) - activation.value(rows.targets[:, part])
-        total += np.square(error, dtype=np.float64).sum(axis=1)
-    return total / max(1, len(rows))
+    """Mean square of the error behind the activation over some rows, (groups, outputs); on one core."""
+    found = (_squares(activation, rows, part, solution) for part in slabs(len(rows), _SLAB))
+    return sum(found, np.zeros(solution.bias.shape)) / max(1, len(rows))
+
+
+@np.errstate(over="ignore", invalid="ignore")  # a loss that is no number is no better than another
+def _squares(activation: Activation, rows: Rows, part: slice, solution: Solution) -> Doubles:
+    found = rows.inputs[:, part] @ solution.weight.swapaxes(1, 2) + solution.bias[:, None]
+    error = activation.value(found) - activation.value(rows.targets[:, part])
+    total: Doubles = np.square(error, dtype=np.float64).sum(axis=1)
+    return total
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,8 @@ class Journal:
         if self._folder is None:
             return None
         try:
-            with np.load(self._folder / f"{key}.npz", allow_pickle=False) as stored:
+            path = self._folder / f"{key}.npz"
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
                 result = LayerResult(**json.loads(str(stored["result"])))
                 found = Solution(stored["weight"], stored["bias"])
         except Exception as error:  # whatever zipfile, numpy and json make of damaged bytes

@@ -14,12 +14,13 @@ from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.layers import LAYERS, Layer
 from quark_onnx.kernels import patches
 from quark_onnx.kernels.lattice import Lattice
+from quark_onnx.kernels.parallel import side_by_side
 from quark_onnx.kernels.patches import Window
 from quark_onnx.optimizers.activation import activation_behind
 from quark_onnx.optimizers.problem import Doubles, Floats, Problem, Rows
 from quark_onnx.plan import Plan, Quantize, Use
 from quark_onnx.steps.solve import Params
-from quark_onnx.steps.walk import Walk, side_by_side
+from quark_onnx.steps.walk import Walk
 
 #: Rows that a layer learns from, and bytes that they take at most.
 _ROWS, _BYTES = 16384, 1 << 27

@@ -65,9 +65,12 @@ def refine(
     if not places:
         result.notes.append("no layer has codes to be chosen")
         return result
+    from threadpoolctl import threadpool_limits
+
     run = _Run(graph, plan, params, places, samples, Journal(resume, optimizers))
     try:
-        with Progress(show, len(places), "optimizing layers", "layer") as bar:
+        # a product on several cores is rounded as their number has it
+        with threadpool_limits(1, "blas"), Progress(show, len(places), "optimizing layers", "layer") as bar:
             for done, place in enumerate(places, 1):
                 result.layers.append(run.optimize(place, optimizers))
                 if not result.layers[-1].changed:

@@ -7,11 +7,8 @@ so the values do not depend on the number of cores.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
-from typing import Any, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from numpy.typing import NDArray
 
@@ -21,10 +18,8 @@ from quark_onnx.errors import ModelError
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.segment import segment
 from quark_onnx.graph.walk import reach
+from quark_onnx.kernels.parallel import side_by_side
 from quark_onnx.optimizers import Samples
-
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 class Walk:
@@ -96,16 +91,3 @@ class Walk:
             after.append(values)
         self.close()
         self._values, self._own = after, True
-
-
-def side_by_side(work: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
-    """The results of some work, in order, made on all cores; few of them are alive at a time."""
-    cores = os.cpu_count() or 1
-    with ThreadPoolExecutor(cores) as pool:
-        todo = iter(items)
-        running = [pool.submit(work, item) for item in islice(todo, 2 * cores)]
-        while running:
-            done = running.pop(0)
-            result = done.result()
-            running += [pool.submit(work, item) for item in islice(todo, 1)]
-            yield result
