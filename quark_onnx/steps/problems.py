@@ -195,8 +195,6 @@ class Gatherer:
         rest = [index for index in range(count) if index not in held] or held
         most = max(256, min(_ROWS, _BYTES // (4 * width * groups)))
         train = self._taken(rest, most, seed)
-        if rest == held and len(train) == 1:  # all there is, for the one and the other
-            return train, train
         if rest == held:  # there is a single sample
             cut = max(1, len(train) // _EVERY)
             parts = [Rows(train.inputs[:, part], train.targets[:, part]) for part in (slice(cut, None), slice(cut))]

@@ -155,8 +155,8 @@ def test_an_excluded_layer_stays_float(pattern: str) -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["bias_correction", "adaround", "adaquant", "gptq"])
-def test_layers_are_optimized_on_a_single_row(optimizer: str) -> None:
-    """One sample with one row is all that a Gemm may get to see."""
+def test_a_single_row_is_enough_for_other_layers(optimizer: str) -> None:
+    """One sample with one row is all that a Gemm may get to see: nothing would judge it, so it is left alone."""
     result = quantize(residual(), samples(residual(), 1), QConfig.of("A8W8").with_(optimizers=optimizer))
     assert result.report.worst_sqnr > 20
 
