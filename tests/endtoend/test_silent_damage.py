@@ -26,7 +26,8 @@ from quark_onnx.optimizers import (
 from quark_onnx.registry import DTYPES
 from tests.models import Feeds, normal, parse, run, weight
 
-FLOAT = QConfig(None, None)
+#: As good as float; where nothing at all were quantized, the result would be the model as it came.
+FINE = QConfig(None, QuantizationSpec(DTYPES["int16"], per_channel=True))
 LEARNED = (AdaRound(iterations=60), AdaQuant(iterations=60))
 
 
@@ -55,7 +56,7 @@ def equalized(body: str, outputs: str = "float y", **constants: Any) -> tuple[Mo
     for value in model.graph.output:
         value.type.tensor_type.ClearField("shape")
     data = batches(2, 3, 8, 8, count=4)
-    return model, quantize(model, data, FLOAT.with_(optimizers=CLE())).model
+    return model, quantize(model, data, FINE.with_(optimizers=CLE())).model
 
 
 K, BIAS, L = uneven(6, 3, 3, 3, seed=1), normal(6), weight(4, 6, 3, 3, seed=2)
@@ -81,7 +82,8 @@ def test_equalization_keeps_the_function(case: str) -> None:
     """There: 28 dB, a model that does not load, an exception, and nothing done without a word."""
     body, constants = CLE_CASES[case]
     model, result = equalized(body, **{name: np.asarray(value) for name, value in constants.items()})
-    assert sqnr(model, result, batches(2, 3, 8, 8, seed=5)) > 100
+    assert sqnr(model, result, batches(2, 3, 8, 8, seed=5)) > 75
+    assert ("equalized" in str(result)) == (case == "no attribute group")
 
 
 def test_equalization_keeps_what_is_handed_out_on_the_way() -> None:
@@ -89,7 +91,7 @@ def test_equalization_keeps_what_is_handed_out_on_the_way() -> None:
     body = "a = Conv (x, k, b) m = Relu (a) y = Conv (m, l)"
     model, result = equalized(body, "float y, float m", k=K, b=BIAS, l=L)
     for output in range(2):
-        assert sqnr(model, result, batches(2, 3, 8, 8, seed=5), output) > 100
+        assert sqnr(model, result, batches(2, 3, 8, 8, seed=5), output) > 75
 
 
 # SmoothQuant
@@ -107,9 +109,9 @@ def test_channels_that_the_data_leaves_at_zero_keep_their_weights() -> None:
     )
     quiet = [{"x": np.concatenate([s["x"][..., :7], -9 + 0 * s["x"][..., 7:]], axis=-1)} for s in batches(2, 5, 8)]
     for alpha in (0.5, "auto"):
-        config = FLOAT.with_(optimizers=SmoothQuant(alpha, insert=True))
+        config = FINE.with_(optimizers=SmoothQuant(alpha, insert=True))
         result = quantize(model, quiet, config).model
-        assert sqnr(model, result, batches(2, 5, 8, seed=4)) > 80
+        assert sqnr(model, result, batches(2, 5, 8, seed=4)) > 60
 
 
 # Layers

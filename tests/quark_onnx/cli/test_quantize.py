@@ -312,3 +312,17 @@ def test_mixed_precision_that_cannot_be(cli: Any, arguments: list[str], words: l
     assert finished.code == 2 and not Path("out.onnx").exists()
     for word in words:
         assert word in finished.error
+
+
+def test_an_interrupted_run_is_resumed(cli: Any) -> None:
+    arguments = (*MODEL, "--optimize", "gptq", "--resume", "done/so far")
+    first = cli(*arguments)
+    assert first.code == 0, first.err
+    kept = {path.name: path.read_bytes() for path in Path("done/so far").iterdir()}
+    written = Path("out.onnx").read_bytes()
+    assert kept and all(name.endswith(".npz") for name in kept)
+    assert cli(*arguments).code == 0
+    assert {path.name: path.read_bytes() for path in Path("done/so far").iterdir()} == kept
+    assert Path("out.onnx").read_bytes() == written
+    refused = cli(*MODEL, "--optimize", "gptq", "--resume", "model.onnx")
+    assert refused.code == 2 and "resume: model.onnx cannot be written to as a folder" in refused.err
