@@ -30,8 +30,8 @@ QUICK = {
     "analytic": BiasCorrection("analytic"),
     "gptq": GPTQ(),
     "gptq asymmetric": GPTQ(asymmetric=True, act_order=False),
-    "adaround": AdaRound(iterations=40),
-    "adaquant": AdaQuant(iterations=40),
+    "adaround": AdaRound(iterations=15),
+    "adaquant": AdaQuant(iterations=15),
 }
 PRESETS = [
     "A8W8",
@@ -54,9 +54,9 @@ CONFIGS = {name: QConfig.of(name) for name in PRESETS} | {
     "codes": QConfig.of("A8W8").with_(form="operators"),
 }
 #: Where each optimizer is tried alone; elsewhere they run one after the other.
-ALONE = ["A8W8", "INT4"]
+ALONE = ["A8W8"]
 #: Whose weights are a DequantizeLinear away from their layer.
-READABLE = ["A8W8", "XINT8", "S8S8", "A8W4", "FP8E4M3", "FP4E2M1", "U8U8", "A16W8", "MX9_INT8", "per tensor"]
+READABLE = ["A8W8", "XINT8", "A8W4", "FP8E4M3", "FP4E2M1", "U8U8", "MX9_INT8", "per tensor"]
 
 Seen = list[tuple[Problem, Solution]]
 
@@ -99,7 +99,7 @@ def test_no_layer_gets_worse_and_the_model_runs(preset: str, network: str) -> No
     run(result.model, data[0])
 
 
-@pytest.mark.parametrize("preset", ["A8W8", "XINT8", "INT4", "FP8E4M3"])
+@pytest.mark.parametrize("preset", ["XINT8", "INT4"])
 @pytest.mark.parametrize("network", NETWORKS)
 def test_the_same_again_is_the_same_model(network: str, preset: str) -> None:
     make, samples = NETWORKS[network]

@@ -111,7 +111,7 @@ def test_a_metric_that_gives_no_number(answer: Any) -> None:
         quantize(model, data, mixed(target=0.05, metric=lambda candidate: answer))
 
 
-@pytest.mark.parametrize("preset", ["A8W4", "INT4", "XINT8", "FP8E4M3", "FP4E2M1", "BFP16", "DYNAMIC", "A16W8"])
+@pytest.mark.parametrize("preset", ["A8W4", "INT4", "XINT8", "FP8E4M3", "FP4E2M1", "DYNAMIC", "A16W8"])
 def test_with_any_format(preset: str) -> None:
     """Those that need another opset, or come as functions, can be measured, too; what has 16 bits can only be float."""
     config = QConfig.of(preset)

@@ -164,7 +164,7 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(name: str, tmp_path: 
     whole = tmp_path / "whole.onnx"
     quantize(attentive(), texts(), CONFIGS[name], whole)
     journal = tmp_path / "journal"
-    for kept in (1, 3, 5):  # as soon as so many layers are done, and a little later
+    for kept in (1, 4):  # as soon as so many layers are done, and a little later
         command = [sys.executable, "-c", SCRIPT, str(tmp_path), name]
         run = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         deadline = time.monotonic() + 60
