@@ -120,6 +120,46 @@ def test_what_does_not_commute_is_left_alone(text: str) -> None:
     assert CLE()(Graph.of(model)) == 0
 
 
+CLIP = CONV + "r = Clip (a, zero, six) p = MaxPool <kernel_shape = [2,2]> (r) y = Conv (p, l)"
+GATE = CONV + "s = Sigmoid (a) r = Mul (a, s) y = Conv (r, l)"
+HARD_GATE = CONV + "s = HardSigmoid <alpha = 0.1666667> (a) r = Mul (s, a) f = Flatten (r) y = MatMul (f, m)"
+
+
+@pytest.mark.parametrize(
+    ("text", "optimizer"),
+    [
+        (CLIP, CLE(relu6="bound")),
+        (GATE, CLE(silu="scale")),
+        (HARD_GATE, CLE(silu="scale")),
+        (CONV + "r = Resize (a, , sizes) y = Conv (r, l)", CLE()),
+    ],
+)
+def test_functions_are_passed_by_what_makes_up_for_the_factors(text: str, optimizer: CLE) -> None:
+    constants = {"zero": np.float32(0), "six": np.float32(6), "sizes": np.float32([1, 1, 2, 2])}
+    constants |= {"k": uneven(8, 3, 3, 3, seed=1), "b": uneven(8, seed=2), "l": uneven(4, 8, 1, 1, axis=1, seed=3)}
+    constants |= {"m": uneven(800, 5, seed=12)}
+    used = {key: value for key, value in constants.items() if f" {key}," in text or f" {key})" in text}
+    model = parse(f"g (float[2,3,10,10] x) => (y) {{ {text} }}", **used)
+    model.graph.output[0].type.tensor_type.elem_type = 1
+    feeds = {"x": np.random.default_rng(99).normal(size=(2, 3, 10, 10)).astype(np.float32)}
+    graph = Graph.of(model)
+    assert optimizer.exact and optimizer(graph) == 1
+    [found], [expected] = (open_session(each).run(None, feeds) for each in (graph.to_model(), model))
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-5 * np.abs(expected).max())
+
+
+def test_a_replaced_clip_is_said_to_change_the_model() -> None:
+    weights = {"k": 3 * uneven(8, 3, 3, 3, seed=1), "b": uneven(8, seed=2), "l": uneven(4, 8, 1, 1, axis=1, seed=3)}
+    ends = {"zero": np.float32(0), "six": np.float32(6)}
+    model = parse(f"g (float[2,3,10,10] x) => (y) {{ {CLIP} }}", **weights, **ends)
+    model.graph.output[0].type.tensor_type.elem_type = 1
+    data = [{"x": np.random.default_rng(seed).normal(size=(2, 3, 10, 10)).astype(np.float32)} for seed in range(4)]
+    result = quantize(model, data, QConfig.of("XINT8").with_(optimizers=("cle:relu6=replace",)))
+    (note,) = [note for note in result.report.notes if note.startswith("cle: 1")]
+    assert "it changed the float model" in note and "dB SQNR" in note
+    assert not any(node.op_type == "Clip" for node in result.model.graph.node)
+
+
 def test_it_is_a_setting_and_in_the_report() -> None:
     model, feeds = model_of("depthwise")
     config = QConfig.of("XINT8").with_(optimizers=(CLE(sweeps=3),))
@@ -137,6 +177,8 @@ def test_it_is_a_setting_and_in_the_report() -> None:
         ("cle:sweep=3", "CLE has no setting 'sweep'; did you mean 'sweeps'"),
         ("cle:sweeps=-1", "sweeps of cle is -1"),
         ("cle:sweeps", "is not of the form setting=value"),
+        ("cle:relu6=drop", "relu6 of cle is 'drop'; it must be one of keep, bound, replace"),
+        ("cle:silu=yes", "silu of cle is 'yes'; it must be one of keep, scale"),
         (3, "optimizers is 3"),
         ((CLE,), "it must be an optimizer or a name"),
     ],
