@@ -12,7 +12,17 @@ from quark_onnx.config import Override, QConfig, QuantizationSpec
 from quark_onnx.errors import QuarkError
 from quark_onnx.job import Result
 from quark_onnx.onnxruntime_spelling import CalibrationDataReader, CalibrationMethod, QuantFormat, QuantType
-from quark_onnx.optimizers import CLE, GPTQ, AdaQuant, AdaRound, AutoMixedPrecision, BiasCorrection, QuaRot, SmoothQuant
+from quark_onnx.optimizers import (
+    CLE,
+    GPTQ,
+    AdaQuant,
+    AdaRound,
+    AutoMixedPrecision,
+    BiasAbsorption,
+    BiasCorrection,
+    QuaRot,
+    SmoothQuant,
+)
 from quark_onnx.version import __version__ as __version__
 
 __all__ = [
@@ -22,6 +32,7 @@ __all__ = [
     "AdaRound",
     "Analysis",
     "AutoMixedPrecision",
+    "BiasAbsorption",
     "BiasCorrection",
     "CalibrationDataReader",
     "CalibrationMethod",

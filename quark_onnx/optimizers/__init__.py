@@ -1,5 +1,6 @@
 """What makes a quantized model better: rewrites of the float graph, and of what it becomes."""
 
+from quark_onnx.optimizers.absorption import BiasAbsorption
 from quark_onnx.optimizers.adaquant import AdaQuant
 from quark_onnx.optimizers.adaround import AdaRound
 from quark_onnx.optimizers.base import FloatOptimizer, LayerOptimizer, Rewrites, Samples
@@ -16,6 +17,7 @@ __all__ = [
     "AdaQuant",
     "AdaRound",
     "AutoMixedPrecision",
+    "BiasAbsorption",
     "BiasCorrection",
     "FloatOptimizer",
     "LayerOptimizer",
