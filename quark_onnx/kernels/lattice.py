@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,14 @@ class Lattice:
         if not self.levels.size:
             return self.least, self.greatest
         return np.full_like(self.least, self.levels[0]), np.full_like(self.greatest, self.levels[-1])
+
+    def times(self, factor: NDArray[np.float64]) -> Lattice:
+        """The same codes under another scale for each output; ``factor`` is (groups, outputs)."""
+        return replace(self, scale=(self.scale * factor[..., None].astype(np.float32)))
+
+    def part(self, own: tuple[slice, slice]) -> Lattice:
+        """That of some groups and outputs."""
+        return replace(self, scale=self.scale[own], least=self.least[own], greatest=self.greatest[own])
 
     def nearest(self, weight: NDArray[np.float64]) -> Floats:
         """The value nearest to each weight, as QuantizeLinear would choose it."""

@@ -46,15 +46,25 @@ class Solution:
     Attributes:
         weight: (groups, outputs, inputs), each a value that its codes can stand for.
         bias: (groups, outputs).
+        factor: what the scale of each output is multiplied by, (groups, outputs); None where it stays.
     """
 
     weight: Floats
     bias: Floats
+    factor: Floats | None = None
+
+    @property
+    def factors(self) -> Floats:
+        """The factors, ones where there are none."""
+        return np.ones(self.bias.shape, np.float32) if self.factor is None else self.factor
 
     def chosen(self, other: Solution, better: NDArray[np.bool_]) -> Solution:
         """The other one where it is better; ``better`` is (groups, outputs)."""
         weight = np.where(better[..., None], other.weight, self.weight)
-        return Solution(weight, np.where(better, other.bias, self.bias))
+        bias = np.where(better, other.bias, self.bias)
+        if self.factor is other.factor is None:
+            return Solution(weight, bias)
+        return Solution(weight, bias, np.where(better, other.factors, self.factors))
 
 
 @dataclass(frozen=True)
@@ -74,6 +84,7 @@ class Problem:
         gram: makes the sum over all rows of products of two inputs, (groups, inputs, inputs), and their number.
         seed: of whatever is random.
         bias_lattice: the values that the bias may take; None for any.
+        scalable: whether each output has a scale of its own that may be multiplied.
     """
 
     name: str
@@ -88,6 +99,7 @@ class Problem:
     gram: Callable[[], tuple[Doubles, int]]
     seed: int = 0
     bias_lattice: Lattice | None = None
+    scalable: bool = False
 
     def nearest(self) -> Solution:
         """Every weight and bias rounded to the nearest value."""
@@ -98,7 +110,7 @@ class Problem:
         bias = solution.bias if self.biased else self.bias
         if self.bias_lattice is not None:
             bias = self.bias_lattice.nearest(bias.astype(np.float64))
-        return Solution(solution.weight, bias.astype(np.float32))
+        return Solution(solution.weight, bias.astype(np.float32), solution.factor if self.scalable else None)
 
     def loss(self, solution: Solution, rows: Rows | None = None) -> Doubles:
         """Mean square of the error behind the activation, (groups, outputs); on the rows held out by default."""

@@ -54,7 +54,9 @@ class Journal:
         if self._folder is None:
             return ""
         digest = hashlib.blake2b(self._settings.encode(), digest_size=16)
-        digest.update(f"{problem.name} {problem.biased} {problem.activation} {problem.seed}".encode())
+        digest.update(
+            f"{problem.name} {problem.biased} {problem.activation} {problem.seed} {problem.scalable}".encode()
+        )
         lattice = problem.lattice
         arrays: list[NDArray[Any]] = [
             problem.weight,
@@ -81,7 +83,7 @@ class Journal:
             path = self._folder / f"{key}.npz"
             with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
                 result = LayerResult(**json.loads(str(stored["result"])))
-                found = Solution(stored["weight"], stored["bias"])
+                found = Solution(stored["weight"], stored["bias"], stored["factor"] if problem.scalable else None)
         except Exception as error:  # whatever zipfile, numpy and json make of damaged bytes
             logger.debug("%s cannot be read: %s", self._folder / key, error)
             return None
@@ -96,7 +98,13 @@ class Journal:
         temporary = path.with_suffix(f".{os.getpid()}.tmp")
         try:
             with temporary.open("wb") as file:
-                np.savez(file, weight=solution.weight, bias=solution.bias, result=json.dumps(asdict(result)))
+                np.savez(
+                    file,
+                    weight=solution.weight,
+                    bias=solution.bias,
+                    factor=solution.factors,
+                    result=json.dumps(asdict(result)),
+                )
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(path)

@@ -153,6 +153,14 @@ def _lattice(
     return Lattice(steps, np.zeros(0, np.float32), grid.qmin - zeros, grid.qmax - zeros)
 
 
+def scalable(plan: Plan, params: Params, place: Place) -> bool:
+    """Whether each output of a layer has a float scale of its own."""
+    entry, found = plan.entries[place.use], params.table[place.use]
+    if not isinstance(entry, Quantize) or found.axis is None or found.block_size or entry.spec.pow2:
+        return False
+    return entry.spec.scale == "float32" and found.scale.size == place.offset.size
+
+
 def flat(array: NDArray[Any]) -> NDArray[Any]:
     """(groups, outputs, everything that a row multiplies)."""
     return array.reshape(*array.shape[:2], -1)
@@ -167,10 +175,10 @@ class Gatherer:
     floating: Walk
     quantized: Walk
 
-    def problem(
-        self, weight: Doubles, lattice: Lattice, bias_lattice: Lattice | None, activation_graph: Graph, seed: int
-    ) -> Problem:
+    def problem(self, lattice: Lattice, bias_lattice: Lattice | None, scalable: bool, seed: int) -> Problem:
         """The problem of the layer."""
+        graph = self.floating.graph
+        weight = flat(self.place.layer.weight(graph))
         groups = self.place.layer.groups
         offset = self.place.offset.reshape(groups, -1)
         train, held = self._rows(weight.shape[2] + weight.shape[1], groups, seed)
@@ -180,13 +188,14 @@ class Gatherer:
             bias=offset,
             lattice=lattice,
             biased=bool(self.place.bias),
-            activation=activation_behind(activation_graph, self.place.result),
+            activation=activation_behind(graph, self.place.result),
             train=train,
             held=held,
             mean=self._mean(groups),
             gram=self._gram,
             seed=seed,
             bias_lattice=bias_lattice,
+            scalable=scalable,
         )
 
     def _rows(self, width: int, groups: int, seed: int) -> tuple[Rows, Rows]:

@@ -22,7 +22,7 @@ from quark_onnx.plan import BiasOf, Plan, Use
 from quark_onnx.progress import Progress
 from quark_onnx.steps.insert import define_functions, insert
 from quark_onnx.steps.journal import Journal
-from quark_onnx.steps.problems import Gatherer, Place, bias_lattice_of, flat, lattice_of, places_in
+from quark_onnx.steps.problems import Gatherer, Place, bias_lattice_of, flat, lattice_of, places_in, scalable
 from quark_onnx.steps.solve import Params
 from quark_onnx.steps.walk import Walk
 
@@ -113,7 +113,8 @@ class _Run:
         gatherer = Gatherer(place, source, floating, quantized)
         seed = crc32(place.node.name.encode())
         bias_lattice = bias_lattice_of(self._float, self._plan, self._params, place)
-        problem = gatherer.problem(self._weight(place), self._lattice(place), bias_lattice, self._float, seed)
+        free = scalable(self._plan, self._params, place)
+        problem = gatherer.problem(self._lattice(place), bias_lattice, free, seed)
         key = self._journal.key(problem)
         found = self._journal.find(key, problem)
         if found is None:
@@ -123,6 +124,10 @@ class _Run:
         self._set_weight(place, solution.weight)
         stored = place.layer.as_stored(solution.weight.reshape(place.layer.weight(self._float).shape))
         self._target.set_constant(place.weight, stored.astype(np.float32))
+        if solution.factor is not None:
+            found_params = self._params.table[place.use]
+            moved = found_params.scale * solution.factor.reshape(-1)
+            self._params.table[place.use] = found_params.with_scale(moved)
         if place.bias:
             shape = self._float.shape(place.bias)
             assert shape is not None
