@@ -16,6 +16,8 @@ T = TypeVar("T", bound=np.generic)
 
 #: Operators that are layers under the right attributes.
 LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+#: Those whose channels are the second axis; those of the others are the last one.
+SPATIAL = frozenset({"Conv", "ConvTranspose"})
 
 
 @dataclass(frozen=True)
@@ -40,14 +42,14 @@ class Layer:
         weight = graph.constant(node.input(1))
         if weight is None or not weight.size or node.input(0) == node.input(1):
             return None
-        spatial = node.kind in ("Conv", "ConvTranspose")
+        spatial = node.kind in SPATIAL
         plain = node.kind != "Gemm" or (unscaled(node) and not node.attribute("transA", 0))
         return cls.stored(node) if spatial or (weight.ndim == 2 and plain) else None
 
     @classmethod
     def stored(cls, node: Node) -> Layer:
         """How a node of one of these operators stores its weight, whatever else it does."""
-        if node.kind in ("Conv", "ConvTranspose"):
+        if node.kind in SPATIAL:
             return cls(node, node.attribute("group", 1), node.kind == "ConvTranspose")
         return cls(node, 1, not (node.kind == "Gemm" and node.attribute("transB", 0)))
 
@@ -56,6 +58,17 @@ class Layer:
         stored = graph.constant(self.node.input(1))
         assert stored is not None
         return self.arranged(stored.astype(np.float64))
+
+    def shape(self, graph: Graph) -> tuple[int, ...]:
+        """That of ``weight``, which is not computed for it."""
+        stored = graph.constant(self.node.input(1))
+        assert stored is not None
+        return self.arranged(stored).shape
+
+    def outputs(self, graph: Graph) -> int:
+        """How many channels it computes."""
+        groups, outputs = self.shape(graph)[:2]
+        return groups * outputs
 
     def arranged(self, stored: NDArray[T]) -> NDArray[T]:
         """An array that is stored as the weight is, as (groups, outputs / groups, inputs / groups, ...)."""
@@ -74,7 +87,7 @@ class Layer:
 
     def bias(self, graph: Graph) -> NDArray[np.float64] | None:
         """The constant bias, one value for each output, zeros where there is none; None if it is of another kind."""
-        outputs = int(np.prod(self.weight(graph).shape[:2]))
+        outputs = self.outputs(graph)
         if not self.node.input(2) or self.node.kind == "MatMul":
             return np.zeros(outputs)
         stored = graph.constant(self.node.input(2))

@@ -14,15 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrators import MinMax
-from calibrators.base import is_number
 from calibrators.control import Observation
 from calibrators.runner import collect
-from quark_onnx.errors import ConfigError
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.layers import Layer
-from quark_onnx.optimizers.base import Samples, register
+from quark_onnx.optimizers.base import Samples, register, require_number
 
-_UNPADDED = ("NOTSET", b"NOTSET", "VALID", b"VALID")
+_UNPADDED = ("NOTSET", "VALID")
 
 
 @register
@@ -45,8 +43,7 @@ class BiasAbsorption:
     margin: float = 0.1
 
     def __post_init__(self) -> None:
-        if not is_number(self.margin) or not 0 <= self.margin <= 1:
-            raise ConfigError(f"margin of {self.name} is {self.margin!r}; it must be a number from 0 to 1")
+        require_number(self, "margin", least=0, most=1)
 
     def __call__(self, graph: Graph, samples: Samples = ()) -> int:
         """Absorb in place; how many tensors between layers.

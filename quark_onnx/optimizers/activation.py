@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from quark_onnx.graph import Graph, Node
+from quark_onnx.graph.clipping import clip_bounds
 
 
 @dataclass(frozen=True)
@@ -94,24 +95,12 @@ def activation_behind(graph: Graph, tensor: str) -> Activation:
 
 
 def _single(graph: Graph, node: Node) -> Activation:
-    if node.kind == "Relu":
-        return Activation("clip", low=0.0)
-    if node.kind == "Clip":
-        ends = [_bound(graph, node, place, name) for place, name in ((1, "min"), (2, "max"))]
-        if None not in ends:
-            low, high = (float(end) for end in ends if end is not None)
-            return Activation("clip", low=low, high=high)
+    if node.kind in ("Relu", "Clip"):
+        bounds = clip_bounds(graph, node)
+        return Activation() if bounds is None else Activation("clip", *bounds)
     if node.kind == "LeakyRelu":
         return Activation("leaky", slope=float(node.attribute("alpha", 0.01)))
     return Activation({"HardSwish": "hardswish", "Gelu": "gelu", "Swish": "silu"}.get(node.kind, "linear"))
-
-
-def _bound(graph: Graph, node: Node, place: int, name: str) -> float | None:
-    default = -np.inf if name == "min" else np.inf
-    if not node.input(place):
-        return float(node.attribute(name, default))
-    value = graph.constant(node.input(place))
-    return None if value is None or value.size != 1 else float(value.reshape(-1)[0])
 
 
 def _gated(graph: Graph, tensor: str, readers: list[Node]) -> Activation:

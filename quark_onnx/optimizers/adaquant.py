@@ -7,9 +7,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from quark_onnx.errors import ConfigError
 from quark_onnx.kernels.rounding import Descent, Part, Units, adaquant
-from quark_onnx.optimizers.base import register, require_number
+from quark_onnx.optimizers.base import register, require_flag, require_number
 from quark_onnx.optimizers.descent import check, descend, device_of
 from quark_onnx.optimizers.problem import Doubles, Problem, Rows, Solution, loss_of
 
@@ -51,8 +50,7 @@ class AdaQuant:
     def __post_init__(self) -> None:
         check(self)
         require_number(self, "bias_rate", least=0)
-        if not isinstance(self.scales, bool):
-            raise ConfigError(f"scales of {self.name} is {self.scales!r}; it must be true or false")
+        require_flag(self, "scales")
 
     def __call__(self, problem: Problem, present: Solution) -> Solution:
         device, factor = device_of(self), _factors(problem) if self.scales and problem.scalable else None

@@ -17,7 +17,8 @@ from onnx import TensorProto
 
 from quark_onnx.errors import ConfigError
 from quark_onnx.graph import Graph, Node
-from quark_onnx.graph.layers import Layer
+from quark_onnx.graph.clipping import clip_bounds
+from quark_onnx.graph.layers import SPATIAL, Layer
 from quark_onnx.optimizers.base import Samples, register
 
 #: Operators that commute with a positive factor for each channel.
@@ -25,11 +26,8 @@ _COMMUTING = frozenset(
     {"Relu", "LeakyRelu", "PRelu", "Identity", "Dropout", "MaxPool", "AveragePool", "GlobalAveragePool"}
     | {"GlobalMaxPool", "Abs", "Neg"}
 )
-#: Layers whose channels are the second axis; those of the others are the last one.
-_SPATIAL = frozenset({"Conv", "ConvTranspose"})
 _MATRIX = 2
 _RELU6, _SILU = ("keep", "bound", "replace"), ("keep", "scale")
-_ENDS = ((1, "min"), (2, "max"))
 #: Sweeps end when no factor is further from 1 than this, or after so many.
 _CONVERGED, _MOST_SWEEPS = 1e-3, 100
 #: Channels without weights on one side are left alone; factors beyond this would leave float32 for nothing.
@@ -174,8 +172,8 @@ def _pair(graph: Graph, node: Node, passed: _Passed) -> _Pair | None:
     first = Layer.of(graph, node)
     if first is None or first.bias(graph) is None or len(graph.consumers(node.input(1))) > 1:
         return None
-    channels = int(np.prod(first.weight(graph).shape[:2]))
-    spatial = node.kind in _SPATIAL
+    channels = first.outputs(graph)
+    spatial = node.kind in SPATIAL
     readers = list[_Reader]()
     clips, gates = list[tuple[Node, int]](), list[tuple[Node, int]]()
     todo = [(node.outputs[0], 0, 1)]
@@ -192,7 +190,7 @@ def _pair(graph: Graph, node: Node, passed: _Passed) -> _Pair | None:
         for reader in consumers:
             layer = Layer.of(graph, reader)
             if layer is not None and reader.inputs.count(tensor) == 1 and reader.input(0) == tensor:
-                alike = spatial == (reader.kind in _SPATIAL) or len(graph.shape(tensor) or ()) == _MATRIX
+                alike = spatial == (reader.kind in SPATIAL) or len(graph.shape(tensor) or ()) == _MATRIX
                 shared = len(graph.consumers(reader.input(1))) > 1
                 if not alike or shared or not _fits(graph, layer, offset, channels * repeat):
                     return None
@@ -241,11 +239,8 @@ def _upper(graph: Graph, node: Node) -> float | None:
     """The upper bound of a Clip whose lower one is zero; None if it is none."""
     if node.kind != "Clip" or graph.elem_type(node.outputs[0]) != TensorProto.FLOAT:
         return None
-    ends = [graph.constant(node.input(place)) if node.input(place) else node.attribute(name) for place, name in _ENDS]
-    if ends[0] is None or np.any(ends[0]) or ends[1] is None:
-        return None
-    high = float(np.asarray(ends[1]).reshape(-1)[0])
-    return high if 0 < high < np.inf else None
+    low, high = clip_bounds(graph, node) or (-np.inf, np.inf)
+    return high if low == 0 < high < np.inf else None
 
 
 def _bound(graph: Graph, node: Node, factor: NDArray[np.float64]) -> None:
@@ -285,10 +280,7 @@ def _scale(graph: Graph, node: Node, factor: NDArray[np.float64]) -> None:
 
 def _is_relu(graph: Graph, node: Node) -> bool:
     """Whether a Clip is a Relu."""
-    if node.kind != "Clip" or node.input(2) or node.attribute("max") is not None:
-        return False
-    low = graph.constant(node.input(1)) if node.input(1) else node.attribute("min")
-    return low is not None and not np.any(low)
+    return node.kind == "Clip" and clip_bounds(graph, node) == (0.0, np.inf)
 
 
 def _pads_zeros(graph: Graph, node: Node, shape: object) -> bool:

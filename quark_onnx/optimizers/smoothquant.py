@@ -22,7 +22,7 @@ from calibrators.sampled import Samples as Sampling
 from quark_onnx.errors import ConfigError, DataError
 from quark_onnx.graph import Graph
 from quark_onnx.optimizers.absorb import Fold, absorb
-from quark_onnx.optimizers.base import Rewrites, Samples, register
+from quark_onnx.optimizers.base import Rewrites, Samples, register, require_flag
 from quark_onnx.optimizers.linear import Floats, Linear, private, readers_of, sources
 
 #: What "auto" chooses from.
@@ -57,8 +57,7 @@ class SmoothQuant:
         number = is_number(self.alpha) and isinstance(self.alpha, int | float) and 0 <= self.alpha <= 1
         if not number and self.alpha != "auto":
             raise ConfigError(f"alpha of smoothquant is {self.alpha!r}; it must be a number from 0 to 1, or 'auto'")
-        if not isinstance(self.insert, bool):
-            raise ConfigError(f"insert of smoothquant is {self.insert!r}; it must be true or false")
+        require_flag(self, "insert")
 
     def __call__(self, graph: Graph, samples: Samples = ()) -> Rewrites:
         """Smooth in place; how many tensors.

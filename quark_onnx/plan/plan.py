@@ -177,6 +177,11 @@ class Plan:
         """Whether ``node`` reads ``tensor`` quantized."""
         return isinstance(self.entry(self.use(tensor, node)), Quantize)
 
+    def touches(self, node: Node) -> bool:
+        """Whether a node that does not stay float as a whole reads or computes something quantized."""
+        tensors = [*((name, node) for name in node.inputs), *((name, None) for name in node.outputs)]
+        return node.name not in self.kept and any(self.quantized(name, reader) for name, reader in tensors if name)
+
     def ineligible(self, tensor: str) -> str:
         """Why a tensor can never be quantized; empty if it can."""
         if not tensor:

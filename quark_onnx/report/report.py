@@ -93,10 +93,7 @@ def summarize(*plans: Plan) -> tuple[dict[str, tuple[int, int]], dict[str, str],
             if node.name in outer:
                 continue
             done, count = operators.setdefault(node.kind, [0, 0])
-            touched = any(plan.quantized(t, node) for t in node.inputs if t) or any(
-                plan.quantized(t) for t in node.outputs if t
-            )
-            operators[node.kind] = [done + (touched and node.name not in plan.kept), count + 1]
+            operators[node.kind] = [done + plan.touches(node), count + 1]
         kept |= {name: reason for name, reason in plan.kept.items() if name not in outer}
         tensors |= {
             str(use): entry.reason

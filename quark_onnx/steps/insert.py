@@ -16,6 +16,7 @@ from quark_onnx.config import QuantizationSpec
 from quark_onnx.dtypes import INT32, Block, Float4, Half, Integer, Scaled
 from quark_onnx.functions import DOMAIN, DOMAINS, definitions, float4
 from quark_onnx.graph import Graph, Node, add_narrow
+from quark_onnx.graph.clipping import clip_bounds
 from quark_onnx.graph.node import subgraphs
 from quark_onnx.plan import BiasOf, Entry, Keep, Plan, Quantize, Use, fused_into
 from quark_onnx.steps.apart import behind_softmax, from_readers, is_small, moves_codes
@@ -114,7 +115,7 @@ class _Writer:
 
     def _saturates(self, node: Node, use: Use) -> bool:
         entry = self.plan.entries.get(use)
-        bounds = _clip_bounds(self.graph, node)
+        bounds = clip_bounds(self.graph, node)
         if not isinstance(entry, Quantize) or bounds is None:
             return False
         if use not in self.params.table or not entry.spec.dtype.uniform or entry.axis is not None:
@@ -330,17 +331,3 @@ def _ends(dtype: Half) -> tuple[tuple[str, float], tuple[str, float]]:
 def use_name(use: Use) -> str:
     """The stem of the names that belong to a use."""
     return use.tensor if use.node is None else f"{use.tensor}_{use.node}"
-
-
-def _clip_bounds(graph: Graph, node: Node) -> tuple[float, float] | None:
-    """The interval that a Relu or Clip lets through; None if it is not constant."""
-    if node.kind == "Relu":
-        return 0.0, float("inf")
-    bounds = [node.attribute("min", -np.inf), node.attribute("max", np.inf)]
-    for place, name in enumerate(node.inputs[1:3]):
-        if name:
-            value = graph.constant(name)
-            if value is None:
-                return None
-            bounds[place] = float(value.reshape(-1)[0])
-    return bounds[0], bounds[1]

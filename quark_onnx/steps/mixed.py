@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -24,8 +23,6 @@ from quark_onnx.steps.insert import define_functions, insert
 from quark_onnx.steps.make_plan import make_plan
 from quark_onnx.steps.run import Sample
 from quark_onnx.steps.solve import Params, solve, solve_biases
-
-logger = logging.getLogger(__name__)
 
 #: At most so many raised nodes are tried to be lowered again.
 _TRIES = 24
@@ -83,11 +80,12 @@ class _Search:
         self._ranges: list[Ranges] = measured
         self._plans = plans
         self._solved: dict[tuple[Use, Quantize], Params] = {}
+        self._goals: dict[tuple[str, ...], float] = {}
 
     def run(self) -> tuple[QConfig, Sensitivity]:
         settings, result = self._settings, Sensitivity()
         result.into = "16 bits" if settings.raised(self._config.activation) is not None else "float"
-        names = [node.name for node in self._graph.nodes if self._touched(node.name)]
+        names = [node.name for node in self._graph.nodes if self._plans[0].touches(node)]
         result.before = result.after = self._goal(())
         bound = settings.target
         if settings.metric is not None:
@@ -99,7 +97,7 @@ class _Search:
             for done, name in enumerate(names, 1):
                 result.noise[name] = self._alone(name)
                 bar.update(done)
-        order = sorted(names, key=lambda name: (result.noise[name], names.index(name)))
+        order = sorted(names, key=result.noise.__getitem__)  # those alike in the order of the graph
         order = order[: max(1, int(settings.share * len(self._graph.nodes)))]
         chosen = self._fewest(order, bound)
         chosen = self._needed(chosen, bound)
@@ -128,19 +126,13 @@ class _Search:
                 chosen = list(rest)
         return chosen
 
-    def _with(self, names: tuple[str, ...], config: QConfig | None = None) -> QConfig:
-        config = config or self._config
+    def _with(self, names: tuple[str, ...]) -> QConfig:
+        config = self._config
         if not names:
             return config
         spec = self._settings.raised(config.activation)
         override = Override(nodes=names, keep=True) if spec is None else Override(nodes=names, activation=spec)
         return config.with_(overrides=(*config.overrides, override))
-
-    def _touched(self, name: str) -> bool:
-        node = next(node for node in self._graph.nodes if node.name == name)
-        plan = self._plans[0]
-        reads = any(plan.quantized(tensor, node) for tensor in node.inputs if tensor)
-        return (reads or any(plan.quantized(tensor) for tensor in node.outputs if tensor)) and name not in plan.kept
 
     def _alone(self, name: str) -> float:
         """The goal where one node alone is quantized."""
@@ -148,7 +140,9 @@ class _Search:
 
     def _goal(self, names: tuple[str, ...]) -> float:
         """The goal where these nodes are raised."""
-        return self._measured(make_plan(self._graph, self._with(names), strict=False))
+        if names not in self._goals:
+            self._goals[names] = self._measured(make_plan(self._graph, self._with(names), strict=False))
+        return self._goals[names]
 
     def _measured(self, plan: Plan) -> float:
         model = self._built(plan)

@@ -69,8 +69,7 @@ def give_biases(graph: Graph, config: QConfig) -> None:
     for node in graph.nodes:
         layer = Layer.of(graph, node)
         if layer is not None and node.kind != "MatMul" and not node.input(2):
-            outputs = int(np.prod(layer.weight(graph).shape[:2]))
-            layer.set_bias(graph, np.zeros(outputs), "zeros")
+            layer.set_bias(graph, np.zeros(layer.outputs(graph)), "zeros")
 
 
 def _difference(graph: Graph, reference: Reference, sample: Sample) -> str:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from quark_onnx.dtypes import Integer, Minifloat
 from quark_onnx.graph import Graph, Node
-from quark_onnx.graph.layers import LAYERS, Layer
+from quark_onnx.graph.layers import LAYERS, SPATIAL, Layer
 from quark_onnx.kernels import patches
 from quark_onnx.kernels.lattice import Lattice
 from quark_onnx.kernels.parallel import side_by_side
@@ -28,8 +28,6 @@ _ROWS, _BYTES = 16384, 1 << 27
 _EVERY = 8
 #: Rows that are multiplied with each other at a time.
 _SLAB = 4096
-
-_SPATIAL = ("Conv", "ConvTranspose")
 
 
 @dataclass(frozen=True)
@@ -222,7 +220,7 @@ class Gatherer:
     def _of(self, index: int, share: int, seed: int) -> tuple[Floats, Floats]:
         [x] = self.quantized.values(self.source, [index])
         [y] = self.floating.values(self.place.result, [index])
-        spatial = self.place.node.kind in _SPATIAL
+        spatial = self.place.node.kind in SPATIAL
         chosen = patches.places_of(patches.count_places(y.shape, spatial=spatial), share, seed * 10007 + index)
         if not spatial:
             return patches.rows_at(x, chosen), patches.rows_at(y, chosen)
@@ -242,7 +240,7 @@ class Gatherer:
     def _mean(self, groups: int) -> Doubles:
         """The mean of what the layer reads in float, at every tap of its kernel the mean of the channel."""
         source = self.place.node.input(0)
-        spatial = self.place.node.kind in _SPATIAL
+        spatial = self.place.node.kind in SPATIAL
         total, count = np.zeros(1), np.zeros(1, np.int64)
         for x in self.floating.values(source):
             axes = tuple(axis for axis in range(x.ndim) if axis != (1 if spatial else x.ndim - 1))
@@ -273,7 +271,7 @@ class Gatherer:
         return total, count
 
     def _all_rows(self, x: Floats, index: int) -> Iterator[Floats]:
-        if self.place.node.kind not in _SPATIAL:
+        if self.place.node.kind not in SPATIAL:
             rows = x.reshape(-1, x.shape[-1])
             for start in range(0, len(rows), _SLAB):
                 yield rows[None, start : start + _SLAB]
@@ -296,8 +294,7 @@ def window_of(node: Node, size: tuple[int, ...], output: tuple[int, ...], kernel
     strides = tuple(node.attribute("strides", [1] * rank))
     dilations = tuple(node.attribute("dilations", [1] * rank))
     turned = node.kind == "ConvTranspose"
-    auto = node.attribute("auto_pad", b"NOTSET")
-    auto = auto.decode() if isinstance(auto, bytes) else auto
+    auto = node.attribute("auto_pad", "NOTSET")
     fixed = list(node.attribute("output_shape", ())) if turned else []
     if auto in ("NOTSET", "") and not fixed:
         return Window(kernel, strides, dilations, tuple(node.attribute("pads", [0] * 2 * rank)[:rank]), turned)

@@ -6,7 +6,6 @@ should compute by the float model. Both models are run once in all, piece by pie
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +16,7 @@ import numpy as np
 from quark_onnx.graph import Graph
 from quark_onnx.kernels.lattice import Lattice
 from quark_onnx.optimizers import LayerOptimizer, Samples
-from quark_onnx.optimizers.problem import Doubles, Floats, LayerResult, Problem, Solution
+from quark_onnx.optimizers.problem import Floats, LayerResult, Problem, Solution
 from quark_onnx.plan import BiasOf, Plan, Use
 from quark_onnx.progress import Progress
 from quark_onnx.steps.insert import define_functions, insert
@@ -25,8 +24,6 @@ from quark_onnx.steps.journal import Journal
 from quark_onnx.steps.problems import Gatherer, Place, bias_lattice_of, flat, lattice_of, places_in, scalable
 from quark_onnx.steps.solve import Params
 from quark_onnx.steps.walk import Walk
-
-logger = logging.getLogger(__name__)
 
 #: Bytes of activations that each of the two models keeps in memory between layers; the rest is in files.
 _MEMORY = 1 << 29
@@ -94,15 +91,14 @@ class _Run:
         self._quantized = insert(graph, _open(plan, places), params)
         define_functions(self._quantized)
         for place in places:
-            self._set_weight(place, self._lattice(place).nearest(self._weight(place)))
+            self._store_weight(
+                place, self._lattice(place).nearest(flat(place.layer.weight(self._float))), self._quantized
+            )
         self._nodes = {node.name: node for node in self._quantized.nodes}
         self._walks = [Walk(each, samples, memory=_MEMORY) for each in (self._float, self._quantized)]
 
     def _lattice(self, place: Place) -> Lattice:
         return lattice_of(self._float, self._plan, self._params, place)
-
-    def _weight(self, place: Place) -> Doubles:
-        return flat(place.layer.weight(self._float))
 
     def optimize(self, place: Place, optimizers: Sequence[LayerOptimizer]) -> LayerResult:
         """Choose and store the codes and the bias of one layer."""
@@ -121,13 +117,10 @@ class _Run:
             found = _improved(problem, optimizers)
             self._journal.keep(key, *found)
         solution, result = found
-        self._set_weight(place, solution.weight)
-        stored = place.layer.as_stored(solution.weight.reshape(place.layer.weight(self._float).shape))
-        self._target.set_constant(place.weight, stored.astype(np.float32))
+        self._store_weight(place, solution.weight, self._quantized, self._target)
         if solution.factor is not None:
-            found_params = self._params.table[place.use]
-            moved = found_params.scale * solution.factor.reshape(-1)
-            self._params.table[place.use] = found_params.with_scale(moved)
+            before = self._params.table[place.use]
+            self._params.table[place.use] = before.with_scale(before.scale * solution.factor.reshape(-1))
         if place.bias:
             shape = self._float.shape(place.bias)
             assert shape is not None
@@ -141,9 +134,10 @@ class _Run:
         for walk in self._walks:
             walk.close()
 
-    def _set_weight(self, place: Place, weight: Floats) -> None:
-        shaped = weight.reshape(place.layer.weight(self._float).shape)
-        self._quantized.set_constant(place.weight, place.layer.as_stored(shaped).astype(np.float32))
+    def _store_weight(self, place: Place, weight: Floats, *graphs: Graph) -> None:
+        stored = place.layer.as_stored(weight.reshape(place.layer.shape(self._float))).astype(np.float32)
+        for graph in graphs:
+            graph.set_constant(place.weight, stored)
 
 
 def _open(plan: Plan, places: list[Place]) -> Plan:
