@@ -1,7 +1,8 @@
 """What optimizers make of quantized models: metrics, time and memory, ours beside amd-quark's.
 
     QUARK_ONNX_DATA=... python benchmarks/optimizers.py [--tasks resnet20 ...] [--presets XINT8 ...]
-        [--recipes plain cle ...] [--amd-quark-python VENV/bin/python] [--again] [--report]
+        [--recipes plain cle ...] [--tools ours] [--amd-quark-python VENV/bin/python]
+        [--again] [--report]
 
 Both tools get the same 100 calibration samples, and one procedure judges both. Each run is a process of its own, so
 that its peak memory is its own. A measurement is kept in OUT/optimizers.json as soon as it is made; what is there is
@@ -87,9 +88,10 @@ def runs(arguments: argparse.Namespace) -> Iterator[Run]:
                 named = not arguments.recipes or recipe.name in arguments.recipes
                 if task not in recipe.tasks or not named or (arguments.presets and preset not in arguments.presets):
                     continue
-                yield Run(task, preset, recipe, "ours")
-                if arguments.amd_quark_python and recipe.theirs is not None and preset == "XINT8":
-                    yield Run(task, preset, recipe, "amd-quark")
+                theirs = arguments.amd_quark_python and recipe.theirs is not None and preset == "XINT8"
+                for tool in ("ours", "amd-quark") if theirs else ("ours",):
+                    if not arguments.tools or tool in arguments.tools:
+                        yield Run(task, preset, recipe, tool)
 
 
 def config_of(preset: str, optimizers: tuple[str, ...]) -> object:
@@ -174,6 +176,7 @@ def main() -> int:
     parser.add_argument(
         "--recipes", nargs="+", metavar="RECIPE", help=", ".join(dict.fromkeys(r.name for r in RECIPES))
     )
+    parser.add_argument("--tools", nargs="+", choices=("ours", "amd-quark"), help="measure only these")
     parser.add_argument("--amd-quark-python", type=Path, help="the Python of an environment with amd-quark")
     parser.add_argument("--again", action="store_true", help="measure again what is known")
     parser.add_argument("--report", action="store_true", help="measure nothing, print what is known")

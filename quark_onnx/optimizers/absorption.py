@@ -18,6 +18,7 @@ from calibrators.control import Observation
 from calibrators.runner import collect
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.layers import Layer
+from quark_onnx.kernels.noise import EIGHT_BITS, Rounding
 from quark_onnx.optimizers.base import Samples, register, require_number
 
 _UNPADDED = ("NOTSET", "VALID")
@@ -45,7 +46,7 @@ class BiasAbsorption:
     def __post_init__(self) -> None:
         require_number(self, "margin", least=0, most=1)
 
-    def __call__(self, graph: Graph, samples: Samples = ()) -> int:
+    def __call__(self, graph: Graph, samples: Samples = (), rounding: Rounding = EIGHT_BITS) -> int:
         """Absorb in place; how many tensors between layers.
 
         Raises:

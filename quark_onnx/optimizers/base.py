@@ -10,6 +10,7 @@ from calibrators.base import is_number
 from calibrators.spool import Spool
 from quark_onnx.errors import ConfigError
 from quark_onnx.graph import Graph
+from quark_onnx.kernels.noise import Rounding
 from quark_onnx.optimizers.problem import Problem, Solution
 from quark_onnx.registry import OPTIMIZERS
 
@@ -46,16 +47,19 @@ class FloatOptimizer(Protocol):
 
     name: ClassVar[str]
     stage: ClassVar[str]
-    needs_data: ClassVar[bool]
+
+    @property
+    def needs_data(self) -> bool: ...
 
     @property
     def exact(self) -> bool: ...
 
-    def __call__(self, graph: Graph, samples: Samples) -> int:
+    def __call__(self, graph: Graph, samples: Samples, rounding: Rounding) -> int:
         """How many places were rewritten; ``Rewrites`` also says what was left alone, and why.
 
         Args:
             samples: calibration data, ``{input name: array}``; it may be read several times, and may be empty.
+            rounding: how finely the configuration rounds what it says nothing special about.
         """
         ...
 

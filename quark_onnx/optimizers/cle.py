@@ -1,9 +1,8 @@
 """CLE: cross-layer equalization (Nagel et al. 2019, "Data-Free Quantization Through Weight Equalization and Bias
 Correction", section 4.1).
 
-Where what a layer computes reaches the next ones through operators that commute with a positive factor, a channel may
-be divided by any factor in the first and multiplied by it in the others. The factor sqrt(a / b), with a and b the
-greatest weights of the channel before and behind, makes both alike, so that one scale serves all channels of a weight.
+The factor sqrt(a / b), with a and b the greatest weights of a channel in the layer before and the layers behind, makes
+both alike, so that one scale serves all channels of a weight.
 """
 
 from __future__ import annotations
@@ -12,21 +11,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
-from onnx import TensorProto
 
 from quark_onnx.errors import ConfigError
-from quark_onnx.graph import Graph, Node
-from quark_onnx.graph.clipping import clip_bounds
-from quark_onnx.graph.layers import SPATIAL, Layer
-from quark_onnx.optimizers.base import Samples, register
+from quark_onnx.graph import Graph
+from quark_onnx.kernels.noise import EIGHT_BITS, Rounding
+from quark_onnx.optimizers.balance import balance
+from quark_onnx.optimizers.base import Rewrites, Samples, register, require_flag, require_whole
+from quark_onnx.optimizers.pairs import Doubles, Pair, Passed, Reader, layers_of, pairs_of, upper_bound
 
-#: Operators that commute with a positive factor for each channel.
-_COMMUTING = frozenset(
-    {"Relu", "LeakyRelu", "PRelu", "Identity", "Dropout", "MaxPool", "AveragePool", "GlobalAveragePool"}
-    | {"GlobalMaxPool", "Abs", "Neg"}
-)
-_MATRIX = 2
 _RELU6, _SILU = ("keep", "bound", "replace"), ("keep", "scale")
 #: Sweeps end when no factor is further from 1 than this, or after so many.
 _CONVERGED, _MOST_SWEEPS = 1e-3, 100
@@ -46,252 +38,96 @@ class CLE:
             computes the same; "replace" makes it a Relu, which does not.
         silu: what becomes of x * sigmoid(x), written as two nodes. "keep" leaves it and the layers around it alone;
             "scale" puts a Mul with a factor for each channel in front of the Sigmoid, which computes the same.
+        activations: choose the factors by the rounding of activations, too, on calibration data: those of weights
+            alone may spread the channels of what stands between layers. ``sweeps`` does not matter then.
     """
 
     name: ClassVar[str] = "cle"
     stage: ClassVar[str] = "float"
-    needs_data: ClassVar[bool] = False
 
     sweeps: int = 0
     relu6: str = "keep"
     silu: str = "keep"
+    activations: bool = False
 
     def __post_init__(self) -> None:
         if self.silu not in _SILU:
             raise ConfigError(f"silu of cle is {self.silu!r}; it must be one of {', '.join(_SILU)}")
         if self.relu6 not in _RELU6:
             raise ConfigError(f"relu6 of cle is {self.relu6!r}; it must be one of {', '.join(_RELU6)}")
-        if type(self.sweeps) is not int or self.sweeps < 0:
-            raise ConfigError(f"sweeps of cle is {self.sweeps!r}; it must be a number of sweeps, or 0 for no limit")
+        require_whole(self, "sweeps", least=0)
+        require_flag(self, "activations")
 
     @property
     def exact(self) -> bool:
         """Whether the model computes the same afterwards."""
         return self.relu6 != "replace"
 
-    def __call__(self, graph: Graph, samples: Samples = ()) -> int:
-        """Equalize in place; how many pairs of layers."""
+    @property
+    def needs_data(self) -> bool:
+        """Whether it does nothing without samples."""
+        return self.activations
+
+    def __call__(self, graph: Graph, samples: Samples = (), rounding: Rounding = EIGHT_BITS) -> Rewrites:
+        """Equalize in place; how many pairs of layers.
+
+        Raises:
+            DataError: a sample that does not fit or cannot be run.
+        """
         if self.relu6 == "replace":
-            for node in [node for node in graph.nodes if _upper(graph, node) is not None]:
+            for node in [node for node in graph.nodes if upper_bound(graph, node) is not None]:
                 source, result = node.inputs[0], node.outputs[0]
                 graph.remove([node])
                 graph.add("Relu", [source], [result], name=node.name)
-        passed = _Passed(self.relu6 == "bound", self.silu == "scale")
-        pairs = [pair for node in graph.nodes if (pair := _pair(graph, node, passed)) is not None]
-        weights = {layer.node.name: layer.weight(graph) for pair in pairs for layer in (pair.first, *pair.layers)}
-        total = {pair.first.node.name: np.ones(pair.channels) for pair in pairs}
+        pairs, notes = pairs_of(graph, Passed(self.relu6 == "bound", self.silu == "scale")), list[str]()
+        if not self.activations:
+            factors = self._equalized(graph, pairs)
+        elif pairs and len(samples):
+            found = balance(graph, pairs, samples, rounding)
+            pairs, factors = found.pairs, found.factors
+            notes.append(f"modelled noise of the layers {found.before:.3g} before, {found.after:.3g} after")
+        else:
+            return Rewrites(0)
+        _apply(graph, pairs, factors)
+        return Rewrites(len(pairs), notes)
+
+    def _equalized(self, graph: Graph, pairs: list[Pair]) -> list[Doubles]:
+        """The factors that make weights alike."""
+        weights = {name: layer.weight(graph) for name, layer in layers_of(pairs).items()}
+        total = [np.ones(pair.channels) for pair in pairs]
         for _ in range(self.sweeps or _MOST_SWEEPS):
-            moved = [pair.equalize(weights) for pair in pairs]
-            for pair, factor in zip(pairs, moved, strict=True):
-                total[pair.first.node.name] *= factor
+            moved = [_equalize(pair, weights) for pair in pairs]
+            total = [whole * factor for whole, factor in zip(total, moved, strict=True)]
             if max((np.abs(np.log(factor)).max() for factor in moved), default=0.0) < _CONVERGED:
                 break
-        for pair in pairs:
-            pair.rescale(graph, total[pair.first.node.name])
-        for layer in {layer.node.name: layer for pair in pairs for layer in (pair.first, *pair.layers)}.values():
-            layer.set_weight(graph, weights[layer.node.name], "equalized")
-        return len(pairs)
+        return total
 
 
-@dataclass(frozen=True)
-class _Passed:
-    """Functions that factors may pass if something is added: clips with an upper bound, and gates."""
-
-    clips: bool
-    gates: bool
-
-
-@dataclass(frozen=True)
-class _Reader:
-    """A layer that reads channels: as its input number ``offset`` and those that follow, ``repeat`` for each."""
-
-    layer: Layer
-    offset: int
-    repeat: int
+def _apply(graph: Graph, pairs: list[Pair], factors: list[Doubles]) -> None:
+    layers = layers_of(pairs)
+    weights = {name: layer.weight(graph) for name, layer in layers.items()}
+    for pair, factor in zip(pairs, factors, strict=True):
+        pair.scale_weights(weights, factor)
+        pair.rescale_rest(graph, factor)
+    for name, layer in layers.items():
+        layer.set_weight(graph, weights[name], "equalized")
 
 
-@dataclass(frozen=True)
-class _Pair:
-    first: Layer
-    channels: int
-    readers: tuple[_Reader, ...]
-    clips: tuple[tuple[Node, int], ...] = ()
-    gates: tuple[tuple[Node, int], ...] = ()
-
-    @property
-    def layers(self) -> tuple[Layer, ...]:
-        return tuple(reader.layer for reader in self.readers)
-
-    def equalize(self, weights: dict[str, NDArray[np.float64]]) -> NDArray[np.float64]:
-        """Change the weights; the factors that the channels of the first layer were divided by."""
-        first = weights[self.first.node.name]
-        before = np.abs(first).reshape(self.channels, -1).max(axis=1)
-        behind = np.max([_reach(reader, weights, self.channels) for reader in self.readers], axis=0)
-        alive = (before > 0) & (behind > 0)
-        factor = np.where(alive, np.sqrt(np.where(alive, before, 1) / np.where(alive, behind, 1)), 1.0)
-        factor = factor.clip(1 / _GREATEST_FACTOR, _GREATEST_FACTOR)
-        weights[self.first.node.name] = first / factor.reshape(*first.shape[:2], *[1] * (first.ndim - 2))
-        for reader in self.readers:
-            _scale_inputs(reader, weights, factor)
-        return factor
-
-    def rescale(self, graph: Graph, factor: NDArray[np.float64]) -> None:
-        """What stands beside the weights: the bias of the first layer."""
-        bias = self.first.bias(graph)
-        if bias is not None and bias.any():
-            self.first.set_bias(graph, bias / factor, "equalized")
-        for node, repeat in self.clips:
-            _bound(graph, node, np.repeat(factor, repeat))
-        for node, repeat in self.gates:
-            _scale(graph, node, np.repeat(factor, repeat))
+def _equalize(pair: Pair, weights: dict[str, Doubles]) -> Doubles:
+    """Change the weights of a pair; the factors that its channels were divided by."""
+    first = weights[pair.first.node.name]
+    before = np.abs(first).reshape(pair.channels, -1).max(axis=1)
+    behind = np.max([_reach(reader, weights, pair.channels) for reader in pair.readers], axis=0)
+    alive = (before > 0) & (behind > 0)
+    factor = np.where(alive, np.sqrt(np.where(alive, before, 1) / np.where(alive, behind, 1)), 1.0)
+    factor = factor.clip(1 / _GREATEST_FACTOR, _GREATEST_FACTOR)
+    pair.scale_weights(weights, factor)
+    return factor
 
 
-def _by_input(weight: NDArray[np.float64]) -> NDArray[np.float64]:
-    """(inputs, everything else), a view or a copy."""
-    moved = np.moveaxis(weight, 2, 1)
-    return moved.reshape(moved.shape[0] * moved.shape[1], -1)
-
-
-def _reach(reader: _Reader, weights: dict[str, NDArray[np.float64]], channels: int) -> NDArray[np.float64]:
-    rows = np.abs(_by_input(weights[reader.layer.node.name])).max(axis=1)
-    own = rows[reader.offset : reader.offset + channels * reader.repeat]
-    greatest: NDArray[np.float64] = own.reshape(channels, reader.repeat).max(axis=1)
+def _reach(reader: Reader, weights: dict[str, Doubles], channels: int) -> Doubles:
+    """The greatest weight that each channel is multiplied with."""
+    moved = np.moveaxis(np.abs(weights[reader.layer.node.name]), 2, 1)
+    rows = moved.reshape(moved.shape[0] * moved.shape[1], -1).max(axis=1)
+    greatest: Doubles = rows[reader.span(channels)].reshape(channels, reader.repeat).max(axis=1)
     return greatest
-
-
-def _scale_inputs(reader: _Reader, weights: dict[str, NDArray[np.float64]], factor: NDArray[np.float64]) -> None:
-    weight = weights[reader.layer.node.name]
-    whole = np.ones(weight.shape[0] * weight.shape[2])
-    whole[reader.offset : reader.offset + factor.size * reader.repeat] = np.repeat(factor, reader.repeat)
-    shape = (weight.shape[0], 1, weight.shape[2], *[1] * (weight.ndim - 3))
-    weights[reader.layer.node.name] = weight * whole.reshape(shape)
-
-
-def _pair(graph: Graph, node: Node, passed: _Passed) -> _Pair | None:
-    """A layer and those that alone read it, through operators that factors pass."""
-    first = Layer.of(graph, node)
-    if first is None or first.bias(graph) is None or len(graph.consumers(node.input(1))) > 1:
-        return None
-    channels = first.outputs(graph)
-    spatial = node.kind in SPATIAL
-    readers = list[_Reader]()
-    clips, gates = list[tuple[Node, int]](), list[tuple[Node, int]]()
-    todo = [(node.outputs[0], 0, 1)]
-    while todo:
-        tensor, offset, repeat = todo.pop()
-        consumers = graph.consumers(tensor)
-        if graph.is_output(tensor) or graph.captured(tensor) or not consumers:
-            return None
-        gate = _gate(graph, tensor, consumers) if passed.gates and not offset else None
-        if gate is not None:
-            gates.append((gate[0], repeat))
-            todo.append((gate[1].outputs[0], offset, repeat))
-            continue
-        for reader in consumers:
-            layer = Layer.of(graph, reader)
-            if layer is not None and reader.inputs.count(tensor) == 1 and reader.input(0) == tensor:
-                alike = spatial == (reader.kind in SPATIAL) or len(graph.shape(tensor) or ()) == _MATRIX
-                shared = len(graph.consumers(reader.input(1))) > 1
-                if not alike or shared or not _fits(graph, layer, offset, channels * repeat):
-                    return None
-                readers.append(_Reader(layer, offset, repeat))
-                continue
-            if not spatial and reader.kind not in _COMMUTING and len(graph.shape(tensor) or ()) != _MATRIX:
-                return None  # its channels come last
-            after = _behind(graph, reader, tensor, offset, repeat)
-            if after is None and passed.clips and not offset and _upper(graph, reader) is not None:
-                clips.append((reader, repeat))
-                after = offset, repeat
-            if after is None:
-                return None
-            todo.append((reader.outputs[0], *after))
-    return _Pair(first, channels, tuple(readers), tuple(clips), tuple(gates))
-
-
-def _fits(graph: Graph, layer: Layer, offset: int, count: int) -> bool:
-    weight = layer.weight(graph)
-    return bool(offset + count <= weight.shape[0] * weight.shape[2])
-
-
-def _behind(graph: Graph, node: Node, tensor: str, offset: int, repeat: int) -> tuple[int, int] | None:
-    """Where the channels lie behind an operator, and how often each is repeated; None if factors do not pass."""
-    if any(graph.consumers(name) for name in node.outputs[1:]):
-        return None
-    shape = graph.shape(tensor)
-    if node.kind in _COMMUTING or _is_relu(graph, node) or _pads_zeros(graph, node, shape):
-        return (offset, repeat) if node.kind != "PRelu" or node.input(0) == tensor else None
-    if node.kind in ("Resize", "Upsample") and node.input(0) == tensor and shape is not None:
-        return (offset, repeat) if (graph.shape(node.outputs[0]) or ())[:2] == shape[:2] else None
-    if node.kind == "Concat" and node.attribute("axis") == 1 and node.inputs.count(tensor) == 1:
-        before = [graph.shape(name) for name in node.inputs[: node.inputs.index(tensor)]]
-        widths = [part[1] if part is not None and len(part) > 1 else None for part in before]
-        if all(isinstance(width, int) for width in widths):
-            return offset + sum(width for width in widths if isinstance(width, int)), repeat
-    if node.kind == "Flatten" and node.attribute("axis", 1) == 1 and shape is not None:
-        area = shape[2:]
-        if all(isinstance(dim, int) for dim in area):
-            size = int(np.prod([dim for dim in area if isinstance(dim, int)], initial=1))
-            return offset * size, repeat * size
-    return None
-
-
-def _upper(graph: Graph, node: Node) -> float | None:
-    """The upper bound of a Clip whose lower one is zero; None if it is none."""
-    if node.kind != "Clip" or graph.elem_type(node.outputs[0]) != TensorProto.FLOAT:
-        return None
-    low, high = clip_bounds(graph, node) or (-np.inf, np.inf)
-    return high if low == 0 < high < np.inf else None
-
-
-def _bound(graph: Graph, node: Node, factor: NDArray[np.float64]) -> None:
-    """Write a Clip as a Relu and a Min, its upper bound divided by a factor for each channel."""
-    high = _upper(graph, node)
-    assert high is not None
-    source, result = node.inputs[0], node.outputs[0]
-    rank = len(graph.shape(source) or ())
-    shape = (1, factor.size, *[1] * (rank - 2))
-    bounds = graph.add_constant(f"{result}_bounds", (high / factor).astype(np.float32).reshape(shape))
-    positive = graph.fresh(f"{result}_positive")
-    graph.remove([node])
-    graph.add("Relu", [source], [positive], name=f"{node.name}_Relu")
-    graph.add("Min", [positive, bounds], [result], name=f"{node.name}_Min")
-
-
-def _gate(graph: Graph, tensor: str, consumers: list[Node]) -> tuple[Node, Node] | None:
-    """The Sigmoid and the Mul of x * sigmoid(x), if nothing else reads x."""
-    gates = [node for node in consumers if node.kind in ("Sigmoid", "HardSigmoid")]
-    products = [node for node in consumers if node.kind == "Mul"]
-    if len(consumers) != 2 or not gates or not products or graph.is_output(gates[0].outputs[0]):
-        return None
-    pair = {tensor, gates[0].outputs[0]}
-    alone = graph.consumers(gates[0].outputs[0]) == products
-    return (gates[0], products[0]) if alone and set(products[0].inputs) == pair else None
-
-
-def _scale(graph: Graph, node: Node, factor: NDArray[np.float64]) -> None:
-    """Let a function read its input times a factor for each channel."""
-    source = node.input(0)
-    shape = (1, factor.size, *[1] * (len(graph.shape(source) or ()) - 2))
-    factors = graph.add_constant(f"{node.outputs[0]}_factors", factor.astype(np.float32).reshape(shape))
-    scaled = graph.fresh(f"{node.outputs[0]}_scaled")
-    graph.add("Mul", [source, factors], [scaled], name=f"{node.name}_Mul")
-    graph.set_input(node, 0, scaled)
-
-
-def _is_relu(graph: Graph, node: Node) -> bool:
-    """Whether a Clip is a Relu."""
-    return node.kind == "Clip" and clip_bounds(graph, node) == (0.0, np.inf)
-
-
-def _pads_zeros(graph: Graph, node: Node, shape: object) -> bool:
-    """Whether a Pad fills up with zeros, or with values of the same channel."""
-    if node.kind != "Pad":
-        return False
-    pads = graph.constant(node.input(1)) if node.input(1) else np.asarray(node.attribute("pads", ()))
-    if pads is None or pads.size < 4 or node.input(3):
-        return False
-    rank = pads.size // 2
-    if pads.reshape(2, rank)[:, :2].any():
-        return False
-    value = graph.constant(node.input(2)) if node.input(2) else np.asarray(node.attribute("value", 0.0))
-    return node.attribute("mode", "constant") != "constant" or (value is not None and not value.any())

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from quark_onnx.errors import ConfigError
 from quark_onnx.graph import Graph, Node
 from quark_onnx.kernels.hadamard import Rotation, balanced, random_hadamard
+from quark_onnx.kernels.noise import EIGHT_BITS, Rounding
 from quark_onnx.optimizers.base import Rewrites, Samples, register
 from quark_onnx.optimizers.heads import heads
 from quark_onnx.optimizers.linear import readers_of, sources
@@ -55,7 +56,7 @@ class QuaRot:
         if type(self.seed) is not int or self.seed < 0:
             raise ConfigError(f"seed of quarot is {self.seed!r}; it must be a whole number, 0 or more")
 
-    def __call__(self, graph: Graph, samples: Samples = ()) -> Rewrites:
+    def __call__(self, graph: Graph, samples: Samples = (), rounding: Rounding = EIGHT_BITS) -> Rewrites:
         """Rotate in place; how many streams, attentions and inputs of layers."""
         found, notes = streams(graph, norms(graph))
         attentions, done = heads(graph), set[Node]()

@@ -21,6 +21,7 @@ from calibrators.sampled import Sampled
 from calibrators.sampled import Samples as Sampling
 from quark_onnx.errors import ConfigError, DataError
 from quark_onnx.graph import Graph
+from quark_onnx.kernels.noise import EIGHT_BITS, Rounding
 from quark_onnx.optimizers.absorb import Fold, absorb
 from quark_onnx.optimizers.base import Rewrites, Samples, register, require_flag
 from quark_onnx.optimizers.linear import Floats, Linear, private, readers_of, sources
@@ -29,8 +30,6 @@ from quark_onnx.optimizers.linear import Floats, Linear, private, readers_of, so
 _ALPHAS = tuple(round(0.05 * step, 2) for step in range(21))
 #: Factors beyond this, around their geometric mean, would leave float32 for nothing.
 _GREATEST_FACTOR = 1e4
-#: The codes of what "auto" simulates.
-_ACTIVATION_CODES, _WEIGHT_CODE = 255, 127
 _FLOAT = "it makes channels alike before they are rounded"
 
 
@@ -59,7 +58,7 @@ class SmoothQuant:
             raise ConfigError(f"alpha of smoothquant is {self.alpha!r}; it must be a number from 0 to 1, or 'auto'")
         require_flag(self, "insert")
 
-    def __call__(self, graph: Graph, samples: Samples = ()) -> Rewrites:
+    def __call__(self, graph: Graph, samples: Samples = (), rounding: Rounding = EIGHT_BITS) -> Rewrites:
         """Smooth in place; how many tensors.
 
         Raises:
@@ -70,10 +69,10 @@ class SmoothQuant:
         if not reachable or not len(samples):
             return Rewrites(0, _left(len(groups) - len(reachable)))
         seen = _observe(graph, reachable, samples, vectors=self.alpha == "auto")
-        count = sum(self._smooth(graph, group, found) for group, found in zip(reachable, seen, strict=True))
+        count = sum(self._smooth(graph, group, found, rounding) for group, found in zip(reachable, seen, strict=True))
         return Rewrites(count, _left(len(groups) - len(reachable)))
 
-    def _smooth(self, graph: Graph, group: _Group, seen: Extremes) -> bool:
+    def _smooth(self, graph: Graph, group: _Group, seen: Extremes, rounding: Rounding) -> bool:
         """Whether a group was rewritten."""
         if seen.lo.size != group.size or seen.nonfinite:
             return False
@@ -81,7 +80,7 @@ class SmoothQuant:
         weights = [layer.matrix(graph) for layer in group.layers]
         reach = np.max([np.abs(weight).max(axis=1) for weight in weights], axis=0)
         if isinstance(seen, Sampled):
-            factor = _search(seen, largest, reach, np.concatenate(weights, axis=1))
+            factor = _search(seen, largest, reach, np.concatenate(weights, axis=1), rounding)
         else:
             assert not isinstance(self.alpha, str)
             factor = factors(largest, reach, self.alpha)
@@ -172,32 +171,40 @@ def factors(largest: Floats, reach: Floats, alpha: float) -> Floats:
     return result
 
 
-def _search(seen: Sampled, largest: Floats, reach: Floats, weight: Floats) -> Floats:
+def _search(seen: Sampled, largest: Floats, reach: Floats, weight: Floats, rounding: Rounding) -> Floats:
     """The factors that leave the least error of the products of some vectors, none among them.
 
-    Activations are rounded to 8 bits with one scale and a zero point, weights with a scale for each output.
+    Activations are rounded with one scale and, unless they are symmetric, a zero point; weights with a scale for each
+    output.
     """
     x = seen.vectors.astype(np.float64)
     x = x[np.isfinite(x).all(axis=1)]
     exact, best, least = x @ weight, np.ones(largest.size), np.inf
     for candidate in (best, *(factors(largest, reach, alpha) for alpha in _ALPHAS)):
         low, high = min(0.0, (seen.lo / candidate).min()), max(0.0, (seen.hi / candidate).max())
-        scaled = weight * candidate[:, None]
-        error = float(np.square(_rounded(x / candidate, low, high) @ _symmetric(scaled) - exact).sum())
+        if rounding.symmetric:
+            low, high = -max(-low, high), max(-low, high)
+        read = _rounded(x / candidate, low, high, rounding.activation)
+        product = read @ _symmetric(weight * candidate[:, None], rounding.weight)
+        error = float(np.square(product - exact).sum())
         if error < least:
             best, least = candidate, error
     return best
 
 
-def _rounded(values: Floats, low: float, high: float) -> Floats:
-    scale = (high - low) / _ACTIVATION_CODES or 1.0
+def _rounded(values: Floats, low: float, high: float, steps: int) -> Floats:
+    if not steps:
+        return values
+    scale = (high - low) / steps or 1.0
     zero = np.rint(-low / scale)
-    codes: Floats = (np.rint(values / scale) + zero).clip(0, _ACTIVATION_CODES) - zero
+    codes: Floats = (np.rint(values / scale) + zero).clip(0, steps) - zero
     return codes * scale
 
 
-def _symmetric(weight: Floats) -> Floats:
+def _symmetric(weight: Floats, steps: int) -> Floats:
+    if not steps:
+        return weight
     largest = np.abs(weight).max(axis=0)
-    scale = np.where(largest > 0, largest, 1.0) / _WEIGHT_CODE
+    scale = np.where(largest > 0, largest, 1.0) / (steps // 2)
     rounded: Floats = np.rint(weight / scale) * scale
     return rounded

@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 
 from calibrators.session import open_session
-from quark_onnx.config import QConfig
+from quark_onnx.config import QConfig, QuantizationSpec
+from quark_onnx.dtypes import Integer
 from quark_onnx.graph import Graph
 from quark_onnx.graph.layers import Layer
+from quark_onnx.kernels.noise import Rounding
 from quark_onnx.optimizers import FloatOptimizer, Samples
 from quark_onnx.report.measure import measure
 from quark_onnx.steps.prepare import unchanged
@@ -33,6 +35,7 @@ def optimize_float(
     chosen: list[FloatOptimizer] = [optimizer for optimizer in config.optimizers if optimizer.stage == "float"]
     notes = list[str]()
     expected: dict[str, Any] = reference.repeatable(sample) if chosen and sample is not None else {}
+    rounding = _rounding(config)
     for optimizer in chosen:
         if sample is None:
             notes.append(
@@ -43,7 +46,7 @@ def optimize_float(
             notes.append(f"{optimizer.name} was left out: it needs calibration data")
             continue
         candidate = graph.copy()
-        count = optimizer(candidate, samples)
+        count = optimizer(candidate, samples, rounding)
         candidate.drop_unused()
         candidate.infer()
         if count and not optimizer.exact:
@@ -70,6 +73,22 @@ def give_biases(graph: Graph, config: QConfig) -> None:
         layer = Layer.of(graph, node)
         if layer is not None and node.kind != "MatMul" and not node.input(2):
             layer.set_bias(graph, np.zeros(layer.outputs(graph)), "zeros")
+
+
+def _rounding(config: QConfig) -> Rounding:
+    """How finely the configuration rounds, as optimizers that weigh one rounding against another want to know it."""
+    weight, activation = config.weight, config.activation
+    return Rounding(
+        weight=_steps(weight),
+        per_channel=weight is None or weight.per_channel or bool(weight.block_size),
+        activation=_steps(activation),
+        symmetric=activation is not None and activation.symmetric,
+    )
+
+
+def _steps(spec: QuantizationSpec | None) -> int:
+    """From one end of a range to the other; 0 for what stays float, or is rounded to a float."""
+    return spec.grid.qmax - spec.grid.qmin if spec is not None and isinstance(spec.dtype, Integer) else 0
 
 
 def _difference(graph: Graph, reference: Reference, sample: Sample) -> str:

@@ -1,0 +1,177 @@
+"""The noise of rounding in a chain of layers, as a function of the factors that channels between them are divided by.
+
+A step of rounding has a variance of a twelfth of its square. Noise over signal is a sum of exponentials of linear
+functions of the factors' logarithms once its maxima are replaced by p-norms, and so it is convex in them: a geometric
+program (Boyd et al. 2007, "A Tutorial on Geometric Programming"), whose least value one descent finds.
+
+Sums over arrays are those of einsum, which keeps to one core: their order does not depend on how many there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+Doubles = NDArray[np.float64]
+
+#: The p-norm in place of a maximum.
+_POWER = 16
+#: Steps of the descent, and how far the first one moves a logarithm.
+_STEPS, _RATE = 300, 0.05
+#: Adam's factors.
+_BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-12
+#: Logarithms of factors stay within this.
+_LIMIT = float(np.log(1e4))
+_LEAST = 1e-300
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """How finely a model will be rounded.
+
+    Attributes:
+        weight: steps from one end of a weight's range to the other; 0 if weights stay float.
+        per_channel: whether each output of a weight has a scale of its own.
+        activation: steps of an activation's range; 0 if activations stay float.
+        symmetric: whether that range reaches as far below zero as above.
+    """
+
+    weight: int = 254
+    per_channel: bool = True
+    activation: int = 255
+    symmetric: bool = False
+
+
+#: Weights with a scale for each output and activations with one for all.
+EIGHT_BITS = Rounding()
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Channels of a tensor that share one scale; they are divided by factors, and multiplied back where they are read.
+
+    Attributes:
+        low, high: how far each channel reaches below and above zero.
+        matter: what the variance of a channel's noise counts.
+        outputs: whether they are the outputs of a layer, or its inputs.
+        inverse: whether they are multiplied by the factors, and divided back.
+    """
+
+    low: Doubles
+    high: Doubles
+    matter: Doubles
+    outputs: bool = False
+    inverse: bool = False
+
+    def noise(self, logarithm: Doubles, rounding: Rounding) -> tuple[float, Doubles]:
+        """The noise at the logarithms of the factors, and its gradient."""
+        if not rounding.activation or not self.matter.any():
+            return 0.0, np.zeros(logarithm.shape)
+        x = -logarithm if self.inverse else logarithm
+        if rounding.symmetric:
+            width, slope = (2 * part for part in _norm(np.maximum(self.low, self.high), -x))
+        else:
+            width, slope = (a + b for a, b in zip(_norm(self.low, -x), _norm(self.high, -x), strict=True))
+        parts = self.matter * np.exp(2 * x)
+        unit, total = 1 / (12 * rounding.activation**2), parts.sum()
+        gradient = 2 * unit * (width**2 * parts - width * slope * total)
+        return float(unit * width**2 * total), -gradient if self.inverse else gradient
+
+
+def _norm(size: Doubles, x: Doubles) -> tuple[Doubles, Doubles]:
+    """The p-norm of sizes times exponentials, and its gradient."""
+    top = size.max(initial=0.0)
+    if top <= 0:
+        return np.zeros(()), np.zeros(x.shape)
+    parts = (size / top) ** _POWER * np.exp(_POWER * x)
+    total = parts.sum()
+    norm = np.asarray(top * total ** (1 / _POWER))
+    return norm, norm * parts / total
+
+
+@dataclass(frozen=True)
+class Term:
+    """The noise in the results of a layer.
+
+    Attributes:
+        source, target: the place, among all logarithms, of that of each input and output.
+        peak: the greatest absolute weight of each output and input, (groups, outputs, inputs).
+        energy: mean square of an input, times the weights that it is multiplied with, (groups, inputs).
+        matter: what the variance of an output's noise counts, (groups, outputs).
+        spreads: the tensors that are rounded.
+    """
+
+    source: NDArray[np.intp]
+    target: NDArray[np.intp]
+    peak: Doubles
+    energy: Doubles
+    matter: Doubles
+    spreads: tuple[Spread, ...]
+
+    def noise(self, logarithm: Doubles, gradient: Doubles, rounding: Rounding) -> float:
+        """The noise at all logarithms; its gradient is added to ``gradient``."""
+        u, v = logarithm[self.source], logarithm[self.target]
+        noise, by_input, by_output = self._weights(u.reshape(self.energy.shape), v.reshape(self.matter.shape), rounding)
+        by_input, by_output = by_input.ravel(), by_output.ravel()
+        for spread in self.spreads:
+            found, slope = spread.noise(v if spread.outputs else u, rounding)
+            noise += found
+            if spread.outputs:
+                by_output = by_output + slope
+            else:
+                by_input = by_input + slope
+        size = logarithm.size
+        gradient += np.bincount(self.source, by_input, size) + np.bincount(self.target, by_output, size)
+        return noise
+
+    def _weights(self, u: Doubles, v: Doubles, rounding: Rounding) -> tuple[float, Doubles, Doubles]:
+        """The noise of the weights, and its gradients by inputs and by outputs."""
+        top = self.peak.max(initial=0.0)
+        if not rounding.weight or not top:
+            return 0.0, np.zeros(u.shape), np.zeros(v.shape)
+        unit = (2 * top / rounding.weight) ** 2 / 12
+        reach, grown, read = self._reach, np.exp(_POWER * u), self.energy * np.exp(-2 * u)
+        sums, along = read.sum(axis=1, keepdims=True), np.einsum("goi,gi->go", reach, grown)
+        if rounding.per_channel:  # what an output is divided by cancels
+            parts = unit * self.matter * along ** (2 / _POWER) * sums
+            shares = np.einsum("goi,go->gi", reach, parts / np.maximum(along, _LEAST)) * grown
+            whole = parts.sum(axis=1, keepdims=True) / np.maximum(sums, _LEAST)
+            return float(parts.sum()), 2 * (shares - whole * read), np.zeros(v.shape)
+        shrunk, counted = np.exp(-_POWER * v), self.matter * np.exp(2 * v)
+        across, whole = np.einsum("goi,go->gi", reach, shrunk), counted.sum(axis=1, keepdims=True)
+        total = (across * grown).sum()
+        step = unit * total ** (2 / _POWER)
+        noise = step * (whole * sums).sum()
+        by_input = 2 * (noise * across * grown / total - step * whole * read)
+        return float(noise), by_input, 2 * (step * sums * counted - noise * along * shrunk / total)
+
+    @cached_property
+    def _reach(self) -> Doubles:
+        reach: Doubles = (self.peak / self.peak.max(initial=_LEAST)) ** _POWER
+        return reach
+
+
+def least_noise(terms: Sequence[Term], fixed: NDArray[np.bool_], rounding: Rounding) -> tuple[Doubles, float, float]:
+    """The logarithms, zero where they are ``fixed``, at which the noise of all terms is least; it before and after.
+
+    The descent is Adam's, with a rate that falls to nothing.
+    """
+    here, best, least, first = np.zeros(fixed.size), np.zeros(fixed.size), np.inf, np.inf
+    mean, square = np.zeros(fixed.size), np.zeros(fixed.size)
+    for step in range(_STEPS):
+        gradient = np.zeros(fixed.size)
+        noise = sum(term.noise(here, gradient, rounding) for term in terms)
+        first = first if step else noise
+        if noise < least:
+            best, least = here, noise
+        gradient[fixed] = 0.0
+        mean = _BETA1 * mean + (1 - _BETA1) * gradient
+        square = _BETA2 * square + (1 - _BETA2) * gradient**2
+        ahead = mean / (1 - _BETA1 ** (step + 1))
+        size = np.sqrt(square / (1 - _BETA2 ** (step + 1))) + _EPSILON
+        here = (here - _RATE * (1 - step / _STEPS) * ahead / size).clip(-_LIMIT, _LIMIT)
+    return best, first, least

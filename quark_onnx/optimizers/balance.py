@@ -1,0 +1,203 @@
+"""Factors for the channels between layers that weigh the rounding of weights against that of activations.
+
+Equalization of the weights alone makes the most of the scales of weights, and may spread the channels of what stands
+between them over any range. Here the noise of both is modelled in each layer's result, relative to its signal, and the
+sum over all layers is made least.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from calibrators import CalibrationError
+from calibrators.control import Observation
+from calibrators.runner import collect
+from calibrators.sampled import Sampled
+from calibrators.sampled import Samples as Sampling
+from quark_onnx.errors import DataError
+from quark_onnx.graph import Graph
+from quark_onnx.graph.layers import SPATIAL, Layer
+from quark_onnx.kernels.noise import Rounding, Spread, Term, least_noise
+from quark_onnx.optimizers.activation import activation_behind
+from quark_onnx.optimizers.base import Samples
+from quark_onnx.optimizers.pairs import Doubles, Pair, layers_of
+
+#: Vectors of a tensor that its moments are taken of.
+_VECTORS = 1024
+#: The least variance that noise is divided by.
+_LEAST = 1e-20
+
+
+@dataclass(frozen=True)
+class Balance:
+    """The factors of each pair, and the noise of all layers over their signal before and after."""
+
+    pairs: list[Pair]
+    factors: list[Doubles]
+    before: float
+    after: float
+
+
+def balance(graph: Graph, pairs: list[Pair], samples: Samples, rounding: Rounding) -> Balance:
+    """Factors for the pairs of which all tensors could be watched.
+
+    Raises:
+        DataError: a sample that does not fit or cannot be run.
+    """
+    seen = _observe(graph, layers_of(pairs), samples)
+    pairs = [pair for pair in pairs if all(_watched(graph, layer, seen) for layer in layers_of([pair]).values())]
+    places, size = dict[str, slice](), 1  # place 0 is for what has no factor
+    for pair in pairs:
+        places[pair.first.node.name] = slice(size, size + pair.channels)
+        size += pair.channels
+    known = {
+        name: _Known.of(graph, layer, seen[layer.node.input(0)], seen[layer.node.outputs[0]])
+        for name, layer in layers_of(pairs).items()
+    }
+    fixed = np.ones(size, np.bool_)
+    for pair in pairs:
+        fixed[places[pair.first.node.name]] = _dead(pair, known)
+    terms = _terms(graph, pairs, known, places)
+    logarithm, before, after = least_noise(terms, fixed, rounding)
+    return Balance(pairs, [np.exp(logarithm[places[pair.first.node.name]]) for pair in pairs], before, after)
+
+
+def _observe(graph: Graph, layers: dict[str, Layer], samples: Samples) -> dict[str, Sampled]:
+    """Vectors and extremes of what the layers read and compute."""
+    axes = dict[str, int]()
+    for layer in layers.values():
+        axis = 1 if layer.node.kind in SPATIAL else -1
+        axes |= {layer.node.input(0): axis, layer.node.outputs[0]: axis}
+    watched = [Observation(tensor, Sampling(_VECTORS), axis) for tensor, axis in axes.items()]
+    try:
+        found = collect(graph.to_model(), watched, iter(samples))
+    except CalibrationError as error:
+        raise DataError(str(error)) from error
+    return {tensor: each for tensor, each in zip(axes, found, strict=True) if isinstance(each, Sampled)}
+
+
+def _watched(graph: Graph, layer: Layer, seen: dict[str, Sampled]) -> bool:
+    """Whether all values that a layer reads and computes are known and finite."""
+    groups, outputs, inputs = layer.shape(graph)[:3]
+    sizes = {layer.node.input(0): groups * inputs, layer.node.outputs[0]: groups * outputs}
+    return all(seen[tensor].lo.size == size and not seen[tensor].nonfinite for tensor, size in sizes.items())
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What is known of a layer.
+
+    Attributes:
+        peak, square: the greatest absolute weight of each output and input, and the sum of squares; (groups, outputs,
+            inputs).
+        taps: how many weights there are for each of those.
+        low, high: how far each input reaches below and above zero.
+        energy: the mean square of each input.
+        computed: its results, (vectors, outputs).
+    """
+
+    peak: Doubles
+    square: Doubles
+    taps: int
+    low: Doubles
+    high: Doubles
+    energy: Doubles
+    computed: Doubles
+
+    @classmethod
+    def of(cls, graph: Graph, layer: Layer, read: Sampled, computed: Sampled) -> _Known:
+        weight = layer.weight(graph)
+        flat = weight.reshape(*weight.shape[:3], -1)
+        return cls(
+            peak=np.abs(flat).max(axis=3),
+            square=np.square(flat).sum(axis=3),
+            taps=flat.shape[3],
+            low=np.maximum(-read.lo, 0),
+            high=np.maximum(read.hi, 0),
+            energy=np.square(read.vectors, dtype=np.float64).mean(axis=0),
+            computed=computed.vectors.astype(np.float64),
+        )
+
+    @property
+    def variance(self) -> float:
+        """That of all results together."""
+        return max(float(self.computed.var(axis=0).sum()), _LEAST)
+
+
+def _by_channel(pair: Pair, known: dict[str, _Known]) -> list[tuple[_Known, Doubles]]:
+    """For each reader what is known of it, and its squared weights by the channels of the pair."""
+    found = []
+    for reader in pair.readers:
+        layer = known[reader.layer.node.name]
+        inputs = layer.square.sum(axis=1).ravel()[reader.span(pair.channels)]
+        found.append((layer, inputs.reshape(pair.channels, -1).sum(axis=1)))
+    return found
+
+
+def _dead(pair: Pair, known: dict[str, _Known]) -> np.ndarray:
+    """Channels without weights on one side, which are left alone."""
+    before = known[pair.first.node.name].square.sum(axis=2).ravel()
+    behind = sum(squares for _, squares in _by_channel(pair, known))
+    return np.asarray((before == 0) | (behind == 0))
+
+
+def _terms(graph: Graph, pairs: list[Pair], known: dict[str, _Known], places: dict[str, slice]) -> list[Term]:
+    """The noise of every layer."""
+    firsts = {pair.first.node.name: pair for pair in pairs}
+    sources = {name: np.zeros(layer.energy.size, np.intp) for name, layer in known.items()}
+    for name, pair in firsts.items():
+        own = np.arange(places[name].start, places[name].stop)
+        for reader in pair.readers:
+            sources[reader.layer.node.name][reader.span(pair.channels)] = np.repeat(own, reader.repeat)
+    terms = []
+    for name, layer in known.items():
+        shape, behind = layer.peak.shape[:2], firsts.get(name)
+        matter = _matter(graph, behind, known) if behind else np.full(layer.computed.shape[1], 1 / layer.variance)
+        read = np.einsum("go,goi->gi", matter.reshape(shape), layer.square).ravel()
+        place = places.get(name)
+        terms.append(
+            Term(
+                source=sources[name],
+                target=np.arange(place.start, place.stop) if place else np.zeros(matter.size, np.intp),
+                peak=layer.peak,
+                energy=layer.taps * layer.energy.reshape(shape[0], -1),
+                matter=matter.reshape(shape),
+                spreads=(Spread(layer.low, layer.high, read), *(_gated(graph, behind, known) if behind else ())),
+            )
+        )
+    return terms
+
+
+def _matter(graph: Graph, pair: Pair, known: dict[str, _Known], *, passed: bool = True) -> Doubles:
+    """What the variance of noise in a channel counts: its share in the results of the layers that read it.
+
+    Args:
+        passed: whether the noise is in front of the activation, or behind it.
+    """
+    shares = [squares / layer.variance for layer, squares in _by_channel(pair, known)]
+    share: Doubles = np.sum(shares, axis=0)
+    return share * _gain(graph, pair, known) if passed else share
+
+
+def _gain(graph: Graph, pair: Pair, known: dict[str, _Known]) -> Doubles:
+    """What becomes of the variance of little noise on its way through the activation."""
+    slope = activation_behind(graph, pair.first.node.outputs[0]).derivative(known[pair.first.node.name].computed)
+    gain: Doubles = np.square(np.broadcast_to(slope, known[pair.first.node.name].computed.shape)).mean(axis=0)
+    return gain
+
+
+def _gated(graph: Graph, pair: Pair, known: dict[str, _Known]) -> list[Spread]:
+    """Of x * gate(x), x is rounded, too, and so are the factors that the gate's input is multiplied by."""
+    if not pair.gates:
+        return []
+    x = known[pair.first.node.name].computed
+    function, share = activation_behind(graph, pair.first.node.outputs[0]), _matter(graph, pair, known, passed=False)
+    low, high = np.maximum(-x.min(axis=0), 0), np.maximum(x.max(axis=0), 0)
+    by_gate = np.square(x * function.derivative(x) - function.value(x)).mean(axis=0)  # x^2 gate'(x)
+    one = np.ones(share.size)
+    return [
+        Spread(low, high, share * _gain(graph, pair, known), outputs=True),
+        Spread(np.zeros(share.size), one, share * by_gate, outputs=True, inverse=True),
+    ]
