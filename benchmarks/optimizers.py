@@ -44,7 +44,7 @@ class Recipe:
 
 
 _ADAROUND, _ADAQUANT = f"adaround:iterations={ITERATIONS}", f"adaquant:iterations={ITERATIONS}"
-_CLE = "cle:relu6=bound"
+_CLE, _BALANCE = "cle:relu6=bound", "cle:activations=true,relu6=bound,silu=scale"
 _TEXT = {"presets": ("A8W8-channel",), "tasks": TEXT}
 RECIPES = (
     Recipe("plain", (), ()),
@@ -55,8 +55,10 @@ RECIPES = (
     Recipe("adaround", (_ADAROUND,), (f"adaround:{ITERATIONS}",)),
     Recipe("adaquant", (_ADAQUANT,), (f"adaquant:{ITERATIONS}",)),
     Recipe("cle+adaround", (_CLE, _ADAROUND), ("cle", f"adaround:{ITERATIONS}")),
-    Recipe("gptq+bias", (_CLE, "gptq:asymmetric=true", "bias_correction"), None),
-    Recipe("adaquant+bias", (_CLE, _ADAQUANT, "bias_correction"), None),
+    Recipe("cle activations", (_BALANCE,), None),
+    Recipe("cle activations+adaround", (_BALANCE, _ADAROUND), None),
+    Recipe("cle activations+gptq+bias", (_BALANCE, "gptq:asymmetric=true", "bias_correction"), None),
+    Recipe("cle activations+adaquant+bias", (_BALANCE, _ADAQUANT, "bias_correction"), None),
     Recipe("plain", (), None, **_TEXT),
     Recipe("smoothquant auto", ("smoothquant:alpha=auto,insert=true",), None, **_TEXT),
     Recipe("quarot", ("quarot",), None, **_TEXT),

@@ -9,6 +9,7 @@ Sums over arrays are those of einsum, which keeps to one core: their order does 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,10 +21,10 @@ Doubles = NDArray[np.float64]
 
 #: The p-norm in place of a maximum.
 _POWER = 16
-#: Steps of the descent, and how far the first one moves a logarithm.
-_STEPS, _RATE = 300, 0.05
-#: Adam's factors.
-_BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-12
+#: Steps of the descent at most, how far one may move a logarithm, and how many are remembered.
+_STEPS, _STRIDE, _PAST = 500, 1.0, 20
+#: The share of the expected gain that a step has to bring, and the share of the noise that is worth another one.
+_ENOUGH, _CONVERGED = 1e-4, 1e-9
 #: Logarithms of factors stay within this.
 _LIMIT = float(np.log(1e4))
 _LEAST = 1e-300
@@ -158,20 +159,50 @@ class Term:
 def least_noise(terms: Sequence[Term], fixed: NDArray[np.bool_], rounding: Rounding) -> tuple[Doubles, float, float]:
     """The logarithms, zero where they are ``fixed``, at which the noise of all terms is least; it before and after.
 
-    The descent is Adam's, with a rate that falls to nothing.
+    The descent is L-BFGS with backtracking (Nocedal & Wright 2006, algorithms 7.4 and 3.1).
     """
-    here, best, least, first = np.zeros(fixed.size), np.zeros(fixed.size), np.inf, np.inf
-    mean, square = np.zeros(fixed.size), np.zeros(fixed.size)
-    for step in range(_STEPS):
-        gradient = np.zeros(fixed.size)
-        noise = sum(term.noise(here, gradient, rounding) for term in terms)
-        first = first if step else noise
-        if noise < least:
-            best, least = here, noise
+
+    def at(point: Doubles) -> tuple[float, Doubles]:
+        gradient = np.zeros(point.size)
+        noise = sum(term.noise(point, gradient, rounding) for term in terms)
         gradient[fixed] = 0.0
-        mean = _BETA1 * mean + (1 - _BETA1) * gradient
-        square = _BETA2 * square + (1 - _BETA2) * gradient**2
-        ahead = mean / (1 - _BETA1 ** (step + 1))
-        size = np.sqrt(square / (1 - _BETA2 ** (step + 1))) + _EPSILON
-        here = (here - _RATE * (1 - step / _STEPS) * ahead / size).clip(-_LIMIT, _LIMIT)
-    return best, first, least
+        return noise, gradient
+
+    here = np.zeros(fixed.size)
+    before, gradient = at(here)
+    least, past = before, deque[tuple[Doubles, Doubles]](maxlen=_PAST)
+    for _ in range(_STEPS):
+        step = -_turned(gradient, past)
+        step *= min(1.0, _STRIDE / max(np.abs(step).max(), _LEAST))
+        fall = _dot(gradient, step)
+        while -fall > _CONVERGED * least:
+            there = (here + step).clip(-_LIMIT, _LIMIT)
+            noise, slope = at(there)
+            if noise <= least + _ENOUGH * fall:
+                break
+            step, fall = step / 2, fall / 2
+        else:
+            break  # nothing to gain
+        moved, changed = there - here, slope - gradient
+        if _dot(moved, changed) > 0:
+            past.append((moved, changed))
+        here, least, gradient = there, noise, slope
+    return here, before, least
+
+
+def _turned(gradient: Doubles, past: Sequence[tuple[Doubles, Doubles]]) -> Doubles:
+    """The gradient times an estimate of the inverse of the Hessian from past moves and changes of the gradient."""
+    result, shares = gradient, list[float]()
+    for moved, changed in reversed(past):
+        shares.append(_dot(moved, result) / _dot(moved, changed))
+        result = result - shares[-1] * changed
+    if past:
+        moved, changed = past[-1]
+        result = result * (_dot(moved, changed) / _dot(changed, changed))
+    for moved, changed in past:
+        result = result + (shares.pop() - _dot(changed, result) / _dot(moved, changed)) * moved
+    return result
+
+
+def _dot(one: Doubles, other: Doubles) -> float:
+    return float(np.einsum("i,i->", one, other))

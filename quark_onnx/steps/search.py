@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from onnx import ModelProto, ValueInfoProto
 
 from calibrators.session import open_session
 from quark_onnx.graph import Graph, Node
@@ -33,6 +34,8 @@ logger = logging.getLogger(__name__)
 _FLOOR = 1e-3
 #: Steps down and up, of scales that are powers of two and of those that are not.
 _OCTAVE, _QUARTER = (0.5, 2.0), (2**-0.25, 2**0.25)
+#: Operators behind which an output is judged by what they read: they move values, or are steep in places only.
+_PUT_TOGETHER = frozenset({"Concat", "Flatten", "Reshape", "Sigmoid", "Softmax", "Squeeze", "Transpose", "Unsqueeze"})
 #: A move has to lower the mean logarithm of the noise by this much; less is within the luck of few samples.
 _GAIN = 2e-3
 #: So many samples are run before it is asked whether the others are worth it: not if they are worse by this much.
@@ -131,8 +134,10 @@ class _Probe:
     """The float outputs of the samples, and how far a choice of scales is from them."""
 
     def __init__(self, graph: Graph, live: Graph, samples: Sequence[Sample]) -> None:
-        session = open_session(graph.to_model())
-        self._session = open_session(live.to_model(), threads=1)  # several samples run side by side
+        judged = _parts(graph)
+        session = open_session(_with_outputs(graph, [tensor for tensor, _ in judged]))
+        read = [_as_read(live, tensor, reader) for tensor, reader in judged]
+        self._session = open_session(_with_outputs(live, read), threads=1)  # several samples run side by side
         self._samples = samples
         self._references: list[list[tuple[int, NDArray[np.float64]]]] = []
         for sample in samples:
@@ -164,6 +169,42 @@ class _Probe:
     def close(self) -> None:
         """End the threads."""
         self._pool.shutdown()
+
+
+def _parts(graph: Graph) -> list[tuple[str, Node | None]]:
+    """The tensors that outputs are put together from, with a node that reads them; None for an output.
+
+    In one tensor with large coordinates the scores of a detector would count for nothing, and those that are almost
+    always zero behind a Sigmoid count as they are in front of it.
+    """
+    found, todo = dict[str, Node | None](), list[tuple[str, Node | None]]()
+    todo += [(value.name, None) for value in reversed(graph.outputs)]
+    while todo:
+        tensor, reader = todo.pop()
+        node = graph.producer(tensor)
+        if node is None or node.kind not in _PUT_TOGETHER:
+            if not graph.is_constant(tensor):
+                found.setdefault(tensor, reader)
+            continue
+        inputs = node.inputs if node.kind == "Concat" else node.inputs[:1]
+        todo += [(name, node) for name in reversed(inputs)]
+    return list(found.items())
+
+
+def _as_read(live: Graph, tensor: str, reader: Node | None) -> str:
+    """The tensor as its reader sees it once it is rounded; the name of an output stays."""
+    if reader is None:
+        return tensor
+    node = next(node for node in live.nodes if node.name == reader.name)
+    return node.inputs[reader.inputs.index(tensor)]
+
+
+def _with_outputs(graph: Graph, tensors: list[str]) -> ModelProto:
+    """The model with other outputs, of any type that onnxruntime finds."""
+    model = graph.to_model()
+    del model.graph.output[:]
+    model.graph.output.extend(ValueInfoProto(name=name) for name in tensors)
+    return model
 
 
 def _measurable(value: Any) -> bool:

@@ -11,7 +11,7 @@ from onnx import ModelProto, numpy_helper
 
 from calibrators.session import open_session
 from quark_onnx import QConfig, quantize
-from quark_onnx.config import from_dict, to_dict
+from quark_onnx.config import QuantizationSpec, from_dict, to_dict
 from quark_onnx.errors import ConfigError
 from quark_onnx.graph import Graph
 from quark_onnx.graph.layers import Layer
@@ -148,6 +148,62 @@ def test_functions_are_passed_by_what_makes_up_for_the_factors(text: str, optimi
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-5 * np.abs(expected).max())
 
 
+ACTIVE = {**{name: CLE(activations=True) for name in MODELS}, "clip": CLE(relu6="bound", activations=True)}
+ACTIVE |= {name: CLE(silu="scale", activations=True) for name in ("gate", "hard gate")}
+
+
+def active(name: str) -> tuple[ModelProto, list[dict[str, np.ndarray]]]:
+    text = {"clip": CLIP, "gate": GATE, "hard gate": HARD_GATE}.get(name)
+    if text is None:
+        model = model_of(name)[0]
+    else:
+        constants = {"zero": np.float32(0), "six": np.float32(6), "m": uneven(800, 5, seed=12)}
+        constants |= {"k": uneven(8, 3, 3, 3, seed=1), "b": uneven(8, seed=2), "l": uneven(4, 8, 1, 1, axis=1, seed=3)}
+        used = {key: value for key, value in constants.items() if f" {key}," in text or f" {key})" in text}
+        model = parse(f"g (float[2,3,10,10] x) => (y) {{ {text} }}", **used)
+        model.graph.output[0].type.tensor_type.elem_type = 1
+    random = np.random.default_rng(99)
+    return model, [{"x": random.normal(size=(2, 3, 10, 10)).astype(np.float32)} for _ in range(6)]
+
+
+@pytest.mark.parametrize("name", ACTIVE)
+def test_activations_count_and_the_function_stays(name: str) -> None:
+    model, data = active(name)
+    graph, again = Graph.of(model), Graph.of(model)
+    found = ACTIVE[name](graph, data)
+    assert found == PAIRS.get(name, 1) and ACTIVE[name](again, data[::-1]) == found
+    assert graph.to_model() == again.to_model()
+    before, after = (float(word) for word in found.notes[0].split() if word[0].isdigit())
+    assert after < before
+    [computed], [expected] = (open_session(each).run(None, data[0]) for each in (graph.to_model(), model))
+    np.testing.assert_allclose(computed, expected, rtol=1e-3, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("preset", ["A8W8", "XINT8", "S8S8"])
+def test_activations_are_not_spread_for_the_sake_of_weights(preset: str) -> None:
+    """Half of the channels have large weights for an input that is nothing; each output has a scale of its own."""
+    random = np.random.default_rng(0)
+    first, second = (random.normal(size=shape).astype(np.float32) for shape in ((8, 2, 1, 1), (4, 8, 1, 1)))
+    first[:4, 1] *= 1000
+    model = parse("g (float[2,2,10,10] x) => (y) { a = Conv (x, k) r = Relu (a) y = Conv (r, l) }", k=first, l=second)
+    model.graph.output[0].type.tensor_type.elem_type = 1
+    once = np.float32([1, 1e-9]).reshape(2, 1, 1)
+    data = [{"x": (random.normal(size=(2, 2, 10, 10)) * once).astype(np.float32)} for _ in range(8)]
+    config = QConfig.of(preset).with_(weight=QuantizationSpec("int16", per_channel=True), calibrator="minmax", search=0)
+
+    def error(*optimizers: CLE) -> float:
+        return quantize(model, data, config.with_(optimizers=optimizers)).report.worst_sqnr
+
+    assert error(CLE()) < error() - 3
+    assert error(CLE(activations=True)) > error() + 0.1
+
+
+def test_without_data_activations_cannot_count() -> None:
+    model, _ = model_of("conv")
+    config = QConfig.of("BF16").with_(optimizers="cle:activations=true")
+    assert "cle was left out: it needs calibration data" in quantize(model, None, config).report.notes
+
+
 def test_a_replaced_clip_is_said_to_change_the_model() -> None:
     weights = {"k": 3 * uneven(8, 3, 3, 3, seed=1), "b": uneven(8, seed=2), "l": uneven(4, 8, 1, 1, axis=1, seed=3)}
     ends = {"zero": np.float32(0), "six": np.float32(6)}
@@ -178,6 +234,7 @@ def test_it_is_a_setting_and_in_the_report() -> None:
         ("cle:sweeps=-1", "sweeps of cle is -1"),
         ("cle:sweeps", "is not of the form setting=value"),
         ("cle:relu6=drop", "relu6 of cle is 'drop'; it must be one of keep, bound, replace"),
+        ("cle:activations=3", "activations of cle is 3; it must be true or false"),
         ("cle:silu=yes", "silu of cle is 'yes'; it must be one of keep, scale"),
         (3, "optimizers is 3"),
         ((CLE,), "it must be an optimizer or a name"),

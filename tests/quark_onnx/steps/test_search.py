@@ -7,9 +7,9 @@ import pytest
 from onnx import ModelProto
 
 from quark_onnx import quantize
-from quark_onnx.plan import BiasOf, Quantize
+from quark_onnx.plan import BiasOf, Quantize, Use
 from quark_onnx.steps import search
-from tests.models import Feeds, conv_net, residual, run, samples
+from tests.models import Feeds, conv_net, parse, residual, run, samples, weight
 from tests.pipeline import Stages
 from tests.settings import POW2, TENSOR
 
@@ -53,6 +53,31 @@ def test_float_scales_of_activations_move_too() -> None:
             assert (now.scale == params.scale).all()
         steps = 4 * np.log2(now.scale.astype(np.float64) / params.scale)
         np.testing.assert_allclose(steps, np.rint(steps), atol=1e-4)
+
+
+def detector() -> ModelProto:
+    """Boxes hundreds wide beside scores between 0 and 1, in one tensor."""
+    return parse(
+        """g (float[1,3,8,8] x) => (float[1,64,6] y) {
+            [body] a = Conv <pads = [1,1,1,1]> (x, k) [relu] r = Relu (a)
+            [boxes] b = Conv (r, wide) [scores] s = Conv (r, small) [likely] p = Sigmoid (s)
+            [both] c = Concat <axis = 1> (b, p) [flat] f = Reshape (c, shape)
+            [turned] y = Transpose <perm = [0,2,1]> (f)
+        }""",
+        k=weight(8, 3, 3, 3), wide=100 * weight(4, 8, 1, 1), small=weight(2, 8, 1, 1), shape=np.int64([1, 6, 64]),
+    )  # fmt: skip
+
+
+def test_parts_of_an_output_count_alike() -> None:
+    """Scores that are far too coarse do not show in the error of the whole output, and are mended all the same."""
+    model = detector()
+    data = samples(model)
+    stages = Stages.of(model, TENSOR.with_(bias=False), data)
+    use = Use("s")
+    right = stages.params.table[use]
+    stages.params.table[use] = right.with_scale(right.scale * 16)
+    assert search(stages.graph, stages.plan, stages.params, data, False)
+    assert (stages.params.table[use].scale < right.scale * 4).all()
 
 
 def test_without_samples_nothing_moves() -> None:
