@@ -45,6 +45,7 @@ class Recipe:
 
 _ADAROUND, _ADAQUANT = f"adaround:iterations={ITERATIONS}", f"adaquant:iterations={ITERATIONS}"
 _CLE, _BALANCE = "cle:relu6=bound", "cle:activations=true,relu6=bound,silu=scale"
+_QUARTER = "auto_mixed_precision:target=16,share=0.25"
 _TEXT = {"presets": ("A8W8-channel",), "tasks": TEXT}
 RECIPES = (
     Recipe("plain", (), ()),
@@ -59,6 +60,9 @@ RECIPES = (
     Recipe("cle activations+adaround", (_BALANCE, _ADAROUND), None),
     Recipe("cle activations+gptq+bias", (_BALANCE, "gptq:asymmetric=true", "bias_correction"), None),
     Recipe("cle activations+adaquant+bias", (_BALANCE, _ADAQUANT, "bias_correction"), None),
+    Recipe("plain", (), None, presets=("A8W8-unsafe",), tasks=("yolox_nano", "minilm-stsb")),
+    Recipe("mixed", ("auto_mixed_precision:target=25",), None, presets=("A8W8-unsafe",), tasks=("minilm-stsb",)),
+    Recipe("mixed", (_BALANCE, _QUARTER), None, presets=("A8W8-unsafe",), tasks=("yolox_nano",)),
     Recipe("plain", (), None, **_TEXT),
     Recipe("smoothquant auto", ("smoothquant:alpha=auto,insert=true",), None, **_TEXT),
     Recipe("quarot", ("quarot",), None, **_TEXT),
@@ -82,22 +86,33 @@ class Run:
         return f"{self.task}/{self.tool}/{self.preset}/{self.recipe.name}"
 
 
+def every(task: str) -> Iterator[Run]:
+    """All that there is to measure on a task."""
+    for recipe in RECIPES:
+        for preset in recipe.presets if task in recipe.tasks else ():
+            yield Run(task, preset, recipe, "ours")
+            if recipe.theirs is not None and preset == "XINT8":
+                yield Run(task, preset, recipe, "amd-quark")
+
+
 def runs(arguments: argparse.Namespace) -> Iterator[Run]:
     """What the command line asks for."""
-    for task in arguments.tasks:
-        for recipe in RECIPES:
-            for preset in recipe.presets:
-                named = not arguments.recipes or recipe.name in arguments.recipes
-                if task not in recipe.tasks or not named or (arguments.presets and preset not in arguments.presets):
-                    continue
-                theirs = arguments.amd_quark_python and recipe.theirs is not None and preset == "XINT8"
-                for tool in ("ours", "amd-quark") if theirs else ("ours",):
-                    if not arguments.tools or tool in arguments.tools:
-                        yield Run(task, preset, recipe, tool)
+    for run in (run for task in arguments.tasks for run in every(task)):
+        asked = (
+            (arguments.recipes, run.recipe.name),
+            (arguments.presets, run.preset),
+            (arguments.tools, run.tool),
+        )
+        measurable = run.tool == "ours" or arguments.amd_quark_python
+        if measurable and all(not wanted or value in wanted for wanted, value in asked):
+            yield run
 
 
 def config_of(preset: str, optimizers: tuple[str, ...]) -> object:
-    """The configuration of a row: A8W8 and XINT8 with one scale for a tensor, A8W4 with one for each channel."""
+    """The configuration of a row: A8W8 and XINT8 with one scale for a tensor, A8W4 with one for each channel.
+
+    "unsafe" quantizes also what few bits are known to ruin.
+    """
     from quark_onnx import QConfig, QuantizationSpec
 
     if preset == "XINT8" or preset == "INT4":
@@ -108,7 +123,20 @@ def config_of(preset: str, optimizers: tuple[str, ...]) -> object:
     if preset == "A8W4":
         weight = QuantizationSpec("int4", per_channel=True, calibrator="minmse")
         return base.with_(weight=weight, optimizers=optimizers)
-    return base.with_(optimizers=optimizers)
+    return base.with_(safe=not preset.endswith("unsafe"), optimizers=optimizers)
+
+
+def raised(model: str, notes: list[str]) -> str:
+    """What mixed precision has done, beside the number of nodes of the type of the worst one; empty if it has not."""
+    import onnx
+
+    first = next((note for note in notes if note.startswith("raised to")), None)
+    count = next((note for note in notes if note.startswith("auto_mixed_precision:")), None)
+    if first is None or count is None:
+        return ""
+    types = {node.name: node.op_type for node in onnx.load(model, load_external_data=False).graph.node}
+    worst = types.get(first.split(": ")[1].split(" (")[0], "")
+    return f"{count.split(': ')[1]}; the worst is one of {sum(kind == worst for kind in types.values())} {worst} nodes"
 
 
 def child(model: str, folder: str, output: str, preset: str, *optimizers: str) -> None:
@@ -120,8 +148,9 @@ def child(model: str, folder: str, output: str, preset: str, *optimizers: str) -
     start = time.perf_counter()
     result = quantize(model, Samples(Path(folder)), config_of(preset, optimizers), output)
     seconds = time.perf_counter() - start
-    sqnr = result.report.worst_sqnr
-    print(json.dumps({"seconds": seconds, "peak_mb": peak_mb(), "sqnr": sqnr}))
+    found = {"seconds": seconds, "peak_mb": peak_mb(), "sqnr": result.report.worst_sqnr}
+    note = raised(model, result.report.notes)
+    print(json.dumps(found | ({"note": note} if note else {})))
 
 
 def measure(run: Run, samples: Samples, arguments: argparse.Namespace) -> Row:
@@ -144,7 +173,7 @@ def measure(run: Run, samples: Samples, arguments: argparse.Namespace) -> Row:
         options.log_severity_level = 3
         session = onnxruntime.InferenceSession(str(output), options, providers=["CPUExecutionProvider"])
         found["value"] = round(float(task.evaluate(session)), 4)
-    return {name: found[name] for name in ("value", "seconds", "peak_mb", "sqnr") if name in found}
+    return {name: found[name] for name in ("value", "seconds", "peak_mb", "sqnr", "note") if name in found}
 
 
 def report(store: Store, tasks: list[str], source: str) -> str:
@@ -152,19 +181,16 @@ def report(store: Store, tasks: list[str], source: str) -> str:
     rows, parts = store.rows(), list[str]()
     for name in tasks:
         task, lines = load(name), list[list[object]]()
-        for recipe in RECIPES:
-            for preset in recipe.presets:
-                for tool in ("ours", "amd-quark"):
-                    row = rows.get(Run(name, preset, recipe, tool).key)
-                    if row is None or name not in recipe.tasks:
-                        continue
-                    stale = "*" if tool == "ours" and row["source"] != source else ""
-                    value = row.get("error") or f"{row['value']:.2f}{stale}"
-                    cost = [f"{row['seconds']:.0f}", f"{row['peak_mb']:.0f}"] if "seconds" in row else ["", ""]
-                    lines.append([preset, recipe.name, tool, value, *cost])
+        known = [(run, rows[run.key]) for run in every(name) if run.key in rows]
+        for run, row in known:
+            stale = "*" if run.tool == "ours" and row["source"] != source else ""
+            value = row.get("error") or f"{row['value']:.2f}{stale}"
+            cost = [f"{row['seconds']:.0f}", f"{row['peak_mb']:.0f}"] if "seconds" in row else ["", ""]
+            lines.append([run.preset, run.recipe.name, run.tool, value, *cost])
         lines.sort(key=lambda line: str(line[0]))
         head = ["preset", "optimizers", "tool", task.metric, "seconds", "peak MB"]
-        parts.append(f"## {name}, float {task.float_value:.2f}\n\n{table(head, lines)}")
+        notes = [f"{run.key}: {row['note']}" for run, row in known if "note" in row]
+        parts.append("\n\n".join([f"## {name}, float {task.float_value:.2f}", table(head, lines), *notes]))
     return "\n\n".join(parts)
 
 

@@ -14,6 +14,9 @@ from quark_onnx.config.text import format_call
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.registry import PRESETS
 
+#: Equalization through all that it can pass.
+_CLE = "cle:activations=true,relu6=bound,silu=scale"
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -52,7 +55,7 @@ class Space:
     presets: tuple[Any, ...] = ("A8W8", "S8S8", "XINT8", "A16W8")
     calibrators: tuple[Any, ...] = ("minmse", "layerwise_percentile", "entropy", "minmax")
     per_channel: tuple[bool, ...] = ()
-    optimizers: tuple[Any, ...] = ("cle", "bias_correction", "cle+bias_correction", "adaquant", "cle+adaquant")
+    optimizers: tuple[Any, ...] = (_CLE, "bias_correction", f"{_CLE}+bias_correction", "adaquant", f"{_CLE}+adaquant")
     refine: int = 2
 
     if TYPE_CHECKING:  # what may be written; what is stored are tuples
