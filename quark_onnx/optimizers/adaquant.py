@@ -56,7 +56,8 @@ class AdaQuant:
         device, factor = device_of(self), _factors(problem) if self.scales and problem.scalable else None
         lattice = problem.lattice if factor is None else problem.lattice.times(factor)
         settings = Descent(self.iterations, self.rows, self.rate)
-        start = (problem.weight / lattice.scale).astype(np.float32)
+        aim = problem.weight if present.aim is None else present.aim
+        start = (aim / lattice.scale).astype(np.float32)
         least, greatest = lattice.ends
         rate = self.bias_rate if problem.biased else 0.0
         weight, bias, used = np.empty_like(present.weight), present.bias.copy(), present.factors.copy()
@@ -80,7 +81,7 @@ class AdaQuant:
             weight[own], bias[own], used[own] = best.weight, best.bias, best.factors
 
         descend(problem, device, work)
-        return Solution(weight, bias, used if problem.scalable else None)
+        return Solution(weight, bias, used if problem.scalable else None, aim)
 
 
 def _factors(problem: Problem) -> Doubles:

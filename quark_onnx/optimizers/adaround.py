@@ -46,9 +46,10 @@ class AdaRound:
 
     def __call__(self, problem: Problem, present: Solution) -> Solution:
         device = device_of(self)
-        below, above = problem.lattice.neighbours(problem.weight)
+        aim = problem.weight if present.aim is None else present.aim
+        below, above = problem.lattice.neighbours(aim)
         step = above - below
-        share = ((problem.weight - below) / np.where(step == 0, 1, step)).astype(np.float32)
+        share = ((aim - below) / np.where(step == 0, 1, step)).astype(np.float32)
         settings = Descent(self.iterations, self.rows, self.rate, self.warm, push=self.push)
         weight = present.weight.copy()
 
@@ -58,4 +59,4 @@ class AdaRound:
             weight[own] = np.where(up, above[own], below[own])
 
         descend(problem, device, work)
-        return Solution(weight, present.bias)
+        return Solution(weight, present.bias, aim=aim)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -44,7 +44,7 @@ class BiasCorrection:
         if self.method == "analytic":
             rounding = present.weight - problem.weight
             shift = np.einsum("goi,gi->go", rounding, problem.mean)
-            return Solution(present.weight, (problem.bias - shift).astype(np.float32), present.factor)
+            return replace(present, bias=(problem.bias - shift).astype(np.float32))
         inputs, targets = problem.train.inputs[:, :_ROWS], problem.train.targets[:, :_ROWS]
         activation = problem.activation
         product = inputs @ present.weight.swapaxes(1, 2)
@@ -55,4 +55,4 @@ class BiasCorrection:
             missing = wanted - activation.value(shifted).mean(axis=1, dtype=np.float64)
             slope = np.mean(activation.derivative(shifted), axis=1, dtype=np.float64)
             bias = bias + (missing / np.maximum(slope, _LEAST_SLOPE)).astype(np.float32)
-        return Solution(present.weight, bias, present.factor)
+        return replace(present, bias=bias)

@@ -46,7 +46,7 @@ class GPTQ:
             return present
         weight = problem.weight + (self._shift(problem, present, gram, count) if self.asymmetric else 0.0)
         rounded = gptq(weight, gram, problem.lattice, damping=self.damping, act_order=self.act_order)
-        return Solution(rounded, present.bias)
+        return Solution(rounded, present.bias, aim=weight)
 
     def _shift(self, problem: Problem, present: Solution, gram: Doubles, count: int) -> Doubles:
         """What brings the products with the inputs of the quantized model nearest to the targets (ridge regression)."""

@@ -7,7 +7,7 @@ Groups come first in every array: a grouped layer is as many small ones, side by
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,11 +47,13 @@ class Solution:
         weight: (groups, outputs, inputs), each a value that its codes can stand for.
         bias: (groups, outputs).
         factor: what the scale of each output is multiplied by, (groups, outputs); None where it stays.
+        aim: what the weight would be if it did not have to be rounded; None where that is the float weight.
     """
 
     weight: Floats
     bias: Floats
     factor: Floats | None = None
+    aim: Doubles | None = None
 
     @property
     def factors(self) -> Floats:
@@ -62,9 +64,10 @@ class Solution:
         """The other one where it is better; ``better`` is (groups, outputs)."""
         weight = np.where(better[..., None], other.weight, self.weight)
         bias = np.where(better, other.bias, self.bias)
-        if self.factor is other.factor is None:
-            return Solution(weight, bias)
-        return Solution(weight, bias, np.where(better, other.factors, self.factors))
+        factor = None if self.factor is other.factor is None else np.where(better, other.factors, self.factors)
+        if self.aim is None or other.aim is None:
+            return Solution(weight, bias, factor)
+        return Solution(weight, bias, factor, np.where(better[..., None], other.aim, self.aim))
 
 
 @dataclass(frozen=True)
@@ -103,14 +106,16 @@ class Problem:
 
     def nearest(self) -> Solution:
         """Every weight and bias rounded to the nearest value."""
-        return self.allowed(Solution(self.lattice.nearest(self.weight), self.bias.astype(np.float32)))
+        rounded = self.lattice.nearest(self.weight)
+        return self.allowed(Solution(rounded, self.bias.astype(np.float32), aim=self.weight))
 
     def allowed(self, solution: Solution) -> Solution:
         """A solution with a bias that can be stored: that of the layer, where it has none of its own."""
         bias = solution.bias if self.biased else self.bias
         if self.bias_lattice is not None:
             bias = self.bias_lattice.nearest(bias.astype(np.float64))
-        return Solution(solution.weight, bias.astype(np.float32), solution.factor if self.scalable else None)
+        factor = solution.factor if self.scalable else None
+        return replace(solution, bias=bias.astype(np.float32), factor=factor)
 
     def loss(self, solution: Solution, rows: Rows | None = None) -> Doubles:
         """Mean square of the error behind the activation, (groups, outputs); on the rows held out by default."""
