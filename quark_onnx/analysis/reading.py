@@ -22,8 +22,8 @@ FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16
 _HALVES = {TensorProto.FLOAT16: "float16", TensorProto.BFLOAT16: "bfloat16"}
 _QUANTIZE = frozenset({"QuantizeLinear", "ExtendedQuantizeLinear", "VitisQuantizeLinear", "DynamicQuantizeLinear"})
 _DEQUANTIZE = frozenset({"DequantizeLinear", "ExtendedDequantizeLinear", "VitisDequantizeLinear"})
-#: One node that rounds, by the part of the name that all of them have.
-_ROUNDING = ("QuantizeDequantize", "FixNeuron", "BFPFix", "MXFix")
+#: Nodes that round, or read what was rounded, and do not say their grid; by the part of the name that all of them have.
+_ROUNDING = ("QuantizeDequantize", "FixNeuron", "BFPFix", "MXFix", "Float4Quantize", "Float4Dequantize")
 #: Operators on codes: the places of their data, each followed by scale and zero point, and of those of the result.
 _ON_CODES: dict[str, tuple[tuple[int, ...], int]] = {
     "QLinearConv": ((0, 3), 6),

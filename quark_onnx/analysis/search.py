@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from math import isfinite, isnan
+from math import inf, isnan
 from numbers import Real
 from pathlib import Path
 from time import perf_counter
@@ -18,7 +18,7 @@ import calibrators
 from calibrators.base import is_number
 from calibrators.session import model_bytes, open_session
 from calibrators.spool import MEMORY, Spool
-from quark_onnx.analysis.search_journal import Record, SearchJournal, model_key, sample_key
+from quark_onnx.analysis.search_journal import Record, SearchJournal, function_key, model_key, sample_key
 from quark_onnx.analysis.space import Space, Trial
 from quark_onnx.api import quantize
 from quark_onnx.config import QConfig, to_dict
@@ -177,7 +177,7 @@ class Search:
         self._space = Space.of(space)
         _check(metric, target, budget, journal, progress)
         self._model, self._metric, self._target, self._budget = model, metric, target, budget
-        self._progress = progress
+        self._progress, self._data = progress, ""
         self._best: tuple[QConfig, ModelProto] | None = None
         original = load(model)
         self._reference = Reference(original, Path(model) if isinstance(model, str | Path) else None)
@@ -187,9 +187,9 @@ class Search:
             identity = {
                 "version": __version__,
                 "model": model_key(original),
-                "sample": sample_key(self._calibration[0]),
                 "samples": len(self._calibration) + len(self._judges),
-                "score": "sqnr" if metric is None else _name_of(metric),
+                "data": self._data,
+                "score": "sqnr" if metric is None else f"metric {function_key(metric)}",
             }
             self._journal = SearchJournal(None if journal is None else Path(journal), identity)
             self._found: list[tuple[Trial, Record]] = []
@@ -256,6 +256,7 @@ class Search:
                 for index, sample in enumerate(reader):
                     held = self._metric is None and index % _EVERY == 1 and len(self._judges) < _AT_MOST
                     (self._judges if held else self._calibration).append(sample)
+                    self._data = sample_key(sample, self._data)
                     bar.update(index + 1)
         except calibrators.CalibrationError as error:
             raise DataError(str(error)) from error
@@ -312,6 +313,8 @@ class Search:
             return Record(None, perf_counter() - start, None, " ".join(str(error).split()))
         if not is_number(score, Real):
             raise ConfigError(f"the metric returned {score!r}; it must be a number")
+        if not _is_float(score):
+            return Record(None, perf_counter() - start, None, "the metric is beyond what a float holds")
         if isnan(score):
             return Record(None, perf_counter() - start, None, "the metric is not a number (NaN)")
         record = Record(float(score), perf_counter() - start, model_bytes(model))
@@ -338,17 +341,21 @@ def _rank(found: tuple[Trial, Record]) -> tuple[bool, float, int]:
     return record.score is None, -(record.score or 0.0), record.bytes or 0
 
 
-def _name_of(metric: Callable[[ModelProto], float]) -> str:
-    named = metric if hasattr(metric, "__qualname__") else type(metric)
-    return f"metric {named.__module__}.{named.__qualname__}"
+def _is_float(number: Any) -> bool:
+    """Whether a number is not too large for a float, as an int may be."""
+    try:
+        float(number)
+    except OverflowError:
+        return False
+    return True
 
 
 def _check(metric: object, target: object, budget: object, journal: object, progress: object) -> None:
     if metric is not None and not callable(metric):
         raise ConfigError(f"metric is {metric!r}; it must take a model and return a number")
-    if target is not None and not (is_number(target) and not isnan(target)):  # type: ignore[arg-type]
+    if target is not None and not (is_number(target) and _is_float(target) and not isnan(target)):  # type: ignore[arg-type]
         raise ConfigError(f"target is {target!r}; it must be a number, the least score that suffices")
-    if budget is not None and not (is_number(budget) and isfinite(budget) and budget > 0):  # type: ignore[arg-type, operator]
+    if budget is not None and not (is_number(budget) and _is_float(budget) and 0 < budget < inf):  # type: ignore[operator]
         raise ConfigError(f"budget is {budget!r}; it must be a number of seconds above 0")
     if journal is not None and not (isinstance(journal, str | Path) and str(journal)):
         raise ConfigError(f"journal is {journal!r}; it must be a path")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -20,15 +21,15 @@ from quark_onnx.config import QConfig, to_dict
 from quark_onnx.errors import ConfigError
 
 #: Changes whenever the lines do.
-_FORMAT = 1
+_FORMAT = 2
 _TITLE = "quark_onnx_search"
 #: What a journal belongs to, and how a message calls it.
 _IDENTITY = {
     "format": "another version of journals",
     "version": "another version of this package",
     "model": "another model",
-    "sample": "other data: the first sample differs",
     "samples": "other data: the number of samples differs",
+    "data": "other data: a sample differs",
     "score": "another metric",
 }
 
@@ -113,7 +114,7 @@ class SearchJournal:
             entry = _parsed(line)
             try:
                 key, record = _entry({} if entry is None else entry)
-            except (KeyError, TypeError, ValueError):
+            except (KeyError, TypeError, ValueError, OverflowError):
                 raise ConfigError(f"journal {path}: line {number} is damaged; remove it to go on") from None
             self._records[key] = record
 
@@ -149,9 +150,23 @@ def model_key(model: ModelProto) -> str:
     return digest.hexdigest()
 
 
-def sample_key(sample: Mapping[str, Any]) -> str:
-    """The hash of a sample."""
-    digest = hashlib.blake2b(digest_size=16)
+def function_key(function: Callable[..., Any]) -> str:
+    """What tells a function from others: its name, and its code where it is written in Python."""
+    named = function if hasattr(function, "__qualname__") else type(function)
+    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+    digest = hashlib.blake2b(_code_text(code).encode(), digest_size=8).hexdigest() if code is not None else ""
+    return f"{named.__module__}.{named.__qualname__} {digest}".strip()
+
+
+def _code_text(code: CodeType) -> str:
+    """What code does, whatever its file and line."""
+    inner = [_code_text(each) if isinstance(each, CodeType) else repr(each) for each in code.co_consts]
+    return f"{code.co_code.hex()} {code.co_names} {inner}"
+
+
+def sample_key(sample: Mapping[str, Any], before: str = "") -> str:
+    """The hash of a sample, and of those whose hash stands for what was ``before``."""
+    digest = hashlib.blake2b(before.encode(), digest_size=16)
     for name in sorted(sample):
         value = sample[name]
         digest.update(f"{name} ".encode())
@@ -166,20 +181,21 @@ def sample_key(sample: Mapping[str, Any]) -> str:
 def _parsed(line: bytes) -> dict[str, Any] | None:
     try:
         found = json.loads(line)
-    except ValueError:  # which bytes that are no text are too
+    except (ValueError, RecursionError):  # a ValueError is also what bytes are that are no text
         return None
     return found if isinstance(found, dict) else None
 
 
 def _entry(line: dict[str, Any]) -> tuple[str, Record]:
-    score, size = line["score"], line["bytes"]
-    if score is None and not line["error"]:
-        raise ValueError("neither a score nor an error")
+    score, size, error, seconds = line["score"], line["bytes"], line["error"], line["seconds"]
+    if not isinstance(error, str) or (score is None) != bool(error):
+        raise ValueError("neither a score nor an error, or both")
+    if score is not None and (isinstance(score, bool) or np.isnan(float(score))):
+        raise ValueError("the score is no number")
+    if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not 0 <= float(seconds) < np.inf:
+        raise ValueError("the seconds are no number")
     return str(line["key"]), Record(
-        None if score is None else float(score),
-        float(line["seconds"]),
-        None if size is None else int(size),
-        str(line["error"]),
+        None if score is None else float(score), float(seconds), None if size is None else int(size), error
     )
 
 

@@ -198,6 +198,7 @@ def _usual(values: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[np.bool_]
     return exact, np.abs(exact) < _MASK
 
 
+@np.errstate(invalid="ignore")  # the difference of two infinities is left out
 def _noise(values: NDArray[Any], exact: NDArray[np.float64], where: NDArray[np.bool_]) -> float:
     error = np.where(where, values.astype(np.float64) - exact, 0.0)
     return float(np.sum(np.square(error), where=np.abs(error) < _MASK))

@@ -42,7 +42,7 @@ def say(text: str, stream: TextIO | None) -> None:
 
 
 def to_json(document: Mapping[str, Any]) -> str:
-    """The text of a JSON document, in ASCII; infinities become the strings "inf" and "-inf", paths become strings.
+    """The text of a JSON document, in ASCII; infinities become the strings "inf" and "-inf", NaN null, paths strings.
 
     >>> print(to_json({"worst_sqnr": math.inf}))
     {
@@ -81,6 +81,8 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
+    if isinstance(value, float) and math.isnan(value):
+        return None
     if isinstance(value, Path) or (isinstance(value, float) and not math.isfinite(value)):
         return str(value)
     return value

@@ -26,8 +26,8 @@ from quark_onnx.optimizers.pairs import Doubles, Pair, layers_of
 
 #: Vectors of a tensor that its moments are taken of.
 _VECTORS = 1024
-#: The least variance that noise is divided by.
-_LEAST = 1e-20
+#: Results vary by more than this share of their squares, or are taken for constant; less than the other is no signal.
+_CONSTANT, _LEAST = 1e-6, 1e-60
 
 
 @dataclass(frozen=True)
@@ -121,9 +121,13 @@ class _Known:
         )
 
     @property
-    def variance(self) -> float:
-        """That of all results together."""
-        return max(float(self.computed.var(axis=0).sum()), _LEAST)
+    def share(self) -> float:
+        """A unit of noise over the signal: the variance of all results, or their squares if they do not vary."""
+        varied, squares = (
+            float(part.sum()) for part in (self.computed.var(axis=0), np.square(self.computed).mean(axis=0))
+        )
+        signal = varied if varied > _CONSTANT * squares else squares
+        return 1 / signal if signal > _LEAST else 0.0
 
 
 def _by_channel(pair: Pair, known: dict[str, _Known]) -> list[tuple[_Known, Doubles]]:
@@ -154,7 +158,7 @@ def _terms(graph: Graph, pairs: list[Pair], known: dict[str, _Known], places: di
     terms = []
     for name, layer in known.items():
         shape, behind = layer.peak.shape[:2], firsts.get(name)
-        matter = _matter(graph, behind, known) if behind else np.full(layer.computed.shape[1], 1 / layer.variance)
+        matter = _matter(graph, behind, known) if behind else np.full(layer.computed.shape[1], layer.share)
         read = np.einsum("go,goi->gi", matter.reshape(shape), layer.square).ravel()
         place = places.get(name)
         terms.append(
@@ -176,7 +180,7 @@ def _matter(graph: Graph, pair: Pair, known: dict[str, _Known], *, passed: bool 
     Args:
         passed: whether the noise is in front of the activation, or behind it.
     """
-    shares = [squares / layer.variance for layer, squares in _by_channel(pair, known)]
+    shares = [squares * layer.share for layer, squares in _by_channel(pair, known)]
     share: Doubles = np.sum(shares, axis=0)
     return share * _gain(graph, pair, known) if passed else share
 

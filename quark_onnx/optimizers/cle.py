@@ -80,6 +80,8 @@ class CLE:
                 graph.remove([node])
                 graph.add("Relu", [source], [result], name=node.name)
         pairs, notes = pairs_of(graph, Passed(self.relu6 == "bound", self.silu == "scale")), list[str]()
+        if self.activations and not (rounding.weight or rounding.activation):
+            return Rewrites(0, ["nothing is rounded to integers, whose noise factors could lessen"])
         if not self.activations:
             factors = self._equalized(graph, pairs)
         elif pairs and len(samples):
@@ -88,8 +90,7 @@ class CLE:
             notes.append(f"modelled noise of the layers {found.before:.3g} before, {found.after:.3g} after")
         else:
             return Rewrites(0)
-        _apply(graph, pairs, factors)
-        return Rewrites(len(pairs), notes)
+        return Rewrites(_apply(graph, pairs, factors), notes)
 
     def _equalized(self, graph: Graph, pairs: list[Pair]) -> list[Doubles]:
         """The factors that make weights alike."""
@@ -103,14 +104,18 @@ class CLE:
         return total
 
 
-def _apply(graph: Graph, pairs: list[Pair], factors: list[Doubles]) -> None:
+def _apply(graph: Graph, pairs: list[Pair], factors: list[Doubles]) -> int:
+    """Change the graph; by how many pairs."""
+    moved = [(pair, factor) for pair, factor in zip(pairs, factors, strict=True) if (factor != 1).any()]
+    pairs = [pair for pair, _ in moved]
     layers = layers_of(pairs)
     weights = {name: layer.weight(graph) for name, layer in layers.items()}
-    for pair, factor in zip(pairs, factors, strict=True):
+    for pair, factor in moved:
         pair.scale_weights(weights, factor)
         pair.rescale_rest(graph, factor)
     for name, layer in layers.items():
         layer.set_weight(graph, weights[name], "equalized")
+    return len(moved)
 
 
 def _equalize(pair: Pair, weights: dict[str, Doubles]) -> Doubles:

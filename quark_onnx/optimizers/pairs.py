@@ -18,11 +18,9 @@ from quark_onnx.graph.layers import SPATIAL, Layer
 
 Doubles = NDArray[np.float64]
 
-#: Operators that commute with a positive factor for each channel.
-_COMMUTING = frozenset(
-    {"Relu", "LeakyRelu", "PRelu", "Identity", "Dropout", "MaxPool", "AveragePool", "GlobalAveragePool"}
-    | {"GlobalMaxPool", "Abs", "Neg"}
-)
+#: Operators that commute with a positive factor for each channel: any axis may be that of the channels, or the second.
+_ELEMENTWISE = frozenset({"Relu", "LeakyRelu", "PRelu", "Identity", "Dropout", "Abs", "Neg"})
+_COMMUTING = _ELEMENTWISE | {"MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool"}
 _MATRIX = 2
 
 
@@ -111,7 +109,8 @@ def _pair(graph: Graph, node: Node, passed: Passed) -> Pair | None:
         consumers = graph.consumers(tensor)
         if graph.is_output(tensor) or graph.captured(tensor) or not consumers:
             return None
-        gate = _gate(graph, tensor, consumers) if passed.gates and not offset else None
+        whole = _is_whole(graph, tensor, channels * repeat) and (spatial or len(graph.shape(tensor) or ()) == _MATRIX)
+        gate = _gate(graph, tensor, consumers) if passed.gates and whole else None
         if gate is not None:
             gates.append((gate[0], repeat))
             todo.append((gate[1].outputs[0], offset, repeat))
@@ -125,16 +124,27 @@ def _pair(graph: Graph, node: Node, passed: Passed) -> Pair | None:
                     return None
                 readers.append(Reader(layer, offset, repeat))
                 continue
-            if not spatial and reader.kind not in _COMMUTING and len(graph.shape(tensor) or ()) != _MATRIX:
+            if not spatial and reader.kind not in _ELEMENTWISE and len(graph.shape(tensor) or ()) != _MATRIX:
                 return None  # its channels come last
             after = _behind(graph, reader, tensor, offset, repeat)
-            if after is None and passed.clips and not offset and upper_bound(graph, reader) is not None:
+            if after is None and passed.clips and whole and upper_bound(graph, reader) is not None:
                 clips.append((reader, repeat))
                 after = offset, repeat
             if after is None:
                 return None
             todo.append((reader.outputs[0], *after))
     return Pair(first, channels, tuple(readers), tuple(clips), tuple(gates))
+
+
+def _is_channels(shape: tuple[int | str | None, ...]) -> bool:
+    """Whether the second axis has a known size."""
+    return len(shape) >= _MATRIX and isinstance(shape[1], int)
+
+
+def _is_whole(graph: Graph, tensor: str, channels: int) -> bool:
+    """Whether a tensor is known to have these channels and no others, along its second axis."""
+    shape = graph.shape(tensor)
+    return shape is not None and _is_channels(shape) and shape[1] == channels
 
 
 def _fits(graph: Graph, layer: Layer, offset: int, count: int) -> bool:
@@ -150,7 +160,8 @@ def _behind(graph: Graph, node: Node, tensor: str, offset: int, repeat: int) -> 
     if node.kind in _COMMUTING or _is_relu(graph, node) or _pads_zeros(graph, node, shape):
         return (offset, repeat) if node.kind != "PRelu" or node.input(0) == tensor else None
     if node.kind in ("Resize", "Upsample") and node.input(0) == tensor and shape is not None:
-        return (offset, repeat) if (graph.shape(node.outputs[0]) or ())[:2] == shape[:2] else None
+        resized = graph.shape(node.outputs[0]) or ()
+        return (offset, repeat) if _is_channels(shape) and resized[1:2] == shape[1:2] else None
     if node.kind == "Concat" and node.attribute("axis") == 1 and node.inputs.count(tensor) == 1:
         before = [graph.shape(name) for name in node.inputs[: node.inputs.index(tensor)]]
         widths = [part[1] if part is not None and len(part) > 1 else None for part in before]

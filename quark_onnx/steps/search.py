@@ -34,8 +34,8 @@ logger = logging.getLogger(__name__)
 _FLOOR = 1e-3
 #: Steps down and up, of scales that are powers of two and of those that are not.
 _OCTAVE, _QUARTER = (0.5, 2.0), (2**-0.25, 2**0.25)
-#: Operators behind which an output is judged by what they read: they move values, or are steep in places only.
-_PUT_TOGETHER = frozenset({"Concat", "Flatten", "Reshape", "Sigmoid", "Softmax", "Squeeze", "Transpose", "Unsqueeze"})
+#: Operators behind which an output is judged by what they read: they only move values.
+_PUT_TOGETHER = frozenset({"Concat", "Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 #: A move has to lower the mean logarithm of the noise by this much; less is within the luck of few samples.
 _GAIN = 2e-3
 #: So many samples are run before it is asked whether the others are worth it: not if they are worse by this much.
@@ -63,6 +63,7 @@ def search(graph: Graph, plan: Plan, params: Params, samples: Sequence[Sample], 
         logger.warning("the scales are not searched, the model with its scales as inputs does not run: %s", error)
         return 0
     if not probe.usable:
+        logger.warning("the scales are not searched: on a sample no output is finite and other than zero")
         return 0
     start = {names[use]: np.asarray(params.table[use].scale) for use in movable}
     scales, best = dict(start), probe.noise(start, [])
@@ -174,8 +175,7 @@ class _Probe:
 def _parts(graph: Graph) -> list[tuple[str, Node | None]]:
     """The tensors that outputs are put together from, with a node that reads them; None for an output.
 
-    In one tensor with large coordinates the scores of a detector would count for nothing, and those that are almost
-    always zero behind a Sigmoid count as they are in front of it.
+    In one tensor with large coordinates the scores of a detector would count for nothing.
     """
     found, todo = dict[str, Node | None](), list[tuple[str, Node | None]]()
     todo += [(value.name, None) for value in reversed(graph.outputs)]

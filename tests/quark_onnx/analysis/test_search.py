@@ -208,6 +208,8 @@ def test_a_metric_decides_and_nothing_is_held_out(workshop: Workshop) -> None:
 def test_a_metric_that_is_no_number() -> None:
     with pytest.raises(ConfigError, match="the metric returned 'good'; it must be a number"):
         search(residual(), pixels(), metric=lambda model: "good")  # type: ignore[arg-type, return-value]
+    with pytest.raises(ModelError, match="the metric is beyond what a float holds"):
+        search(residual(), pixels(), space={"presets": "A8W8"}, metric=lambda model: 10**400)
     values = iter([1, float("nan"), np.float32(0.5)])
     space = {"presets": ["A8W8", "S8S8", "XINT8"], "refine": 0}
     found = search(residual(), pixels(), space=space, metric=lambda model: next(values))
@@ -303,7 +305,7 @@ def test_a_journal_of_something_else(journal: Path, monkeypatch: pytest.MonkeyPa
     )
     for model, data, metric, words in (
         (other, pixels(), None, "another model"),
-        (residual(), pixels()[::-1], None, "other data: the first sample differs"),
+        (residual(), [*pixels()[:-1], pixels()[0]], None, "other data: a sample differs"),
         (residual(), pixels(11), None, "other data: the number of samples differs"),
         (residual(), pixels(), count_of_nodes, "another metric"),
     ):
@@ -313,6 +315,15 @@ def test_a_journal_of_something_else(journal: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(ConfigError, match="another version of this package"):
         search(residual(), pixels(), space=space, journal=journal)
     assert journal.read_bytes() == before
+
+
+def test_two_metrics_are_told_apart_by_their_code(journal: Path) -> None:
+    space = {"presets": "A8W8", "calibrators": [], "optimizers": []}
+    first = search(residual(), pixels(), space=space, metric=lambda model: 1.0, journal=journal)
+    again = search(residual(), pixels(), space=space, metric=lambda model: 1.0, journal=journal)
+    assert rows(again) == rows(first)
+    with pytest.raises(ConfigError, match="belongs to another metric"):
+        search(residual(), pixels(), space=space, metric=lambda model: 2.0, journal=journal)
 
 
 def test_a_file_that_is_no_journal_is_left_alone(journal: Path, tmp_path: Path) -> None:
@@ -329,7 +340,11 @@ def test_a_file_that_is_no_journal_is_left_alone(journal: Path, tmp_path: Path) 
 def test_a_damaged_line_is_named(journal: Path) -> None:
     search(residual(), pixels(), space={**SMALL, "refine": 0}, journal=journal)
     header, first, second = journal.read_bytes().splitlines(keepends=True)
-    for damage in (b"{}\n", b"nonsense\n", b'{"key": "x", "score": "high", "seconds": 1, "bytes": 2, "error": ""}\n'):
+    entry = b'{"key": "x", "score": %s, "seconds": %s, "bytes": %s, "error": %s}\n'
+    values = [(b'"high"', b"1", b"2", b'""'), (b"NaN", b"1", b"2", b'""'), (b"true", b"1", b"2", b'""')]
+    values += [(b"9" * 400, b"1", b"2", b'""'), (b"1", b'"inf"', b"2", b'""'), (b"1", b"1", b"1e999", b'""')]
+    values += [(b"1", b"1", b"2", b'"failed"'), (b"null", b"1", b"null", b'""')]
+    for damage in (b"{}\n", b"nonsense\n", b"[" * 100_000 + b"\n", *(entry % each for each in values)):
         journal.write_bytes(header + first + damage + second)
         with pytest.raises(ConfigError, match="line 3 is damaged"):
             search(residual(), pixels(), space=SMALL, journal=journal)
@@ -387,6 +402,8 @@ def test_a_space_that_is_none(space: Any, message: str) -> None:
         ({"budget": 0}, "budget is 0; it must be a number of seconds above 0"),
         ({"budget": "10m"}, "budget is '10m'"),
         ({"budget": float("inf")}, "budget is inf"),
+        ({"budget": 10**400}, "budget is 1000"),
+        ({"target": 10**400}, "target is 1000"),
         ({"target": "high"}, "target is 'high'; it must be a number"),
         ({"target": float("nan")}, "target is nan"),
         ({"metric": "sqnr"}, "metric is 'sqnr'; it must take a model and return a number"),

@@ -16,6 +16,7 @@ from quark_onnx.errors import ConfigError
 from quark_onnx.graph import Graph
 from quark_onnx.graph.layers import Layer
 from quark_onnx.optimizers import CLE
+from tests.models import normal
 
 
 def parse(text: str, **constants: Any) -> ModelProto:
@@ -196,6 +197,82 @@ def test_activations_are_not_spread_for_the_sake_of_weights(preset: str) -> None
 
     assert error(CLE()) < error() - 3
     assert error(CLE(activations=True)) > error() + 0.1
+
+
+GROW = "a = Conv (x, k) b = Conv (x, k2) c = Concat <axis = 1> (a, b) "
+BEHIND = "e = Conv (d, l) f = Relu (e) y = Conv (f, m)"
+PART = {
+    "clip": (GROW + "d = Clip (c, zero, six) " + BEHIND, CLE(relu6="bound", activations=True)),
+    "gate": (GROW + "s = Sigmoid (c) d = Mul (c, s) " + BEHIND, CLE(silu="scale", activations=True)),
+    "weights alone": (GROW + "d = Clip (c, zero, six) " + BEHIND, CLE(relu6="bound")),
+}
+
+
+@pytest.mark.parametrize("case", PART)
+def test_what_stands_behind_a_concat_is_not_taken_for_one_of_its_parts(case: str) -> None:
+    text, optimizer = PART[case]
+    constants = {"zero": np.float32(0), "six": np.float32(6)} if "Clip" in text else {}
+    weights = {"k": uneven(4, 3, 3, 3), "k2": uneven(6, 3, 3, 3), "l": uneven(8, 10, 1, 1), "m": uneven(4, 8, 1, 1)}
+    model = parse(f"g (float[2,3,10,10] x) => (float[2,4,8,8] y) {{ {text} }}", **weights, **constants)
+    data = active("conv")[1]
+    notes = quantize(model, data, QConfig.of("A8W8").with_(optimizers=optimizer)).report.notes
+    assert "cle: 1" in notes, notes  # that of e; it is not rolled back
+
+
+LAST = {
+    "gate": "a = MatMul (x, k) s = Sigmoid (a) d = Mul (a, s) e = MatMul (d, l) f = Relu (e) y = MatMul (f, m)",
+    "pool": "a = MatMul (x, k) d = MaxPool <kernel_shape = [3], pads = [1,1]> (a) e = MatMul (d, l) f = Relu (e) "
+    "y = MatMul (f, m)",
+}
+
+
+@pytest.mark.parametrize("case", LAST)
+def test_channels_that_come_last_are_not_taken_for_the_second_axis(case: str) -> None:
+    weights = {"k": uneven(8, 16, axis=1), "l": uneven(16, 12, axis=1), "m": uneven(12, 5)}
+    model = parse(f"g (float[2,16,8] x) => (float[2,16,5] y) {{ {LAST[case]} }}", **weights)
+    data = [{"x": normal(2, 16, 8, seed=seed)} for seed in range(4)]
+    config = QConfig.of("A8W8").with_(optimizers=CLE(silu="scale", activations=True))
+    notes = quantize(model, data, config).report.notes
+    assert "cle: 1" in notes, notes
+
+
+def test_a_batch_of_any_size_passes_a_resize() -> None:
+    weights = {"k": uneven(8, 3, 3, 3), "l": uneven(4, 8, 1, 1), "sizes": np.float32([1, 1, 2, 2])}
+    text = "a = Conv (x, k) r = Resize (a, , sizes) y = Conv (r, l)"
+    graph = Graph.of(parse(f"g (float[N,3,10,10] x) => (float[N,4,16,16] y) {{ {text} }}", **weights))
+    assert CLE()(graph) == 1
+
+
+@pytest.mark.parametrize("preset", ["BF16", "FP8E4M3", "MXINT8"])
+def test_where_no_integer_rounds_nothing_is_changed(preset: str) -> None:
+    model, data = active("gate")
+    optimized = QConfig.of(preset).with_(optimizers=CLE(silu="scale", activations=True))
+    plain, found = (quantize(model, data, each) for each in (QConfig.of(preset), optimized))
+    assert found.model.graph == plain.model.graph
+    assert "cle: nothing to do" in found.report.notes
+
+
+def test_results_that_do_not_vary_do_not_outweigh_the_others() -> None:
+    """A part of the model that reads constants, which leave its results without variance."""
+    weights = {"k": uneven(8, 3, 3, 3, seed=1), "l": uneven(4, 8, 1, 1, axis=1, seed=3)}
+    weights |= {"m": uneven(6, 8, seed=5), "n": uneven(8, 4, axis=1, seed=6)}
+    model = parse(
+        """g (float[2,3,10,10] x, float[2,6] t) => (float[2,4,8,8] y) {
+            a = Conv (x, k) r = Relu (a) c = Conv (r, l) e = MatMul (t, m) f = Relu (e) h = MatMul (f, n)
+            i = Unsqueeze (h, last) y = Add (c, i) }""",
+        last=np.int64([2, 3]), **weights,
+    )  # fmt: skip
+    factors = []
+    for part in (normal(2, 6, seed=9), np.ones((2, 6), np.float32)):
+        data = [{"x": normal(2, 3, 10, 10, seed=seed), "t": part} for seed in range(4)]
+        graph = Graph.of(model)
+        found = CLE(activations=True)(graph, data)
+        assert float(found.notes[0].split()[5]) < 1, found.notes
+        layer = Layer.of(graph, next(node for node in graph.nodes if node.kind == "Conv"))
+        assert layer is not None
+        factors.append(layer.weight(graph) / uneven(8, 3, 3, 3, seed=1).reshape(1, 8, 3, 3, 3))
+    np.testing.assert_allclose(factors[0], factors[1], rtol=0.1)
+    assert np.ptp(np.log(factors[1])) > 1
 
 
 def test_without_data_activations_cannot_count() -> None:

@@ -80,6 +80,23 @@ def test_parts_of_an_output_count_alike() -> None:
     assert (stages.params.table[use].scale < right.scale * 4).all()
 
 
+def test_a_mask_in_front_of_a_softmax_does_not_end_the_search() -> None:
+    model = parse(
+        """g (float[1,3,8,8] x) => (float[1,4,8,8] y) {
+            [body] a = Conv <pads = [1,1,1,1]> (x, k) [relu] r = Relu (a) [scores] s = Conv (r, l)
+            [mask] m = Add (s, bias) [likely] y = Softmax <axis = 1> (m)
+        }""",
+        k=weight(8, 3, 3, 3), l=weight(4, 8, 1, 1), bias=np.float32([0, 0, -np.inf, 0]).reshape(1, 4, 1, 1),
+    )  # fmt: skip
+    data = samples(model)
+    stages = Stages.of(model, TENSOR.with_(bias=False), data)
+    use = Use("s")
+    right = stages.params.table[use]
+    stages.params.table[use] = right.with_scale(right.scale * 16)
+    assert search(stages.graph, stages.plan, stages.params, data, False)
+    assert (stages.params.table[use].scale < right.scale * 4).all()
+
+
 def test_without_samples_nothing_moves() -> None:
     stages = Stages.of(residual(), POW2)
     assert search(stages.graph, stages.plan, stages.params, [], False) == 0
