@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto
 
+from calibrators.base import is_number
 from calibrators.session import initializers
 from calibrators.stored import is_stored, values
 from quark_onnx.config import QConfig, to_dict
@@ -192,7 +193,7 @@ def _entry(line: dict[str, Any]) -> tuple[str, Record]:
         raise ValueError("neither a score nor an error, or both")
     if score is not None and (isinstance(score, bool) or np.isnan(float(score))):
         raise ValueError("the score is no number")
-    if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not 0 <= float(seconds) < np.inf:
+    if not is_number(seconds) or not 0 <= seconds < np.inf:
         raise ValueError("the seconds are no number")
     return str(line["key"]), Record(
         None if score is None else float(score), float(seconds), None if size is None else int(size), error

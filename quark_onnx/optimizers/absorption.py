@@ -15,11 +15,10 @@ from numpy.typing import NDArray
 
 from calibrators import MinMax
 from calibrators.control import Observation
-from calibrators.runner import collect
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.layers import Layer
 from quark_onnx.kernels.noise import EIGHT_BITS, Rounding
-from quark_onnx.optimizers.base import Samples, register, require_number
+from quark_onnx.optimizers.base import Samples, register, require_number, watch
 
 _UNPADDED = ("NOTSET", "VALID")
 
@@ -56,7 +55,7 @@ class BiasAbsorption:
         if not found or not len(samples):
             return 0
         tensors = [Observation(first.node.outputs[0], MinMax(), 1) for first, _ in found]  # channels come second
-        seen = collect(graph.to_model(), tensors, iter(samples))
+        seen = watch(graph, tensors, samples)
         return sum(
             self._absorb(graph, first, readers, statistic.lo if not statistic.nonfinite else np.zeros(0))
             for (first, readers), statistic in zip(found, seen, strict=True)

@@ -56,7 +56,7 @@ class AdaQuant:
         device, factor = device_of(self), _factors(problem) if self.scales and problem.scalable else None
         lattice = problem.lattice if factor is None else problem.lattice.times(factor)
         settings = Descent(self.iterations, self.rows, self.rate)
-        aim = problem.weight if present.aim is None else present.aim
+        aim = problem.aim(present)
         start = (aim / lattice.scale).astype(np.float32)
         least, greatest = lattice.ends
         rate = self.bias_rate if problem.biased else 0.0

@@ -46,7 +46,7 @@ class AdaRound:
 
     def __call__(self, problem: Problem, present: Solution) -> Solution:
         device = device_of(self)
-        aim = problem.weight if present.aim is None else present.aim
+        aim = problem.aim(present)
         below, above = problem.lattice.neighbours(aim)
         step = above - below
         share = ((aim - below) / np.where(step == 0, 1, step)).astype(np.float32)

@@ -8,20 +8,18 @@ sum over all layers is made least.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
-from calibrators import CalibrationError
 from calibrators.control import Observation
-from calibrators.runner import collect
 from calibrators.sampled import Sampled
 from calibrators.sampled import Samples as Sampling
-from quark_onnx.errors import DataError
 from quark_onnx.graph import Graph
 from quark_onnx.graph.layers import SPATIAL, Layer
 from quark_onnx.kernels.noise import Rounding, Spread, Term, least_noise
-from quark_onnx.optimizers.activation import activation_behind
-from quark_onnx.optimizers.base import Samples
+from quark_onnx.optimizers.activation import Activation, activation_behind
+from quark_onnx.optimizers.base import Samples, watch
 from quark_onnx.optimizers.pairs import Doubles, Pair, layers_of
 
 #: Vectors of a tensor that its moments are taken of.
@@ -71,10 +69,7 @@ def _observe(graph: Graph, layers: dict[str, Layer], samples: Samples) -> dict[s
         axis = 1 if layer.node.kind in SPATIAL else -1
         axes |= {layer.node.input(0): axis, layer.node.outputs[0]: axis}
     watched = [Observation(tensor, Sampling(_VECTORS), axis) for tensor, axis in axes.items()]
-    try:
-        found = collect(graph.to_model(), watched, iter(samples))
-    except CalibrationError as error:
-        raise DataError(str(error)) from error
+    found = watch(graph, watched, samples)
     return {tensor: each for tensor, each in zip(axes, found, strict=True) if isinstance(each, Sampled)}
 
 
@@ -120,7 +115,7 @@ class _Known:
             computed=computed.vectors.astype(np.float64),
         )
 
-    @property
+    @cached_property
     def share(self) -> float:
         """A unit of noise over the signal: the variance of all results, or their squares if they do not vary."""
         varied, squares = (
@@ -157,10 +152,14 @@ def _terms(graph: Graph, pairs: list[Pair], known: dict[str, _Known], places: di
             sources[reader.layer.node.name][reader.span(pair.channels)] = np.repeat(own, reader.repeat)
     terms = []
     for name, layer in known.items():
-        shape, behind = layer.peak.shape[:2], firsts.get(name)
-        matter = _matter(graph, behind, known) if behind else np.full(layer.computed.shape[1], layer.share)
+        shape, behind, place = layer.peak.shape[:2], firsts.get(name), places.get(name)
+        matter, gated = np.full(layer.computed.shape[1], layer.share), tuple[Spread, ...]()
+        if behind is not None:
+            function = activation_behind(graph, behind.first.node.outputs[0])
+            share = np.sum([squares * reader.share for reader, squares in _by_channel(behind, known)], axis=0)
+            matter = share * _gain(function, layer.computed)
+            gated = _gated(function, layer.computed, share, matter) if behind.gates else ()
         read = np.einsum("go,goi->gi", matter.reshape(shape), layer.square).ravel()
-        place = places.get(name)
         terms.append(
             Term(
                 source=sources[name],
@@ -168,40 +167,29 @@ def _terms(graph: Graph, pairs: list[Pair], known: dict[str, _Known], places: di
                 peak=layer.peak,
                 energy=layer.taps * layer.energy.reshape(shape[0], -1),
                 matter=matter.reshape(shape),
-                spreads=(Spread(layer.low, layer.high, read), *(_gated(graph, behind, known) if behind else ())),
+                spreads=(Spread(layer.low, layer.high, read), *gated),
             )
         )
     return terms
 
 
-def _matter(graph: Graph, pair: Pair, known: dict[str, _Known], *, passed: bool = True) -> Doubles:
-    """What the variance of noise in a channel counts: its share in the results of the layers that read it.
-
-    Args:
-        passed: whether the noise is in front of the activation, or behind it.
-    """
-    shares = [squares * layer.share for layer, squares in _by_channel(pair, known)]
-    share: Doubles = np.sum(shares, axis=0)
-    return share * _gain(graph, pair, known) if passed else share
-
-
-def _gain(graph: Graph, pair: Pair, known: dict[str, _Known]) -> Doubles:
-    """What becomes of the variance of little noise on its way through the activation."""
-    slope = activation_behind(graph, pair.first.node.outputs[0]).derivative(known[pair.first.node.name].computed)
-    gain: Doubles = np.square(np.broadcast_to(slope, known[pair.first.node.name].computed.shape)).mean(axis=0)
+def _gain(function: Activation, x: Doubles) -> Doubles:
+    """What becomes of the variance of little noise in each channel on its way through the activation."""
+    gain: Doubles = np.square(np.broadcast_to(function.derivative(x), x.shape)).mean(axis=0)
     return gain
 
 
-def _gated(graph: Graph, pair: Pair, known: dict[str, _Known]) -> list[Spread]:
-    """Of x * gate(x), x is rounded, too, and so are the factors that the gate's input is multiplied by."""
-    if not pair.gates:
-        return []
-    x = known[pair.first.node.name].computed
-    function, share = activation_behind(graph, pair.first.node.outputs[0]), _matter(graph, pair, known, passed=False)
+def _gated(function: Activation, x: Doubles, share: Doubles, matter: Doubles) -> tuple[Spread, ...]:
+    """Of x * gate(x), x is rounded, too, and so are the factors that the gate's input is multiplied by.
+
+    Args:
+        share: what the variance of a channel's noise behind the activation counts.
+        matter: the same in front of it.
+    """
     low, high = np.maximum(-x.min(axis=0), 0), np.maximum(x.max(axis=0), 0)
     by_gate = np.square(x * function.derivative(x) - function.value(x)).mean(axis=0)  # x^2 gate'(x)
-    one = np.ones(share.size)
-    return [
-        Spread(low, high, share * _gain(graph, pair, known), outputs=True),
-        Spread(np.zeros(share.size), one, share * by_gate, outputs=True, inverse=True),
-    ]
+    zero, one = np.zeros(share.size), np.ones(share.size)
+    return (
+        Spread(low, high, matter, outputs=True),
+        Spread(zero, one, share * by_gate, outputs=True, inverse=True),
+    )

@@ -6,9 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import inf, isfinite
 from typing import Any, ClassVar, Protocol, TypeVar
 
+from calibrators import CalibrationError, Statistic
 from calibrators.base import is_number
+from calibrators.control import Observation
+from calibrators.runner import collect
 from calibrators.spool import Spool
-from quark_onnx.errors import ConfigError
+from quark_onnx.errors import ConfigError, DataError
 from quark_onnx.graph import Graph
 from quark_onnx.kernels.noise import Rounding
 from quark_onnx.optimizers.problem import Problem, Solution
@@ -84,6 +87,18 @@ class LayerOptimizer(Protocol):
     def __call__(self, problem: Problem, present: Solution) -> Solution:
         """A proposal, starting from what was found so far."""
         ...
+
+
+def watch(graph: Graph, tensors: Sequence[Observation], samples: Samples) -> list[Statistic]:
+    """The statistics of tensors of a graph in one pass over the data.
+
+    Raises:
+        DataError: a sample that does not fit or cannot be run.
+    """
+    try:
+        return collect(graph.to_model(), tensors, iter(samples))
+    except CalibrationError as error:
+        raise DataError(str(error)) from error
 
 
 def require_whole(optimizer: Any, *settings: str, least: int = 1) -> None:

@@ -6,6 +6,7 @@ be divided by any factor in the first and multiplied by it in the others; the mo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -109,7 +110,9 @@ def _pair(graph: Graph, node: Node, passed: Passed) -> Pair | None:
         consumers = graph.consumers(tensor)
         if graph.is_output(tensor) or graph.captured(tensor) or not consumers:
             return None
-        whole = _is_whole(graph, tensor, channels * repeat) and (spatial or len(graph.shape(tensor) or ()) == _MATRIX)
+        shape = graph.shape(tensor)
+        second = spatial or len(shape or ()) == _MATRIX  # the axis of the channels; else it is the last one
+        whole = second and _width(shape) == channels * repeat
         gate = _gate(graph, tensor, consumers) if passed.gates and whole else None
         if gate is not None:
             gates.append((gate[0], repeat))
@@ -118,14 +121,14 @@ def _pair(graph: Graph, node: Node, passed: Passed) -> Pair | None:
         for reader in consumers:
             layer = Layer.of(graph, reader)
             if layer is not None and reader.inputs.count(tensor) == 1 and reader.input(0) == tensor:
-                alike = spatial == (reader.kind in SPATIAL) or len(graph.shape(tensor) or ()) == _MATRIX
+                alike = spatial == (reader.kind in SPATIAL) or len(shape or ()) == _MATRIX
                 shared = len(graph.consumers(reader.input(1))) > 1
                 if not alike or shared or not _fits(graph, layer, offset, channels * repeat):
                     return None
                 readers.append(Reader(layer, offset, repeat))
                 continue
-            if not spatial and reader.kind not in _ELEMENTWISE and len(graph.shape(tensor) or ()) != _MATRIX:
-                return None  # its channels come last
+            if not second and reader.kind not in _ELEMENTWISE:
+                return None
             after = _behind(graph, reader, tensor, offset, repeat)
             if after is None and passed.clips and whole and upper_bound(graph, reader) is not None:
                 clips.append((reader, repeat))
@@ -136,20 +139,15 @@ def _pair(graph: Graph, node: Node, passed: Passed) -> Pair | None:
     return Pair(first, channels, tuple(readers), tuple(clips), tuple(gates))
 
 
-def _is_channels(shape: tuple[int | str | None, ...]) -> bool:
-    """Whether the second axis has a known size."""
-    return len(shape) >= _MATRIX and isinstance(shape[1], int)
-
-
-def _is_whole(graph: Graph, tensor: str, channels: int) -> bool:
-    """Whether a tensor is known to have these channels and no others, along its second axis."""
-    shape = graph.shape(tensor)
-    return shape is not None and _is_channels(shape) and shape[1] == channels
+def _width(shape: Sequence[int | str | None] | None) -> int | None:
+    """The size of the second axis, where it is known."""
+    size = shape[1] if shape is not None and len(shape) > 1 else None
+    return size if isinstance(size, int) else None
 
 
 def _fits(graph: Graph, layer: Layer, offset: int, count: int) -> bool:
-    weight = layer.weight(graph)
-    return bool(offset + count <= weight.shape[0] * weight.shape[2])
+    groups, _, inputs = layer.shape(graph)[:3]
+    return offset + count <= groups * inputs
 
 
 def _behind(graph: Graph, node: Node, tensor: str, offset: int, repeat: int) -> tuple[int, int] | None:
@@ -160,13 +158,12 @@ def _behind(graph: Graph, node: Node, tensor: str, offset: int, repeat: int) -> 
     if node.kind in _COMMUTING or _is_relu(graph, node) or _pads_zeros(graph, node, shape):
         return (offset, repeat) if node.kind != "PRelu" or node.input(0) == tensor else None
     if node.kind in ("Resize", "Upsample") and node.input(0) == tensor and shape is not None:
-        resized = graph.shape(node.outputs[0]) or ()
-        return (offset, repeat) if _is_channels(shape) and resized[1:2] == shape[1:2] else None
+        return (offset, repeat) if _width(graph.shape(node.outputs[0])) == _width(shape) is not None else None
     if node.kind == "Concat" and node.attribute("axis") == 1 and node.inputs.count(tensor) == 1:
-        before = [graph.shape(name) for name in node.inputs[: node.inputs.index(tensor)]]
-        widths = [part[1] if part is not None and len(part) > 1 else None for part in before]
-        if all(isinstance(width, int) for width in widths):
-            return offset + sum(width for width in widths if isinstance(width, int)), repeat
+        widths = [_width(graph.shape(name)) for name in node.inputs[: node.inputs.index(tensor)]]
+        known = [width for width in widths if width is not None]
+        if len(known) == len(widths):
+            return offset + sum(known), repeat
     if node.kind == "Flatten" and node.attribute("axis", 1) == 1 and shape is not None:
         area = shape[2:]
         if all(isinstance(dim, int) for dim in area):

@@ -109,6 +109,10 @@ class Problem:
         rounded = self.lattice.nearest(self.weight)
         return self.allowed(Solution(rounded, self.bias.astype(np.float32), aim=self.weight))
 
+    def aim(self, solution: Solution) -> Doubles:
+        """What the weight of a solution would be if it did not have to be rounded."""
+        return self.weight if solution.aim is None else solution.aim
+
     def allowed(self, solution: Solution) -> Solution:
         """A solution with a bias that can be stored: that of the layer, where it has none of its own."""
         bias = solution.bias if self.biased else self.bias

@@ -16,14 +16,13 @@ import calibrators
 from calibrators.base import is_number
 from calibrators.control import Observation
 from calibrators.extremes import Extremes
-from calibrators.runner import collect
 from calibrators.sampled import Sampled
 from calibrators.sampled import Samples as Sampling
-from quark_onnx.errors import ConfigError, DataError
+from quark_onnx.errors import ConfigError
 from quark_onnx.graph import Graph
 from quark_onnx.kernels.noise import EIGHT_BITS, Rounding
 from quark_onnx.optimizers.absorb import Fold, absorb
-from quark_onnx.optimizers.base import Rewrites, Samples, register, require_flag
+from quark_onnx.optimizers.base import Rewrites, Samples, register, require_flag, watch
 from quark_onnx.optimizers.linear import Floats, Linear, private, readers_of, sources
 
 #: What "auto" chooses from.
@@ -141,10 +140,7 @@ def _observe(graph: Graph, groups: list[_Group], samples: Samples, *, vectors: b
     """Extremes of each channel in one pass over the data, and some vectors where they are wanted."""
     wanted = Sampling() if vectors else calibrators.MinMax()
     observations = [Observation(group.tensor, wanted, axis=-1) for group in groups]
-    try:
-        found = collect(graph.to_model(), observations, iter(samples))
-    except calibrators.CalibrationError as error:
-        raise DataError(str(error)) from error
+    found = watch(graph, observations, samples)
     return [statistic for statistic in found if isinstance(statistic, Extremes)]
 
 

@@ -55,6 +55,17 @@ def test_float_scales_of_activations_move_too() -> None:
         np.testing.assert_allclose(steps, np.rint(steps), atol=1e-4)
 
 
+def check_that_coarse_scores_are_mended(model: ModelProto) -> None:
+    """Of a tensor called s."""
+    data = samples(model)
+    stages = Stages.of(model, TENSOR.with_(bias=False), data)
+    use = Use("s")
+    right = stages.params.table[use]
+    stages.params.table[use] = right.with_scale(right.scale * 16)
+    assert search(stages.graph, stages.plan, stages.params, data, False)
+    assert (stages.params.table[use].scale < right.scale * 4).all()
+
+
 def detector() -> ModelProto:
     """Boxes hundreds wide beside scores between 0 and 1, in one tensor."""
     return parse(
@@ -70,14 +81,7 @@ def detector() -> ModelProto:
 
 def test_parts_of_an_output_count_alike() -> None:
     """Scores that are far too coarse do not show in the error of the whole output, and are mended all the same."""
-    model = detector()
-    data = samples(model)
-    stages = Stages.of(model, TENSOR.with_(bias=False), data)
-    use = Use("s")
-    right = stages.params.table[use]
-    stages.params.table[use] = right.with_scale(right.scale * 16)
-    assert search(stages.graph, stages.plan, stages.params, data, False)
-    assert (stages.params.table[use].scale < right.scale * 4).all()
+    check_that_coarse_scores_are_mended(detector())
 
 
 def test_a_mask_in_front_of_a_softmax_does_not_end_the_search() -> None:
@@ -88,13 +92,7 @@ def test_a_mask_in_front_of_a_softmax_does_not_end_the_search() -> None:
         }""",
         k=weight(8, 3, 3, 3), l=weight(4, 8, 1, 1), bias=np.float32([0, 0, -np.inf, 0]).reshape(1, 4, 1, 1),
     )  # fmt: skip
-    data = samples(model)
-    stages = Stages.of(model, TENSOR.with_(bias=False), data)
-    use = Use("s")
-    right = stages.params.table[use]
-    stages.params.table[use] = right.with_scale(right.scale * 16)
-    assert search(stages.graph, stages.plan, stages.params, data, False)
-    assert (stages.params.table[use].scale < right.scale * 4).all()
+    check_that_coarse_scores_are_mended(model)
 
 
 def test_without_samples_nothing_moves() -> None:
