@@ -60,6 +60,12 @@ RECIPES = (
     Recipe("cle activations+adaround", (_BALANCE, _ADAROUND), None),
     Recipe("cle activations+gptq+bias", (_BALANCE, "gptq:asymmetric=true", "bias_correction"), None),
     Recipe("cle activations+adaquant+bias", (_BALANCE, _ADAQUANT, "bias_correction"), None),
+    Recipe(
+        "cle activations+gptq scales+adaquant+bias",
+        (_BALANCE, "gptq:asymmetric=true,scales=true", "adaquant:iterations=1000", "bias_correction"),
+        None,
+        presets=("A8W4",),
+    ),
     Recipe("plain", (), None, presets=("A8W8-unsafe",), tasks=("yolox_nano", "minilm-stsb")),
     Recipe("mixed", ("auto_mixed_precision:target=25",), None, presets=("A8W8-unsafe",), tasks=("minilm-stsb",)),
     Recipe("mixed", (_BALANCE, _QUARTER), None, presets=("A8W8-unsafe",), tasks=("yolox_nano",)),

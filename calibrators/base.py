@@ -48,8 +48,14 @@ def require(fits: bool, setting: str, value: object, wanted: str) -> None:
 
 
 def is_number(value: object, kind: type | tuple[type, ...] = (int, float)) -> bool:
-    """Whether a setting is a number; True and False, which Python takes for integers, are none."""
-    return isinstance(value, kind) and not isinstance(value, bool)
+    """Whether a setting is a number that a float holds; True and False, which Python takes for integers, are none."""
+    if not isinstance(value, kind) or isinstance(value, bool):
+        return False
+    try:
+        float(value)  # type: ignore[arg-type]
+    except OverflowError:  # of an int
+        return False
+    return True
 
 
 CALIBRATORS: dict[str, type[Any]] = {}

@@ -312,9 +312,7 @@ class Search:
         except QuarkError as error:
             return Record(None, perf_counter() - start, None, " ".join(str(error).split()))
         if not is_number(score, Real):
-            raise ConfigError(f"the metric returned {score!r}; it must be a number")
-        if not _is_float(score):
-            return Record(None, perf_counter() - start, None, "the metric is beyond what a float holds")
+            raise ConfigError(f"the metric returned {score!r}; it must be a number that a float can hold")
         if isnan(score):
             return Record(None, perf_counter() - start, None, "the metric is not a number (NaN)")
         record = Record(float(score), perf_counter() - start, model_bytes(model))
@@ -341,21 +339,12 @@ def _rank(found: tuple[Trial, Record]) -> tuple[bool, float, int]:
     return record.score is None, -(record.score or 0.0), record.bytes or 0
 
 
-def _is_float(number: Any) -> bool:
-    """Whether a number is not too large for a float, as an int may be."""
-    try:
-        float(number)
-    except OverflowError:
-        return False
-    return True
-
-
 def _check(metric: object, target: object, budget: object, journal: object, progress: object) -> None:
     if metric is not None and not callable(metric):
         raise ConfigError(f"metric is {metric!r}; it must take a model and return a number")
-    if target is not None and not (is_number(target) and _is_float(target) and not isnan(target)):  # type: ignore[arg-type]
+    if target is not None and not (is_number(target) and not isnan(target)):  # type: ignore[arg-type]
         raise ConfigError(f"target is {target!r}; it must be a number, the least score that suffices")
-    if budget is not None and not (is_number(budget) and _is_float(budget) and 0 < budget < inf):  # type: ignore[operator]
+    if budget is not None and not (is_number(budget) and 0 < budget < inf):  # type: ignore[operator]
         raise ConfigError(f"budget is {budget!r}; it must be a number of seconds above 0")
     if journal is not None and not (isinstance(journal, str | Path) and str(journal)):
         raise ConfigError(f"journal is {journal!r}; it must be a path")

@@ -25,36 +25,56 @@ _ROWS = 256
 _ESCALATION, _MOST_DAMPING = 10.0, 1e4
 
 
+class Compensation:
+    """How an error in one column is made good by the columns behind it, for one matrix of inputs."""
+
+    def __init__(self, gram: Doubles, *, damping: float = 0.01, act_order: bool = True) -> None:
+        """Invert the matrix.
+
+        Args:
+            gram: (groups, inputs, inputs), sums of products of two inputs.
+            damping: added to the diagonal, as a share of its mean; it grows where that does not suffice.
+            act_order: begin with the columns whose inputs are largest.
+        """
+        diagonal = np.diagonal(gram, axis1=1, axis2=2)
+        order = np.argsort(-diagonal, axis=1, kind="stable") if act_order else np.zeros(diagonal.shape, int)
+        self._order = order if act_order else order + np.arange(diagonal.shape[1])
+        self._inverse = _inverse_root(gram, self._order, damping)
+        self._gram = gram
+
+    def rounded(self, weight: Doubles, lattice: Lattice) -> tuple[Floats, Doubles]:
+        """The weight, rounded to values of the lattice, and the error of each output: none is worse than to nearest.
+
+        Args:
+            weight: (groups, outputs, inputs).
+        """
+        nearest = lattice.nearest(weight)
+        along = self._order[:, None, :]
+        left = np.take_along_axis(weight, np.broadcast_to(along, weight.shape), 2)
+        turned = [np.take_along_axis(v, np.broadcast_to(along, v.shape), 2) for v in _fields(lattice)]
+        swept = np.empty(left.shape, np.float32)
+
+        def sweep(part: slice) -> None:
+            scale, least, greatest = (field[:, part] for field in turned)
+            swept[:, part] = _sweep(left[:, part], self._inverse, Lattice(scale, lattice.levels, least, greatest))
+
+        for _ in side_by_side(sweep, slabs(left.shape[1], _ROWS)):
+            pass
+        result = np.empty_like(nearest)
+        np.put_along_axis(result, np.broadcast_to(along, result.shape), swept, 2)
+        error, plain = (error_of(weight, found, self._gram) for found in (result, nearest))
+        better = error < plain
+        return np.where(better[..., None], result, nearest), np.where(better, error, plain)
+
+
 def gptq(weight: Doubles, gram: Doubles, lattice: Lattice, *, damping: float = 0.01, act_order: bool = True) -> Floats:
     """The weight, rounded to values of the lattice; no output is worse than rounded to nearest.
 
     Args:
         weight: (groups, outputs, inputs).
-        gram: (groups, inputs, inputs), sums of products of two inputs.
-        damping: added to the diagonal, as a share of its mean; it grows where that does not suffice.
-        act_order: begin with the columns whose inputs are largest.
+        gram, damping, act_order: as ``Compensation`` takes them.
     """
-    nearest = lattice.nearest(weight)
-    diagonal = np.diagonal(gram, axis1=1, axis2=2)
-    order = np.argsort(-diagonal, axis=1, kind="stable") if act_order else np.zeros(diagonal.shape, int)
-    if not act_order:
-        order = order + np.arange(diagonal.shape[1])
-    inverse = _inverse_root(gram, order, damping)
-    along = order[:, None, :]
-    left = np.take_along_axis(weight, np.broadcast_to(along, weight.shape), 2)
-    turned = [np.take_along_axis(v, np.broadcast_to(along, v.shape), 2) for v in _fields(lattice)]
-    rounded = np.empty(left.shape, np.float32)
-
-    def sweep(part: slice) -> None:
-        scale, least, greatest = (field[:, part] for field in turned)
-        rounded[:, part] = _sweep(left[:, part], inverse, Lattice(scale, lattice.levels, least, greatest))
-
-    for _ in side_by_side(sweep, slabs(left.shape[1], _ROWS)):
-        pass
-    result = np.empty_like(nearest)
-    np.put_along_axis(result, np.broadcast_to(along, result.shape), rounded, 2)
-    better = error_of(weight, result, gram) < error_of(weight, nearest, gram)
-    return np.where(better[..., None], result, nearest)
+    return Compensation(gram, damping=damping, act_order=act_order).rounded(weight, lattice)[0]
 
 
 def error_of(weight: Doubles, rounded: Floats, gram: Doubles) -> Doubles:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from quark_onnx.kernels.rounding import Descent, Part, Units, adaquant
 from quark_onnx.optimizers.base import register, require_flag, require_number
 from quark_onnx.optimizers.descent import check, descend, device_of
-from quark_onnx.optimizers.problem import Doubles, Problem, Rows, Solution, loss_of
+from quark_onnx.optimizers.problem import Floats, Problem, Rows, Solution, loss_of
 
 #: Judgements without a gain after which a descent ends.
 _PATIENCE = 2
@@ -53,8 +53,9 @@ class AdaQuant:
         require_flag(self, "scales")
 
     def __call__(self, problem: Problem, present: Solution) -> Solution:
-        device, factor = device_of(self), _factors(problem) if self.scales and problem.scalable else None
-        lattice = problem.lattice if factor is None else problem.lattice.times(factor)
+        device = device_of(self)
+        factor = _factors(problem) if self.scales and problem.scalable else present.factor
+        lattice = problem.lattice_of(replace(present, factor=factor))
         settings = Descent(self.iterations, self.rows, self.rate)
         aim = problem.aim(present)
         start = (aim / lattice.scale).astype(np.float32)
@@ -65,7 +66,7 @@ class AdaQuant:
         def work(part: Part, own: tuple[slice, slice]) -> None:
             units = Units(lattice.scale[own], least[own], greatest[own], lattice.levels).on(device)
             first, offset = (device.put(array[own]) for array in (start, present.bias))
-            mesh, own_factor = lattice.part(own), None if factor is None else factor[own].astype(np.float32)
+            mesh, own_factor = lattice.part(own), None if factor is None else factor[own]
             held = Rows(problem.held.inputs[own[0]], problem.held.targets[own[0], :, own[1]])
             best = Solution(present.weight[own], present.bias[own], present.factors[own])
             loss, idle = loss_of(problem.activation, held, best), 0
@@ -84,7 +85,7 @@ class AdaQuant:
         return Solution(weight, bias, used if problem.scalable else None, aim)
 
 
-def _factors(problem: Problem) -> Doubles:
+def _factors(problem: Problem) -> Floats:
     """For each output the factor of its scale that serves best where every weight is rounded to the nearest."""
     best = np.ones(problem.bias.shape)
     least = problem.loss(problem.nearest(), problem.train)
@@ -95,4 +96,4 @@ def _factors(problem: Problem) -> Doubles:
             problem.train,
         )
         best, least = np.where(loss < least, tried, best), np.minimum(loss, least)
-    return best
+    return best.astype(np.float32)

@@ -47,7 +47,7 @@ class AdaRound:
     def __call__(self, problem: Problem, present: Solution) -> Solution:
         device = device_of(self)
         aim = problem.aim(present)
-        below, above = problem.lattice.neighbours(aim)
+        below, above = problem.lattice_of(present).neighbours(aim)
         step = above - below
         share = ((aim - below) / np.where(step == 0, 1, step)).astype(np.float32)
         settings = Descent(self.iterations, self.rows, self.rate, self.warm, push=self.push)
@@ -59,4 +59,4 @@ class AdaRound:
             weight[own] = np.where(up, above[own], below[own])
 
         descend(problem, device, work)
-        return Solution(weight, present.bias, aim=aim)
+        return Solution(weight, present.bias, present.factor, aim)

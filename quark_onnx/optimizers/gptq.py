@@ -7,12 +7,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from quark_onnx.kernels.gptq import gptq
+from quark_onnx.kernels.gptq import Compensation
 from quark_onnx.optimizers.base import register, require_flag, require_number
 from quark_onnx.optimizers.problem import Doubles, Problem, Solution
 
 #: Damping of the regression, as shares of the mean of the diagonal; the one that serves the rows held out is taken.
 _RIDGES = (0.01, 0.1, 1.0, 10.0)
+#: Factors of a scale that are tried.
+_FACTORS = (0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.05, 1.1, 1.15, 1.2)
 
 
 @register
@@ -25,6 +27,7 @@ class GPTQ:
             suffice.
         act_order: begin with the inputs that are largest.
         asymmetric: aim at what the float model computes from its own inputs, not from those of the quantized model.
+        scales: choose the scale of each output, too, where it has one of its own that is no power of two.
     """
 
     name: ClassVar[str] = "gptq"
@@ -35,18 +38,28 @@ class GPTQ:
     damping: float = 0.01
     act_order: bool = True
     asymmetric: bool = False
+    scales: bool = False
 
     def __post_init__(self) -> None:
         require_number(self, "damping", least=0, most=1)
-        require_flag(self, "act_order", "asymmetric")
+        require_flag(self, "act_order", "asymmetric", "scales")
 
     def __call__(self, problem: Problem, present: Solution) -> Solution:
         gram, count = problem.gram()
         if not np.isfinite(gram).all():
             return present
         weight = problem.weight + (self._shift(problem, present, gram, count) if self.asymmetric else 0.0)
-        rounded = gptq(weight, gram, problem.lattice, damping=self.damping, act_order=self.act_order)
-        return Solution(rounded, present.bias, aim=weight)
+        compensation = Compensation(gram, damping=self.damping, act_order=self.act_order)
+        lattice = problem.lattice_of(present)
+        best, least = compensation.rounded(weight, lattice)
+        factor = present.factors
+        for other in _FACTORS if self.scales and problem.scalable else ():
+            tried = np.full(factor.shape, other)
+            rounded, error = compensation.rounded(weight, lattice.times(tried))
+            better = error < least
+            best, least = np.where(better[..., None], rounded, best), np.where(better, error, least)
+            factor = np.where(better, present.factors * np.float32(other), factor)
+        return Solution(best, present.bias, factor if problem.scalable else None, weight)
 
     def _shift(self, problem: Problem, present: Solution, gram: Doubles, count: int) -> Doubles:
         """What brings the products with the inputs of the quantized model nearest to the targets (ridge regression)."""

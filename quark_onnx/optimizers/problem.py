@@ -113,6 +113,10 @@ class Problem:
         """What the weight of a solution would be if it did not have to be rounded."""
         return self.weight if solution.aim is None else solution.aim
 
+    def lattice_of(self, solution: Solution) -> Lattice:
+        """The values that the weight may take under the scales of a solution."""
+        return self.lattice if solution.factor is None else self.lattice.times(solution.factors.astype(np.float64))
+
     def allowed(self, solution: Solution) -> Solution:
         """A solution with a bias that can be stored: that of the layer, where it has none of its own."""
         bias = solution.bias if self.biased else self.bias

@@ -10,9 +10,9 @@ from onnx import ModelProto
 
 from calibrators import Statistic
 from calibrators.session import open_session
-from quark_onnx.config import Override, QConfig
+from quark_onnx.config import QConfig
 from quark_onnx.errors import ConfigError
-from quark_onnx.graph import Graph
+from quark_onnx.graph import Graph, Node
 from quark_onnx.optimizers import AutoMixedPrecision, Samples
 from quark_onnx.plan import Keep, Plan, Quantize, Use
 from quark_onnx.progress import Progress
@@ -63,6 +63,10 @@ def mix(
         raise ConfigError("auto_mixed_precision is given twice; one target is all that can be met")
     if not len(samples):
         raise ConfigError("auto_mixed_precision needs calibration data, to measure what each node does to the outputs")
+    if found[0].of_weights and not found[0].narrow(config.weight):
+        raise ConfigError(
+            "to of auto_mixed_precision is '8bit_weights', but no weights are integers of fewer bits; choose 16bit"
+        )
     return _Search(graph, config, found[0], samples, show).run()
 
 
@@ -74,7 +78,8 @@ class _Search:
         self._few: list[Sample] = list(islice(iter(samples), settings.samples))
         self._float = open_session(graph.to_model())
         every = tuple(node.name for node in graph.nodes)
-        plans = [make_plan(graph, each, strict=False) for each in (config, self._with(every))]
+        either = (config,) if settings.of_weights else (config, self._with(every))
+        plans = [make_plan(graph, each, strict=False) for each in either]
         with Progress(show, len(samples), "measuring ranges", "sample") as bar:
             measured = calibrate_each(graph, plans, samples, bar.update)
         self._ranges: list[Ranges] = measured
@@ -84,8 +89,8 @@ class _Search:
 
     def run(self) -> tuple[QConfig, Sensitivity]:
         settings, result = self._settings, Sensitivity()
-        result.into = "16 bits" if settings.raised(self._config.activation) is not None else "float"
-        names = [node.name for node in self._graph.nodes if self._plans[0].touches(node)]
+        result.into = settings.word(self._config)
+        names = [node.name for node in self._graph.nodes if self._raisable(node)]
         result.before = result.after = self._goal(())
         bound = settings.target
         if settings.metric is not None:
@@ -98,7 +103,8 @@ class _Search:
                 result.noise[name] = self._alone(name)
                 bar.update(done)
         order = sorted(names, key=result.noise.__getitem__)  # those alike in the order of the graph
-        order = order[: max(1, int(settings.share * len(self._graph.nodes)))]
+        whole = len(names) if settings.of_weights else len(self._graph.nodes)
+        order = order[: max(1, int(settings.share * whole))]
         chosen = self._fewest(order, bound)
         chosen = self._needed(chosen, bound)
         result.raised, result.after = chosen, self._goal(tuple(chosen))
@@ -130,13 +136,21 @@ class _Search:
         config = self._config
         if not names:
             return config
-        spec = self._settings.raised(config.activation)
-        override = Override(nodes=names, keep=True) if spec is None else Override(nodes=names, activation=spec)
-        return config.with_(overrides=(*config.overrides, override))
+        return config.with_(overrides=(*config.overrides, self._settings.override(names, config)))
 
     def _alone(self, name: str) -> float:
-        """The goal where one node alone is quantized."""
-        return self._measured(make_plan(self._graph, self._config.with_(nodes=(name,)), strict=False))
+        """The goal where one node alone is quantized; of weights, where its weight alone is."""
+        config = self._config.with_(nodes=(name,))
+        config = config.with_(activation=None) if self._settings.of_weights else config
+        return self._measured(make_plan(self._graph, config, strict=False))
+
+    def _raisable(self, node: Node) -> bool:
+        """Whether a node has something to be raised."""
+        plan = self._plans[0]
+        if not self._settings.of_weights:
+            return plan.touches(node)
+        entries = [plan.entry(plan.use(name, node)) for name in node.inputs if self._graph.is_constant(name)]
+        return any(isinstance(entry, Quantize) and self._settings.narrow(entry.spec) for entry in entries)
 
     def _goal(self, names: tuple[str, ...]) -> float:
         """The goal where these nodes are raised."""

@@ -122,6 +122,20 @@ def _added(graph: Graph, node: Node, outputs: int) -> tuple[str, Node] | None:
     return other, readers[0]
 
 
+def summand_of(graph: Graph, place: Place) -> tuple[Node, int] | None:
+    """The addition that alone reads what a layer computes, and at which place it reads the other summand.
+
+    None where there is none, or its summand is a constant.
+    """
+    readers = graph.consumers(place.result)
+    if len(readers) != 1 or readers[0].kind != "Add" or graph.is_output(place.result) or graph.captured(place.result):
+        return None
+    others = [at for at, name in enumerate(readers[0].inputs) if name != place.result]
+    if len(others) != 1 or graph.is_constant(readers[0].inputs[others[0]]):
+        return None
+    return readers[0], others[0]
+
+
 def lattice_of(graph: Graph, plan: Plan, params: Params, place: Place) -> Lattice:
     """The values that the weight of a layer may take, in the order of groups, outputs and inputs."""
     return _lattice(graph, plan, params, place.use, lambda array: flat(place.layer.arranged(array)))
@@ -166,12 +180,19 @@ def flat(array: NDArray[Any]) -> NDArray[Any]:
 
 @dataclass(frozen=True)
 class Gatherer:
-    """Takes rows for one layer from the two walks, the quantized one in front of the layer and the float one behind."""
+    """Takes rows for one layer from the two walks, the quantized one in front of the layer and the float one behind.
+
+    Attributes:
+        source: what the layer reads in the quantized model.
+        beside: what its result is added to, in the float and in the quantized model. What the quantized one has lost
+            there the layer should make good, for the sum is what later layers read. None to leave it at that.
+    """
 
     place: Place
     source: str
     floating: Walk
     quantized: Walk
+    beside: tuple[str, str] | None = None
 
     def problem(self, lattice: Lattice, bias_lattice: Lattice | None, scalable: bool, seed: int) -> Problem:
         """The problem of the layer."""
@@ -220,6 +241,7 @@ class Gatherer:
     def _of(self, index: int, share: int, seed: int) -> tuple[Floats, Floats]:
         [x] = self.quantized.values(self.source, [index])
         [y] = self.floating.values(self.place.result, [index])
+        y = y + self._lost(index, y.shape)
         spatial = self.place.node.kind in SPATIAL
         chosen = patches.places_of(patches.count_places(y.shape, spatial=spatial), share, seed * 10007 + index)
         if not spatial:
@@ -227,6 +249,16 @@ class Gatherer:
         groups = self.place.layer.groups
         targets = patches.at_places(y, chosen, groups)
         return self._windowed(x, chosen, y.shape[2:]), targets
+
+    def _lost(self, index: int, shape: tuple[int, ...]) -> Floats:
+        """What is missing from the tensor that the result is added to; zero where that is of another shape."""
+        if self.beside is not None:
+            walks = zip((self.floating, self.quantized), self.beside, strict=True)
+            wanted, found = (next(walk.values(name, [index])) for walk, name in walks)
+            if wanted.shape == found.shape == shape:
+                lost: Floats = wanted - found
+                return lost
+        return np.zeros((), np.float32)
 
     def _windowed(self, x: Floats, places: NDArray[np.int64], output: tuple[int, ...]) -> Floats:
         window = window_of(self.place.node, x.shape[2:], output, self._kernel)

@@ -21,7 +21,16 @@ from quark_onnx.plan import BiasOf, Plan, Use
 from quark_onnx.progress import Progress
 from quark_onnx.steps.insert import define_functions, insert
 from quark_onnx.steps.journal import Journal
-from quark_onnx.steps.problems import Gatherer, Place, bias_lattice_of, flat, lattice_of, places_in, scalable
+from quark_onnx.steps.problems import (
+    Gatherer,
+    Place,
+    bias_lattice_of,
+    flat,
+    lattice_of,
+    places_in,
+    scalable,
+    summand_of,
+)
 from quark_onnx.steps.solve import Params
 from quark_onnx.steps.walk import Walk
 
@@ -106,7 +115,9 @@ class _Run:
         source = self._nodes[place.node.name].input(0)
         quantized.reach(source)
         floating.reach(place.result, place.node.input(0))
-        gatherer = Gatherer(place, source, floating, quantized)
+        if beside := self._beside(place):
+            quantized.reach(source, beside[1])
+        gatherer = Gatherer(place, source, floating, quantized, beside)
         seed = crc32(place.node.name.encode())
         bias_lattice = bias_lattice_of(self._float, self._plan, self._params, place)
         free = scalable(self._plan, self._params, place)
@@ -129,6 +140,16 @@ class _Run:
             if self._quantized.is_constant(place.bias):
                 self._quantized.set_constant(place.bias, bias)
         return result
+
+    def _beside(self, place: Place) -> tuple[str, str] | None:
+        """What the result of a layer is added to, in both models; None where that is still to come."""
+        found = summand_of(self._float, place)
+        if found is None:
+            return None
+        adding, at = found
+        # what the float model has reached by now has no layers in front of it that are still to be optimized
+        known = self._walks[0].known(adding.inputs[at])
+        return (adding.inputs[at], self._nodes[adding.name].input(at)) if known else None
 
     def close(self) -> None:
         for walk in self._walks:

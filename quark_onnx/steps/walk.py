@@ -60,6 +60,10 @@ class Walk:
             raise ModelError(f"the graph does not run piece by piece, up to {', '.join(tensors)}: {error}") from error
         self._at_hand = [*kept, *results]
 
+    def known(self, tensor: str) -> bool:
+        """Whether a tensor was reached, and is still at hand."""
+        return tensor in self._at_hand
+
     def values(self, tensor: str, which: Sequence[int] | None = None) -> Iterator[NDArray[Any]]:
         """A tensor that was reached, for each sample, or for those at some places."""
         places = range(len(self._values)) if which is None else which

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from quark_onnx.kernels.gptq import error_of, gptq
+from quark_onnx.kernels.gptq import Compensation, error_of, gptq
 from quark_onnx.kernels.lattice import Lattice
 from quark_onnx.registry import DTYPES
 
@@ -130,3 +130,15 @@ def test_a_wide_layer_takes_its_batches_of_columns_together() -> None:
     lattice = grid(weight.shape, 0.5, 3)
     found = gptq(weight, gram, lattice)
     assert (error_of(weight, found, gram) < 0.9 * error_of(weight, lattice.nearest(weight), gram)).all()
+
+
+def test_one_matrix_serves_many_lattices() -> None:
+    random = np.random.default_rng(5)
+    x = random.normal(size=(200, 12))
+    gram, weight = (x.T @ x)[None], random.normal(size=(1, 6, 12))
+    compensation = Compensation(gram)
+    for step in (0.1, 0.2, 0.5):
+        lattice = grid(weight.shape, step)
+        found, error = compensation.rounded(weight, lattice)
+        np.testing.assert_array_equal(found, gptq(weight, gram, lattice))
+        np.testing.assert_allclose(error, np.square(x @ (found[0] - weight[0]).T).sum(axis=0)[None], rtol=1e-9)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from onnx import numpy_helper
 
-from quark_onnx import AdaQuant, BiasCorrection, QConfig, QuantizationSpec, quantize
+from quark_onnx import GPTQ, AdaQuant, AdaRound, BiasCorrection, QConfig, QuantizationSpec, quantize
 from quark_onnx.errors import ConfigError
 from quark_onnx.kernels.lattice import Lattice
 from quark_onnx.optimizers.activation import Activation
@@ -31,7 +31,7 @@ def problem_of(*, scalable: bool) -> Problem:
     lattice = Lattice(scale, np.zeros(0, np.float32), least, greatest)
     train, held = Rows(x[:, :1600], targets[:, :1600]), Rows(x[:, 1600:], targets[:, 1600:])
     mean, bias = x.mean(axis=1, dtype=np.float64), np.zeros((1, 4))
-    gram = np.zeros((1, 24, 24)), 0
+    gram = np.einsum("grk,grl->gkl", *[train.inputs.astype(np.float64)] * 2), len(train)
     return Problem("n", weight, bias, lattice, True, Activation(), train, held, mean, lambda: gram, scalable=scalable)
 
 
@@ -45,9 +45,23 @@ def test_scales_are_chosen_and_codes_are_whole() -> None:
     assert codes.min() >= -8 and codes.max() <= 7
 
 
-def test_scales_that_are_shared_stay() -> None:
+@pytest.mark.parametrize("optimizer", [AdaQuant(iterations=20, scales=True), GPTQ(scales=True)], ids=lambda o: o.name)
+def test_scales_that_are_shared_stay(optimizer: AdaQuant | GPTQ) -> None:
     problem = problem_of(scalable=False)
-    assert AdaQuant(iterations=20, scales=True)(problem, problem.nearest()).factor is None
+    assert optimizer(problem, problem.nearest()).factor is None
+
+
+def test_gptq_chooses_scales_and_others_go_on_under_them() -> None:
+    problem = problem_of(scalable=True)
+    plain, free = (GPTQ(scales=scales)(problem, problem.nearest()) for scales in (False, True))
+    assert (free.factors < 1).all() and (plain.factors == 1).all()
+    assert (problem.loss(free) < problem.loss(plain)).all()
+    for optimizer in (AdaRound(iterations=20), AdaQuant(iterations=20), GPTQ()):
+        after = optimizer(problem, free)
+        np.testing.assert_array_equal(after.factors, free.factors)
+        codes = after.weight.astype(np.float64) / (problem.lattice.scale * after.factors[..., None])
+        np.testing.assert_allclose(codes, np.rint(codes), atol=1e-4)
+        assert codes.min() >= -8 and codes.max() <= 7
 
 
 def test_a_correction_behind_it_keeps_the_scales() -> None:
@@ -60,11 +74,12 @@ def test_a_correction_behind_it_keeps_the_scales() -> None:
     np.testing.assert_array_equal(chosen.factors, np.where(better, after.factors, 1))
 
 
-def test_what_is_stored_is_what_was_learned() -> None:
-    data, optimizers = images(16), ("adaquant:iterations=60,scales=true", "bias_correction")
+@pytest.mark.parametrize("name", ["adaquant:iterations=60,scales=true", "gptq:scales=true"])
+def test_what_is_stored_is_what_was_learned(name: str) -> None:
+    data, optimizers = images(16), (name, "bias_correction")
     plain, better = (quantize(convolutional(), data, CHANNELS.with_(optimizers=each)) for each in ((), optimizers))
     assert better.report.worst_sqnr > plain.report.worst_sqnr
-    assert any(layer.changed["adaquant"] for layer in better.report.layers)
+    assert any(layer.changed[name.partition(":")[0]] for layer in better.report.layers)
     scales = [
         {i.name: numpy_helper.to_array(i) for i in result.model.graph.initializer if i.name.endswith("_scale")}
         for result in (plain, better)

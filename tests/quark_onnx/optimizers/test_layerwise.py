@@ -378,6 +378,8 @@ def test_a_scale_is_never_above_what_one_layer_alone_needs() -> None:
     ("make", "message"),
     [
         (lambda: GPTQ(damping=2), "damping of gptq"),
+        (lambda: GPTQ(damping=10**400), "damping of gptq is 1000.*must be a number"),
+        (lambda: GPTQ(scales=2), "scales of gptq is 2; it must be true or false"),
         (lambda: GPTQ(damping=float("nan")), "damping of gptq"),
         (lambda: GPTQ(act_order=1), "act_order of gptq"),  # type: ignore[arg-type]
         (lambda: BiasCorrection("magic"), "method of bias_correction"),

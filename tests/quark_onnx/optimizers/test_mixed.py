@@ -6,14 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import ModelProto
+from onnx import ModelProto, TensorProto
 
 from calibrators.session import open_session
-from quark_onnx import QConfig, quantize
+from quark_onnx import QConfig, QuantizationSpec, quantize
 from quark_onnx.errors import ConfigError
 from quark_onnx.optimizers import AutoMixedPrecision
 from tests.models import Feeds, kinds, parse, run, weight
 from tests.quark_onnx.optimizers.networks import attentive, texts
+
+INT4, INT8 = TensorProto.INT4, TensorProto.INT8
 
 
 def broken() -> tuple[ModelProto, list[Feeds]]:
@@ -35,6 +37,21 @@ def broken() -> tuple[ModelProto, list[Feeds]]:
         w3=weight(8, 8, seed=3),
         big=spread,
         small=1 / spread,
+    )
+    random = np.random.default_rng(0)
+    return model, [{"x": random.normal(size=(16, 8)).astype(np.float32)} for _ in range(12)]
+
+
+def residual_of_weights() -> tuple[ModelProto, list[Feeds]]:
+    """Three layers, the second with an outlier in each channel, which matters little."""
+    wide = weight(8, 8, seed=2)
+    wide[0] = 20
+    model = parse(
+        "g (float[N,8] x) => (float[N,8] y) { [a] p = Gemm (x, w1) [r] r = Relu (p) [b] q = Gemm (r, w2) "
+        "[c] y = Gemm (q, w3) }",
+        w1=weight(8, 8, seed=1) * np.array([0.001, 1, 1, 1, 1, 1, 1, 1], np.float32),
+        w2=wide,
+        w3=weight(8, 8, seed=3),
     )
     random = np.random.default_rng(0)
     return model, [{"x": random.normal(size=(16, 8)).astype(np.float32)} for _ in range(12)]
@@ -69,6 +86,26 @@ def test_the_target_is_met_by_a_few_nodes(to: str) -> None:
     assert 0 < len(raised(result)) < 5 and not {"a", "d"} & set(raised(result))
     word = "16 bits" if to == "16bit" else "float"
     assert f"{len(raised(result))} of 7 nodes {word}" in headline(result) and "missed" not in headline(result)
+
+
+def test_weights_get_eight_bits_where_four_are_too_few() -> None:
+    """The layer whose weights have an outlier in every channel, and its weights alone."""
+    model, data = residual_of_weights()
+    config = QConfig.of("A8W8").with_(weight=QuantizationSpec("int4", per_channel=True))
+    plain = quantize(model, data, config)
+    result = quantize(model, data, config.with_(optimizers=AutoMixedPrecision(target=14.0, to="8bit_weights")))
+    assert sqnr(model, plain.model, data) < 1 < 14 < sqnr(model, result.model, data)
+    assert raised(result) == ["b"] and "1 of 4 nodes 8-bit weights" in headline(result)
+    types = {each.name: each.data_type for each in result.model.graph.initializer}
+    narrow = [types[name] for name in types if name.startswith("w") and types[name] in (INT4, INT8)]
+    assert sorted(narrow) == sorted([INT4, INT8, INT4])
+
+
+@pytest.mark.parametrize("preset", ["A8W8", "FP8E4M3", "DYNAMIC"])
+def test_weights_that_have_eight_bits_cannot_be_raised(preset: str) -> None:
+    config = QConfig.of(preset).with_(optimizers=AutoMixedPrecision(to="8bit_weights"))
+    with pytest.raises(ConfigError, match="no weights are integers of fewer bits"):
+        quantize(attentive(), texts(4), config)
 
 
 def test_a_model_that_is_good_already_is_left_as_it_is() -> None:

@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper
 
-from quark_onnx import QConfig, quantize
+from quark_onnx import QConfig, QuantizationSpec, quantize
 from quark_onnx.graph import Graph
 from quark_onnx.optimizers import GPTQ
 from quark_onnx.optimizers.activation import activation_behind
 from quark_onnx.optimizers.problem import Problem
-from tests.models import normal, parse, weight
+from tests.models import normal, parse, run, weight
 
 ROOT = Path(__file__).parents[3]
 
@@ -87,6 +88,58 @@ def problems(monkeypatch: pytest.MonkeyPatch) -> list[Problem]:
     return seen
 
 
+@pytest.mark.parametrize("sum_", ["Add (r, b)", "Add (b, r)"])
+def test_what_a_sum_has_lost_is_made_good_by_the_layer_that_is_added(problems: list[Problem], sum_: str) -> None:
+    """The target is the float sum less what the quantized model adds to."""
+    model = parse(
+        "g (float[N,6] x) => (float[N,5] y) { a = Gemm (x, v) r = Relu (a) b = Gemm (r, w) y = " + sum_ + " }",
+        v=weight(6, 5),
+        w=weight(5, 5),
+    )
+    random = np.random.default_rng(0)
+    data = [{"x": random.normal(size=(4, 6)).astype(np.float32)} for _ in range(20)]
+    config = QConfig.of("W8").with_(weight=QuantizationSpec("int4", per_channel=True), form="qdq", optimizers=GPTQ())
+    result = quantize(model, data, config)
+    x = np.concatenate([sample["x"] for sample in data])
+    floating, quantized = (Graph.of(each).copy().to_model() for each in (model, result.model))
+    for each in (floating, quantized):
+        each.graph.output.append(helper.make_tensor_value_info("r", TensorProto.FLOAT, ["N", 5]))
+    (wanted, _), (_, found) = (run(each, {"x": x}) for each in (floating, quantized))
+    second = problems[1]
+    assert second.activation.linear and np.abs(second.train.targets).max() > 0.01
+    for row, target in zip(second.train.inputs[0], second.train.targets[0], strict=True):
+        alike = np.abs(found - row).max(axis=1) < 1e-5  # several where the Relu lets nothing pass
+        assert np.abs(wanted[alike] - found[alike] - target).max(axis=1).min() < 1e-4
+
+
+NO_SUMS = {
+    "s = Add (b, c) y = Relu (s)": "a constant",
+    "s = Mul (r, b) y = Relu (s)": "no sum",
+    "s = Add (b, b) y = Relu (s)": "twice",
+    "s = Add (r, b) t = Relu (b) y = Add (s, t)": "read elsewhere",
+    "n = Gemm (r, w2) s = Add (n, b) y = Relu (s)": "a layer that is still to come",
+    "m = ReduceMax <axes = [1], keepdims = 1> (r) y = Add (m, b)": "of another shape",
+}
+
+
+@pytest.mark.parametrize("text", NO_SUMS, ids=NO_SUMS.values())
+def test_other_layers_compute_what_they_compute_in_float(problems: list[Problem], text: str) -> None:
+    model = parse(
+        "g (float[N,6] x) => (float[N,5] y) { a = Gemm (x, v) r = Relu (a) b = Gemm (r, w) " + text + " }",
+        v=weight(6, 5),
+        w=weight(5, 5),
+        **({"w2": weight(5, 5, seed=1)} if "w2" in text else {"c": normal(1, 5)} if "c)" in text else {}),
+    )
+    random = np.random.default_rng(0)
+    data = [{"x": random.normal(size=(4, 6)).astype(np.float32)} for _ in range(20)]
+    quantize(model, data, QConfig.of("W8").with_(optimizers=GPTQ(), form="qdq", safe=False))
+    x = np.concatenate([sample["x"] for sample in data])
+    wanted = np.maximum(x @ weight(6, 5), 0) @ weight(5, 5)
+    wanted = wanted + (normal(1, 5) if "c)" in text and problems[1].bias.any() else 0)
+    for target in problems[1].train.targets[0]:
+        assert np.abs(wanted - target).max(axis=1).min() < 1e-4
+
+
 def test_a_layer_is_shown_what_it_reads_and_what_it_should_compute(problems: list[Problem]) -> None:
     """Rows of the quantized model in front, of samples apart; the targets are those of the float model."""
     model = parse(
@@ -124,9 +177,9 @@ def test_a_layer_is_shown_what_it_reads_and_what_it_should_compute(problems: lis
 SCRIPT = """
 import hashlib, sys
 import numpy as np
-from quark_onnx import QConfig, quantize
+from quark_onnx import QConfig, QuantizationSpec, quantize
 from quark_onnx.optimizers import GPTQ, AdaQuant, AdaRound, BiasCorrection
-from tests.models import normal, parse, weight
+from tests.models import normal, parse, run, weight
 model = parse(
     '''g (float[N,T,160] x) => (float[N,T,160] y)
     { a = MatMul (x, v) s = Add (a, b) r = Relu (s) c = MatMul (r, w) y = Add (c, x) }''',
