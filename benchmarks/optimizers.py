@@ -2,7 +2,7 @@
 
     QUARK_ONNX_DATA=... python benchmarks/optimizers.py [--tasks resnet20 ...] [--presets XINT8 ...]
         [--recipes plain cle ...] [--tools ours] [--amd-quark-python VENV/bin/python]
-        [--again] [--report]
+        [--again] [--busy] [--report]
 
 Both tools get the same 100 calibration samples, and one procedure judges both. Each run is a process of its own, so
 that its peak memory is its own. A measurement is kept in OUT/optimizers.json as soon as it is made; what is there is
@@ -179,6 +179,8 @@ def measure(run: Run, samples: Samples, arguments: argparse.Namespace) -> Row:
         options.log_severity_level = 3
         session = onnxruntime.InferenceSession(str(output), options, providers=["CPUExecutionProvider"])
         found["value"] = round(float(task.evaluate(session)), 4)
+    if arguments.busy:
+        del found["seconds"]
     return {name: found[name] for name in ("value", "seconds", "peak_mb", "sqnr", "note") if name in found}
 
 
@@ -191,7 +193,7 @@ def report(store: Store, tasks: list[str], source: str) -> str:
         for run, row in known:
             stale = "*" if run.tool == "ours" and row["source"] != source else ""
             value = row.get("error") or f"{row['value']:.2f}{stale}"
-            cost = [f"{row['seconds']:.0f}", f"{row['peak_mb']:.0f}"] if "seconds" in row else ["", ""]
+            cost = [f"{row[name]:.0f}" if name in row else "" for name in ("seconds", "peak_mb")]
             lines.append([run.preset, run.recipe.name, run.tool, value, *cost])
         lines.sort(key=lambda line: str(line[0]))
         head = ["preset", "optimizers", "tool", task.metric, "seconds", "peak MB"]
@@ -213,6 +215,7 @@ def main() -> int:
     parser.add_argument("--tools", nargs="+", choices=("ours", "amd-quark"), help="measure only these")
     parser.add_argument("--amd-quark-python", type=Path, help="the Python of an environment with amd-quark")
     parser.add_argument("--again", action="store_true", help="measure again what is known")
+    parser.add_argument("--busy", action="store_true", help="the machine does other work, too: keep no seconds")
     parser.add_argument("--report", action="store_true", help="measure nothing, print what is known")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     arguments = parser.parse_args()
@@ -234,7 +237,8 @@ def main() -> int:
         except Exception as error:  # a tool that fails is a result too
             row["error"] = f"{type(error).__name__}: {error}"[:400]
         store.put(run.key, row)
-        outcome = row.get("error") or f"{row['value']:.2f}  {row['seconds']:.0f} s  {row['peak_mb']:.0f} MB"
+        took = f"{row['seconds']:.0f} s" if "seconds" in row else ""
+        outcome = row.get("error") or f"{row['value']:.2f}  {took}  {row['peak_mb']:.0f} MB"
         print(f"{run.key:55} {outcome}", file=sys.stderr, flush=True)
     text = report(store, arguments.tasks, source)
     print(text)
