@@ -45,7 +45,7 @@ class Recipe:
 
 _ADAROUND, _ADAQUANT = f"adaround:iterations={ITERATIONS}", f"adaquant:iterations={ITERATIONS}"
 _CLE, _BALANCE = "cle:relu6=bound", "cle:activations=true,relu6=bound,silu=scale"
-_QUARTER = "auto_mixed_precision:target=16,share=0.25"
+_QUARTER = "auto_mixed_precision:target=18,share=0.25"
 _TEXT = {"presets": ("A8W8-channel",), "tasks": TEXT}
 RECIPES = (
     Recipe("plain", (), ()),
@@ -192,12 +192,13 @@ def report(store: Store, tasks: list[str], source: str) -> str:
         known = [(run, rows[run.key]) for run in every(name) if run.key in rows]
         for run, row in known:
             stale = "*" if run.tool == "ours" and row["source"] != source else ""
-            value = row.get("error") or f"{row['value']:.2f}{stale}"
+            value = "fails" if "error" in row else f"{row['value']:.2f}{stale}"
             cost = [f"{row[name]:.0f}" if name in row else "" for name in ("seconds", "peak_mb")]
             lines.append([run.preset, run.recipe.name, run.tool, value, *cost])
         lines.sort(key=lambda line: str(line[0]))
         head = ["preset", "optimizers", "tool", task.metric, "seconds", "peak MB"]
         notes = [f"{run.key}: {row['note']}" for run, row in known if "note" in row]
+        notes += [f"{run.key}: {' '.join(row['error'].split())}" for run, row in known if "error" in row]
         parts.append("\n\n".join([f"## {name}, float {task.float_value:.2f}", table(head, lines), *notes]))
     return "\n\n".join(parts)
 
