@@ -21,7 +21,7 @@ functions
 dtypes
 config graph
 plan
-rules passes fusions optimizers onnxruntime_spelling
+rules passes fusions optimizers targets onnxruntime_spelling
 report
 steps
 job
