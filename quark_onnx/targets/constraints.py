@@ -9,7 +9,7 @@ Constraints do not know graphs: positions are looked up by keys of any kind.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -21,6 +21,8 @@ Positions = dict[Key, int]
 #: Positions of scales that are normal float32 numbers.
 LEAST, GREATEST = -126, 126
 
+#: Rounds in which all comes to rest where constraints do not undo each other, and where they only go one way.
+_FEW, _MANY = 20, 400
 #: Where the rules come from.
 SOURCE = "amd-quark 0.13, onnx/postprocess/refinement/refine.py"
 #: What each rule is called there.
@@ -45,12 +47,21 @@ class Constraint(Protocol):
     def rule(self) -> str: ...
     @property
     def node(self) -> str: ...
+    @property
+    def keys(self) -> tuple[Key, ...]:
+        """Whose positions it is about."""
 
     def broken(self, at: Positions) -> str:
         """By which figures it is broken; empty if it holds."""
 
     def settle(self, at: Positions) -> bool:
-        """Move positions so that it holds; whether anything moved."""
+        """Move the position that costs least, so that it holds; whether anything moved."""
+
+    def lower(self, at: Positions) -> bool:
+        """The same by making scales coarser alone; those that have a least position are there already."""
+
+    def lift(self, floors: Positions) -> bool:
+        """Raise least positions to what follows from those of others; whether anything was raised."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +77,12 @@ class Equal:
         return f"positions {', '.join(map(str, found))}" if len(set(found)) > 1 else ""
 
     def settle(self, at: Positions) -> bool:
-        least = min(at[key] for key in self.keys)
-        moved = any(at[key] != least for key in self.keys)
-        at.update(dict.fromkeys(self.keys, least))
-        return moved
+        return _set(at, self.keys, min(at[key] for key in self.keys))
+
+    lower = settle
+
+    def lift(self, floors: Positions) -> bool:
+        return _set(floors, self.keys, max(floors[key] for key in self.keys))
 
 
 @dataclass(frozen=True)
@@ -87,20 +100,25 @@ class Near:
 
     def settle(self, at: Positions) -> bool:
         limit = min(at[key] for key in self.keys) + self.most
-        moved = [key for key in self.keys if at[key] > limit]
-        at.update(dict.fromkeys(moved, limit))
-        return bool(moved)
+        return _set(at, [key for key in self.keys if at[key] > limit], limit)
+
+    lower = settle
+
+    def lift(self, floors: Positions) -> bool:
+        limit = max(floors[key] for key in self.keys) - self.most
+        return _set(floors, [key for key in self.keys if floors[key] < limit], limit)
 
 
 @dataclass(frozen=True)
 class Shift:
-    """The positions of some factors, less those of others, lie between two ends; one of them moves where they do not.
+    """The positions of some factors, less that of another, lie between two ends; one of them moves where they do not.
 
     Attributes:
         plus, minus: keys that are added and taken off; one may stand there several times.
         least, most: the ends; None for none.
         mover: the key that moves, among ``plus`` or ``minus``.
         smallest: of ``plus`` only the least position counts.
+        free: nothing else depends on the mover, so that it may always move.
     """
 
     rule: str
@@ -111,20 +129,40 @@ class Shift:
     most: int | None
     mover: Key
     smallest: bool = False
+    free: bool = False
 
-    def value(self, at: Positions) -> int:
-        """The number of bits."""
-        plus = [at[key] for key in self.plus]
-        return (min(plus) if self.smallest else sum(plus)) - sum(at[key] for key in self.minus)
+    @property
+    def keys(self) -> tuple[Key, ...]:
+        return (*self.plus, *self.minus)
 
     def broken(self, at: Positions) -> str:
-        return f"a shift of {self.value(at)}, not {self._ends}" if self._excess(at) else ""
+        return f"a shift of {self._value(at)}, not {self._ends}" if self._excess(at) else ""
 
     def settle(self, at: Positions) -> bool:
         excess = self._excess(at)
-        if excess:
-            at[self.mover] += excess if self.mover in self.minus else -excess
-        return bool(excess)
+        return _set(at, [self.mover], at[self.mover] + (excess if self.mover in self.minus else -excess))
+
+    def lower(self, at: Positions) -> bool:
+        excess = self._excess(at)
+        if self.free or not excess:
+            return self.settle(at)
+        if excess < 0:
+            return bool(self.minus) and _set(at, self.minus, at[self.minus[0]] + excess)
+        # of several factors the finest gives way, but for a sum the coarsest, which alone counts
+        key = (min if self.smallest else max)(self.plus, key=at.__getitem__)
+        return _set(at, [key], at[key] - excess)
+
+    def lift(self, floors: Positions) -> bool:
+        if self.free:
+            return False
+        raised, plus = False, [floors[key] for key in self.plus]
+        base = floors[self.minus[0]] if self.minus else 0
+        if self.least is not None and (self.smallest or len(plus) == 1):  # else it may be either of them
+            short = [key for key in self.plus if floors[key] < base + self.least]
+            raised |= _set(floors, short, base + self.least)
+        if self.most is not None and self.minus:
+            raised |= _set(floors, self.minus, max(base, (min if self.smallest else sum)(plus) - self.most))
+        return raised
 
     @property
     def _ends(self) -> str:
@@ -132,12 +170,24 @@ class Shift:
             return f"at most {self.most}"
         return f"at least {self.least}" if self.most is None else f"{self.least} to {self.most}"
 
+    def _value(self, at: Positions) -> int:
+        """The number of bits."""
+        plus = [at[key] for key in self.plus]
+        return (min(plus) if self.smallest else sum(plus)) - sum(at[key] for key in self.minus)
+
     def _excess(self, at: Positions) -> int:
         """How far the value is above the upper end, or, negative, below the lower one."""
-        value = self.value(at)
+        value = self._value(at)
         if self.most is not None and value > self.most:
             return value - self.most
         return value - self.least if self.least is not None and value < self.least else 0
+
+
+def _set(at: Positions, keys: Sequence[Key], position: int) -> bool:
+    """Put keys at a position; whether that moved one."""
+    moved = any(at[key] != position for key in keys)
+    at.update(dict.fromkeys(keys, position))
+    return moved
 
 
 @dataclass
@@ -149,8 +199,7 @@ class Constraints:
     @property
     def keys(self) -> list[Key]:
         """Whose positions they are about."""
-        every = (key for each in self.found for key in _keys(each))
-        return list(dict.fromkeys(every))
+        return list(dict.fromkeys(key for each in self.found for key in each.keys))
 
     def tied(self) -> dict[Key, tuple[Key, ...]]:
         """For each key that has to equal others: all of them, itself among them."""
@@ -168,23 +217,27 @@ class Constraints:
     def settle(self, at: Positions) -> Positions:
         """Positions near to these under which all hold.
 
+        Each constraint moves what costs least, round by round. Where one undoes what another did, all that has a least
+        position is brought there, and from then on scales only become coarser, which comes to an end.
+
         Raises:
-            ConstraintError: what mends one breaks another, or a scale would leave the float32 numbers.
+            ConstraintError: there are none, or a scale would leave the float32 numbers.
         """
-        settled, seen = dict(at), set[tuple[int, ...]]()
-        keys = self.keys
-        while moved := [each for each in self.found if each.settle(settled)]:
-            state = tuple(settled[key] for key in keys)
-            if state in seen or not all(LEAST <= position <= GREATEST for position in state):
-                raise ConstraintError(f"no power-of-two scales meet these rules together: {_listed(moved)}")
-            seen.add(state)
+        settled = dict(at)
+        if not _repeat(lambda: [each for each in self.found if each.settle(settled)], _FEW):
+            floors: Positions = dict.fromkeys(self.keys, LEAST)
+            _repeat(lambda: [each for each in self.found if each.lift(floors)], _MANY)
+            settled = {key: max(position, floors.get(key, position)) for key, position in at.items()}
+            _repeat(lambda: [each for each in self.found if each.lower(settled)], _MANY)
+        broken = [each for each, _ in self.broken(settled)]
+        if broken or not all(LEAST <= settled[key] <= GREATEST for key in self.keys):
+            raise ConstraintError(f"no power-of-two scales meet these rules together: {_listed(broken or self.found)}")
         return settled
 
 
-def _keys(constraint: Constraint) -> Sequence[Key]:
-    if isinstance(constraint, Shift):
-        return (*constraint.plus, *constraint.minus)
-    return constraint.keys if isinstance(constraint, Equal | Near) else ()
+def _repeat(turn: Callable[[], Sequence[Constraint]], rounds: int) -> bool:
+    """Whether so many rounds suffice to come to rest."""
+    return any(not turn() for _ in range(rounds))
 
 
 def _listed(constraints: Sequence[Constraint]) -> str:

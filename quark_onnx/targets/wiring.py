@@ -92,10 +92,10 @@ def _elementwise(kind: str, name: str, inputs: tuple[Key, ...], o: Key, gates: s
 
 def _product(node: Node, wiring: Wiring, both: tuple[Key, ...], o: Key) -> list[Constraint]:
     name, w = node.name, both[1]
-    found: list[Constraint] = [Shift("C7", name, both, (o,), 0, 16, w)]
+    found: list[Constraint] = [Shift("C7", name, both, (o,), 0, 16, w, free=True)]
     b = wiring.read(node, 2) if node.input(2) else None
     if b is not None:
         least = 0 if wiring.leaks(node) else None
-        found.append(Shift("C8", name, both, (b,), least, 15, b))
-        found.append(Shift("C8", name, (b,), (o,), None, 16, b))
+        found.append(Shift("C8", name, both, (b,), least, 15, b, free=True))
+        found.append(Shift("C8", name, (b,), (o,), None, 16, b, free=True))
     return found

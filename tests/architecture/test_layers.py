@@ -26,7 +26,7 @@ report
 steps
 job
 api
-analysis
+analysis npu
 quark_onnx
 cli
 __main__
