@@ -20,9 +20,9 @@ def average(node: Node, plan: Plan) -> None:
     elif node.attribute("ceil_mode", 0) and node.attribute("count_include_pad", 0):
         plan.keep_node(node, "onnxruntime's integer average pooling counts beyond the padding with ceil_mode")
     elif plan.aligns and plan.safe and plan.integer_only(node) and _makes_scores(plan.graph, node):
-        plan.keep_node(
-            node, "the target wants the scale of its input for its result, too coarse for the scores it makes"
-        )
+        reason = "the target wants the scale of its input for its result, too coarse for the scores it makes"
+        plan.keep_node(node, reason)
+        plan.keep(node.outputs[0], reason)
     else:
         plan.activation(node, node.inputs[0], node.outputs[0])
 
