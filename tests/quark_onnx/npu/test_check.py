@@ -44,7 +44,7 @@ def images(count: int = 6) -> list[Feeds]:
 
 
 def xint8(**changes: object) -> ModelProto:
-    return quantize(net(), images(), QConfig.of("XINT8").with_(**changes)).model
+    return quantize(net(), images(), QConfig.of("XINT8").with_(**{"target": "npu", **changes})).model
 
 
 def rules(found: Check) -> set[str]:

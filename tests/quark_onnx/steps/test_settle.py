@@ -13,7 +13,7 @@ from quark_onnx.steps import Limits, search, settle
 from tests.models import Feeds, parse, run, weight
 from tests.pipeline import Stages
 
-XINT8 = QConfig.of("XINT8").with_(search=0)
+XINT8 = QConfig.of("XINT8").with_(search=0, target="npu")
 
 
 def joined() -> ModelProto:
