@@ -24,6 +24,7 @@ from quark_onnx.report import OutputError, Report, summarize
 from quark_onnx.steps import (
     HoldOut,
     Inside,
+    Limits,
     Params,
     Ranges,
     Reference,
@@ -53,6 +54,7 @@ from quark_onnx.steps import (
     reader_for,
     refine,
     search,
+    settle,
     share_transposed,
     solve,
     solve_biases,
@@ -212,7 +214,10 @@ class Job:
         graph, plan, config = planned.graph, planned.plan, planned.config
         notes = [*planned.notes, *(guard(graph, plan, ranges) if config.safe else [])]
         params = solve(graph, plan, ranges)
-        count = search(graph, plan, params, data.held.first if data.held else [], progress)
+        limits = Limits(graph, plan, params, config)
+        count = settle(limits, params)
+        notes += [f"{count} scales moved for the rules of the target {config.target}"] if count else []
+        count = search(graph, plan, params, limits, data.held.first if data.held else [], progress)
         notes += [f"{count} scales moved by the error at the outputs"] if count else []
         layers = self._refine(planned, params, data, progress, notes)
         solve_biases(graph, plan, params)

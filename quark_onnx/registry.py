@@ -61,3 +61,5 @@ RULES: Registry[Any] = Registry("operator")
 PASSES: Registry[Any] = Registry("pass")
 #: What makes a quantized model better: name -> a frozen dataclass.
 OPTIMIZERS: Registry[Any] = Registry("optimizer")
+#: What models are quantized for: name -> Target.
+TARGETS: Registry[Any] = Registry("target")

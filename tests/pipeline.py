@@ -10,7 +10,7 @@ from onnx import ModelProto
 from quark_onnx import QConfig
 from quark_onnx.graph import Graph
 from quark_onnx.plan import Plan
-from quark_onnx.steps import Params, Ranges, calibrate, insert, make_plan, solve, solve_biases
+from quark_onnx.steps import Limits, Params, Ranges, calibrate, insert, make_plan, solve, solve_biases
 from tests.models import Feeds, samples
 from tests.settings import TENSOR
 
@@ -23,6 +23,7 @@ class Stages:
     plan: Plan
     ranges: Ranges
     params: Params
+    limits: Limits
 
     @classmethod
     def of(cls, model: ModelProto, config: QConfig = TENSOR, data: Sequence[Feeds] = ()) -> Stages:
@@ -31,7 +32,7 @@ class Stages:
         ranges = calibrate(graph, plan, data or samples(model))
         params = solve(graph, plan, ranges)
         solve_biases(graph, plan, params)
-        return cls(graph, plan, ranges, params)
+        return cls(graph, plan, ranges, params, Limits(graph, plan, params, config))
 
     @property
     def model(self) -> ModelProto:

@@ -9,18 +9,19 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import quark_onnx.optimizers
-import quark_onnx.rules  # noqa: F401  (importing registers them)
+import quark_onnx.rules
+import quark_onnx.targets  # noqa: F401  (importing registers them)
 from calibrators import CALIBRATORS
 from quark_onnx.cli.output import Answer, columns
 from quark_onnx.cli.parsing import Parser, add_common_options
 from quark_onnx.config import QConfig, to_dict
 from quark_onnx.config.support import WAYS
 from quark_onnx.dtypes import Block, DType, Half, Scaled
-from quark_onnx.registry import DTYPES, OPTIMIZERS, PRESETS, RULES
+from quark_onnx.registry import DTYPES, OPTIMIZERS, PRESETS, RULES, TARGETS
 
 NAME = "list"
-SUMMARY = "list presets, operators, number formats, how they can be used, calibrators and optimizers"
-USAGE = "%(prog)s [presets | operators | formats | matrix | calibrators | optimizers] [OPTION ...]"
+SUMMARY = "list presets, operators, number formats, how they can be used, calibrators, optimizers and targets"
+USAGE = "%(prog)s [presets | operators | formats | matrix | calibrators | optimizers | targets] [OPTION ...]"
 EXAMPLE = """\
 example:
   quark-onnx list calibrators"""
@@ -108,6 +109,14 @@ def _classes(found: Mapping[str, type[Any]]) -> list[Row]:
     return rows
 
 
+def _targets() -> list[Row]:
+    rows: list[Row] = []
+    for target in map(TARGETS.__getitem__, TARGETS):
+        item = dataclasses.asdict(target)
+        rows.append(((target.name, target.summary, " ".join(target.presets), target.source), item))
+    return rows
+
+
 def _about(thing: object) -> str:
     """The first line of a docstring, without its markup."""
     return (inspect.getdoc(thing) or "").partition("\n")[0].replace("``", "")
@@ -120,4 +129,5 @@ _KINDS: dict[str, tuple[tuple[str, ...], Callable[[], list[Row]]]] = {
     "matrix": (("format", *(way.name for way in WAYS)), _matrix),
     "calibrators": (("name", "settings", "what it does"), lambda: _classes(CALIBRATORS)),
     "optimizers": (("name", "settings", "what it does"), lambda: _classes({n: OPTIMIZERS[n] for n in OPTIMIZERS})),
+    "targets": (("name", "processors", "presets", "source"), _targets),
 }

@@ -8,6 +8,7 @@ from typing import Any
 from quark_onnx.cli.parsing import Parser, count, number
 from quark_onnx.config import QConfig
 from quark_onnx.optimizers import AutoMixedPrecision
+from quark_onnx.registry import TARGETS
 
 
 def add_config_options(parser: Parser) -> None:
@@ -92,6 +93,11 @@ def _add_graph_options(parser: Parser) -> None:
         help="do not raise the model's opset beyond this one (default: no limit)",
     )
     group.add_argument(
+        "--target",
+        metavar="NAME",
+        help=f"what the result is for: {', '.join(TARGETS)}; XINT8 scales then meet its rules (default: any runtime)",
+    )
+    group.add_argument(
         "--no-functions",
         action="store_true",
         help="nodes of a vendor's domain carry no body of standard operators, for targets that refuse one; "
@@ -138,7 +144,7 @@ def config_of(options: Namespace) -> QConfig:
     config = QConfig.of(options.config)
     changes: dict[str, Any] = {
         name: value
-        for name in ("calibrator", "per_channel", "op_types", "nodes", "form", "max_opset", "min_sqnr")
+        for name in ("calibrator", "per_channel", "op_types", "nodes", "form", "target", "max_opset", "min_sqnr")
         if (value := getattr(options, name, None)) is not None
     }
     if options.exclude:

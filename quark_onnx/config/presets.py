@@ -20,7 +20,7 @@ A8W8 = PRESETS.add("A8W8", QConfig())
 S8S8 = PRESETS.add("S8S8", QConfig(QuantizationSpec(INT8, calibrator=Percentile())))
 #: 16-bit activations, 8-bit weights: close to float.
 A16W8 = PRESETS.add("A16W8", QConfig(QuantizationSpec(UINT16, symmetric=False)))
-#: 8-bit signed codes and power-of-two scales, one for each tensor, for integer-only accelerators.
+#: 8-bit signed codes and power-of-two scales, one for each tensor, for AMD's integer engine and its like.
 XINT8 = PRESETS.add("XINT8", QConfig(_POW2, _POW2, search=8))
 
 #: 8-bit codes with a free zero point throughout; and 16-bit signed activations beside 8-bit weights.

@@ -13,7 +13,7 @@ from quark_onnx.config.spec import QuantizationSpec, check_names
 from quark_onnx.config.text import format_call, parse_call
 from quark_onnx.dtypes import INT8, UINT8
 from quark_onnx.errors import ConfigError, nearest
-from quark_onnx.registry import OPTIMIZERS, PRESETS, RULES
+from quark_onnx.registry import OPTIMIZERS, PRESETS, RULES, TARGETS
 
 #: Attributes of a spec that ``QConfig.with_`` takes as a short cut, and the spec that they go to.
 _SHORT_CUTS = {"calibrator": "activation", "per_channel": "weight"}
@@ -161,6 +161,8 @@ class QConfig:
             ``"cle:sweeps=2"``.
         search: on how many samples scales are settled by the error at the outputs, 0 for not at all. As
             the scales move by octaves, the error of a tensor alone does not tell which one serves the model.
+        target: what the result is for ("npu", "phx", "stx", ...): its constraints on power-of-two scales are met. Empty
+            for none.
         keep_existing: leave what is quantized already as it is and go on with the rest, instead of refusing the model.
         prepare: fold and clean the float graph first.
         form: "qdq" leaves operators between Q/DQ pairs; "operators" writes those of ONNX and onnxruntime that compute
@@ -186,6 +188,7 @@ class QConfig:
     safe: bool = True
     optimizers: tuple[Any, ...] = ()
     search: int = 0
+    target: str = ""
     keep_existing: bool = False
     prepare: bool = True
     form: str = "qdq"
@@ -232,6 +235,10 @@ class QConfig:
             raise ConfigError(f"max_opset is {self.max_opset!r}; it must be an opset, {_LEAST_OPSET} or higher")
         if self.min_sqnr is not None and not (is_number(self.min_sqnr) and abs(self.min_sqnr) < _GREATEST_SQNR):
             raise ConfigError(f"min_sqnr is {self.min_sqnr!r}; it must be a number of decibels")
+        if not isinstance(self.target, str):
+            raise ConfigError(f"target is {self.target!r}; it must be the name of a target, or empty")
+        if self.target and len(TARGETS):  # they may not be loaded yet
+            TARGETS[self.target]
         for op_type in self.op_types:
             if len(RULES):  # the rules may not be loaded yet; then the plan will look
                 RULES[op_type]

@@ -29,13 +29,23 @@ class Plan:
         spoken: tensors whose producer has decided; a reader that wants another format gets what is left of them.
         safe: rules leave float what few bits are known to ruin.
         fuses: operators that compute on codes will be written.
+        aligns: what is pooled has to keep its scale, as the integer engine of the target wants it.
     """
 
-    def __init__(self, graph: Graph, specs: dict[Node, NodeSpec], *, safe: bool = True, fuses: bool = False) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        specs: dict[Node, NodeSpec],
+        *,
+        safe: bool = True,
+        fuses: bool = False,
+        aligns: bool = False,
+    ) -> None:
         self.graph = graph
         self.specs = specs
         self.safe = safe
         self.fuses = fuses
+        self.aligns = aligns
         self.entries: dict[Use, Entry] = {}
         self.kept: dict[str, str] = {}
         self.spoken: set[str] = set()
@@ -148,7 +158,7 @@ class Plan:
 
     def without(self, kind: type[Entry]) -> Plan:
         """A copy that lacks the entries of one kind: their tensors stay float."""
-        copy = Plan(self.graph, self.specs, safe=self.safe, fuses=self.fuses)
+        copy = Plan(self.graph, self.specs, safe=self.safe, fuses=self.fuses, aligns=self.aligns)
         copy.entries = {use: entry for use, entry in self.entries.items() if not isinstance(entry, kind)}
         copy.kept, copy.spoken = dict(self.kept), set(self.spoken)
         return copy

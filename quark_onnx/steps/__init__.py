@@ -18,6 +18,7 @@ from quark_onnx.steps.read import first_sample, input_specs, reader_for
 from quark_onnx.steps.refine import refine
 from quark_onnx.steps.run import Reference, Sample
 from quark_onnx.steps.search import search
+from quark_onnx.steps.settle import Limits, settle
 from quark_onnx.steps.share import share_transposed
 from quark_onnx.steps.solve import Params, solve, solve_biases
 from quark_onnx.steps.tolerate import tolerated
@@ -25,6 +26,7 @@ from quark_onnx.steps.tolerate import tolerated
 __all__ = [
     "HoldOut",
     "Inside",
+    "Limits",
     "Params",
     "Ranges",
     "Reference",
@@ -56,6 +58,7 @@ __all__ = [
     "reader_for",
     "refine",
     "search",
+    "settle",
     "share_transposed",
     "solve",
     "solve_biases",

@@ -6,18 +6,21 @@ from dataclasses import replace
 
 import onnx
 
-import quark_onnx.rules  # noqa: F401  (importing registers the rules)
+import quark_onnx.rules
+import quark_onnx.targets  # noqa: F401  (importing registers rules and targets)
 from quark_onnx.config import QConfig
 from quark_onnx.errors import ModelError
 from quark_onnx.graph import Graph, Node
 from quark_onnx.plan import BiasOf, Keep, Plan, Quantize, SameAs, Use, select
-from quark_onnx.registry import RULES
+from quark_onnx.registry import RULES, TARGETS
 from quark_onnx.rules.passthrough import HANDING_ON, REARRANGING
 
 
 def make_plan(graph: Graph, config: QConfig, *, strict: bool = True) -> Plan:
     """The plan of a graph, before anything was measured; ``strict``: every pattern of the config has to match."""
-    plan = Plan(graph, select(graph, config, strict=strict), safe=config.safe, fuses=config.form == "operators")
+    aligns = bool(config.target) and TARGETS[config.target].integer_engine
+    specs = select(graph, config, strict=strict)
+    plan = Plan(graph, specs, safe=config.safe, fuses=config.form == "operators", aligns=aligns)
     for node in graph.nodes:
         rule = RULES.get(node.kind)
         _check_arity(node, graph.opset)

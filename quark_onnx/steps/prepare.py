@@ -9,7 +9,7 @@ from quark_onnx.config import QConfig
 from quark_onnx.dtypes import BODY_OPSET, Integer
 from quark_onnx.errors import ConfigError, ModelError, QuarkError
 from quark_onnx.graph import Graph
-from quark_onnx.passes import CLEANING, Pass, raise_opset
+from quark_onnx.passes import CLEANING, SPELLING, Pass, raise_opset
 from quark_onnx.plan import Plan, Quantize
 from quark_onnx.steps.run import Reference, Sample, agree, run
 
@@ -35,14 +35,15 @@ def prepare(graph: Graph, config: QConfig, reference: Reference, sample: Sample 
     expected = reference.outputs(sample)  # a model that does not run is nothing to begin with
     if not config.prepare:
         return graph, []
-    cleaned, notes = clean(graph, CLEANING)
+    passes = (*CLEANING, *(SPELLING if config.target else ()))
+    cleaned, notes = clean(graph, passes)
     if not notes or unchanged(cleaned, sample, expected):
         return cleaned, notes
     expected = reference.repeatable(sample)
     if unchanged(cleaned, sample, expected):
         return cleaned, notes
     notes = list[str]()
-    for single in CLEANING:
+    for single in passes:
         candidate, done = clean(graph, (single,))
         if not done:
             continue

@@ -21,14 +21,18 @@ from numpy.typing import NDArray
 from onnx import ModelProto, ValueInfoProto
 
 from calibrators.session import open_session
+from quark_onnx.errors import ConstraintError
 from quark_onnx.graph import Graph, Node
 from quark_onnx.plan import Plan, Quantize, Use
 from quark_onnx.progress import Progress
 from quark_onnx.steps.insert import insert_live
 from quark_onnx.steps.run import Sample
+from quark_onnx.steps.settle import Limits
 from quark_onnx.steps.solve import Params
 
 logger = logging.getLogger(__name__)
+
+Scales = dict[Use, NDArray[np.float32]]
 
 #: A sample counts as right from this share of noise on: no single good sample outweighs the others.
 _FLOOR = 1e-3
@@ -36,16 +40,21 @@ _FLOOR = 1e-3
 _OCTAVE, _QUARTER = (0.5, 2.0), (2**-0.25, 2**0.25)
 #: Operators behind which an output is judged by what they read: they only move values.
 _PUT_TOGETHER = frozenset({"Concat", "Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+#: The least normal number.
+_SMALLEST = np.finfo(np.float32).tiny
 #: A move has to lower the mean logarithm of the noise by this much; less is within the luck of few samples.
 _GAIN = 2e-3
 #: So many samples are run before it is asked whether the others are worth it: not if they are worse by this much.
 _AT_ONCE, _SLACK = 2, 0.02
 
 
-def search(graph: Graph, plan: Plan, params: Params, samples: Sequence[Sample], show: bool | None) -> int:
+def search(
+    graph: Graph, plan: Plan, params: Params, limits: Limits, samples: Sequence[Sample], show: bool | None
+) -> int:
     """Move the symmetric power-of-two scales in ``params``, and the float ones of activations; how many have moved.
 
     Args:
+        limits: what a target asks of the scales: others move along with the one that is tried.
         samples: the few samples that the error is measured on.
         show: whether to show a progress bar, as ``Progress`` takes it.
     """
@@ -55,7 +64,8 @@ def search(graph: Graph, plan: Plan, params: Params, samples: Sequence[Sample], 
     )
     if not movable or not samples:
         return 0
-    live, names = insert_live(graph, plan, params, movable)
+    bound = [use for use in limits.uses if use not in movable]
+    live, names = insert_live(graph, plan, params, [*movable, *bound])
     movable = [use for use in movable if names[use]]  # what nobody reads has no scale in the graph
     try:
         probe = _Probe(graph, live, samples)
@@ -65,23 +75,26 @@ def search(graph: Graph, plan: Plan, params: Params, samples: Sequence[Sample], 
     if not probe.usable:
         logger.warning("the scales are not searched: on a sample no output is finite and other than zero")
         return 0
-    start = {names[use]: np.asarray(params.table[use].scale) for use in movable}
-    scales, best = dict(start), probe.noise(start, [])
+    start = {use: np.asarray(params.table[use].scale) for use in (*movable, *bound)}
+    fed = [use for use in start if names[use]]
+
+    def noise_of(scales: Scales, best: list[float]) -> list[float]:
+        return probe.noise({names[use]: scales[use] for use in fed}, best)
+
+    scales, best = dict(start), noise_of(start, [])
     with Progress(show, len(movable), "searching scales", "scale") as progress:
         for done, use in enumerate(movable):
             for factor in _factors(graph, plan, use):
                 moved = False
-                while (trial := _moved(scales, names[use], factor)) and _better(
-                    noise := probe.noise(trial, best), best
-                ):
+                while (trial := _moved(scales, use, factor, limits)) and _better(noise := noise_of(trial, best), best):
                     scales, best, moved = trial, noise, True
                 if moved:
                     break
             progress.update(done + 1)
     probe.close()
-    for use in movable:
-        params.table[use] = params.table[use].with_scale(scales[names[use]])
-    return sum(bool((scales[name] != start[name]).any()) for name in start)
+    for use, scale in scales.items():
+        params.table[use] = params.table[use].with_scale(scale)
+    return sum(bool((scales[use] != start[use]).any()) for use in start)
 
 
 def _order(graph: Graph) -> dict[Use, int]:
@@ -120,11 +133,22 @@ def _factors(graph: Graph, plan: Plan, use: Use) -> tuple[float, ...]:
     return _QUARTER if single else ()
 
 
-def _moved(scales: dict[str, NDArray[np.float32]], name: str, factor: float) -> dict[str, NDArray[np.float32]]:
-    """The scales with one of them multiplied; empty if it would leave the normal numbers."""
-    scale = np.asarray(scales[name] * np.float32(factor), np.float32)
-    normal = np.isfinite(scale).all() and (scale >= np.finfo(np.float32).tiny).all()
-    return {**scales, name: scale} if normal else {}
+def _moved(scales: Scales, use: Use, factor: float, limits: Limits) -> Scales:
+    """The scales with one of them multiplied, and with others so that the target can compute with it.
+
+    Empty if one would leave the normal numbers, or the one that is tried would move back.
+    """
+    tied = limits.tied(use)
+    trial = scales | {each: np.asarray(scales[each] * np.float32(factor), np.float32) for each in tied}
+    if not all(np.isfinite(trial[each]).all() and (trial[each] >= _SMALLEST).all() for each in tied):
+        return {}
+    try:
+        others = limits.settled({each: float(trial[each]) for each in limits.uses})
+    except ConstraintError:
+        return {}
+    if not others.keys().isdisjoint(tied):
+        return {}
+    return trial | {each: np.full_like(trial[each], scale) for each, scale in others.items()}
 
 
 def _better(noise: list[float], best: list[float]) -> bool:

@@ -21,12 +21,12 @@ functions
 dtypes
 config graph
 plan
-rules passes fusions optimizers onnxruntime_spelling
+rules passes fusions optimizers targets onnxruntime_spelling
 report
 steps
 job
 api
-analysis
+analysis npu
 quark_onnx
 cli
 __main__

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Collection
 from typing import Any
@@ -10,7 +11,8 @@ import pytest
 
 from calibrators import CALIBRATORS
 from quark_onnx.config import from_dict
-from quark_onnx.registry import DTYPES, OPTIMIZERS, PRESETS, RULES
+from quark_onnx.registry import DTYPES, OPTIMIZERS, PRESETS, RULES, TARGETS
+from quark_onnx.targets import Target
 
 REGISTRIES: dict[str, Collection[str]] = {
     "presets": list(PRESETS),
@@ -19,6 +21,7 @@ REGISTRIES: dict[str, Collection[str]] = {
     "matrix": list(DTYPES),
     "calibrators": list(CALIBRATORS),
     "optimizers": list(OPTIMIZERS),
+    "targets": list(TARGETS),
 }
 
 
@@ -51,6 +54,7 @@ def test_json(cli: Any) -> None:
         "matrix": ["name", "ways"],
         "calibrators": ["name", "settings", "description"],
         "optimizers": ["name", "settings", "description"],
+        "targets": [field.name for field in dataclasses.fields(Target)],
     }
     assert all(row["description"] for row in document["operators"] + document["calibrators"])
     for row in document["presets"]:

@@ -10,7 +10,7 @@ import pytest
 from onnx import ModelProto
 
 from quark_onnx.graph import Graph
-from quark_onnx.passes import CLEANING, fold_batch_norm, fold_constants, raise_opset, remove_identity
+from quark_onnx.passes import CLEANING, SPELLING, fold_batch_norm, fold_constants, raise_opset, remove_identity
 from quark_onnx.registry import PASSES
 from tests.models import (
     MODELS,
@@ -46,7 +46,7 @@ def applied(single: Pass, model: ModelProto) -> tuple[int, ModelProto]:
     return count, after
 
 
-@pytest.mark.parametrize("single", CLEANING, ids=lambda p: p.__name__)
+@pytest.mark.parametrize("single", (*CLEANING, *SPELLING), ids=lambda p: p.__name__)
 @pytest.mark.parametrize("name", MODELS)
 def test_no_pass_changes_what_a_model_computes(single: Pass, name: str) -> None:
     _, after = applied(single, MODELS[name]())
@@ -54,7 +54,7 @@ def test_no_pass_changes_what_a_model_computes(single: Pass, name: str) -> None:
 
 
 def test_passes_are_registered_by_name() -> None:
-    assert {single.__name__: single for single in CLEANING} == {name: PASSES[name] for name in PASSES}
+    assert {single.__name__: single for single in (*CLEANING, *SPELLING)} == {name: PASSES[name] for name in PASSES}
 
 
 # fold_batch_norm

@@ -30,7 +30,7 @@ def test_outputs_come_closer_to_the_float_ones(make: object) -> None:
     stages = Stages.of(model, POW2.with_(bias=False), data)
     before = {use: params.scale.copy() for use, params in stages.params.table.items()}
     start = noise(model, stages.model, data)
-    moved = search(stages.graph, stages.plan, stages.params, data, False)
+    moved = search(stages.graph, stages.plan, stages.params, stages.limits, data, False)
     assert (noise(model, stages.model, data) < start) == (moved > 0)
     changed = [use for use, scale in before.items() if (stages.params.table[use].scale != scale).any()]
     assert len(changed) == moved
@@ -44,7 +44,7 @@ def test_float_scales_of_activations_move_too() -> None:
     clipped = TENSOR.with_(calibrator="percentile:percentile=90", bias=False)
     stages = Stages.of(residual(), clipped, data)
     before, start = dict(stages.params.table), noise(residual(), stages.model, data)
-    moved = search(stages.graph, stages.plan, stages.params, data, False)
+    moved = search(stages.graph, stages.plan, stages.params, stages.limits, data, False)
     assert moved and noise(residual(), stages.model, data) < start
     for use, params in before.items():
         now = stages.params.table[use]
@@ -62,7 +62,7 @@ def check_that_coarse_scores_are_mended(model: ModelProto) -> None:
     use = Use("s")
     right = stages.params.table[use]
     stages.params.table[use] = right.with_scale(right.scale * 16)
-    assert search(stages.graph, stages.plan, stages.params, data, False)
+    assert search(stages.graph, stages.plan, stages.params, stages.limits, data, False)
     assert (stages.params.table[use].scale < right.scale * 4).all()
 
 
@@ -97,7 +97,7 @@ def test_a_mask_in_front_of_a_softmax_does_not_end_the_search() -> None:
 
 def test_without_samples_nothing_moves() -> None:
     stages = Stages.of(residual(), POW2)
-    assert search(stages.graph, stages.plan, stages.params, [], False) == 0
+    assert search(stages.graph, stages.plan, stages.params, stages.limits, [], False) == 0
 
 
 def test_a_search_never_costs_signal_and_repeats_itself() -> None:

@@ -1,0 +1,95 @@
+"""Finding: one thing that a target does not take, where it stands, by which rule, and what to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quark_onnx.targets import NAMES
+from quark_onnx.targets.constraints import SOURCE
+
+_VAIP = "zmaychek84/vaip ad80269 (2025-03), to_xir_ops_pass.cpp"
+_DOCS = "Ryzen AI documentation 1.8 (2026-07-23)"
+_ONNXSIM = "onnxsim/onnxsim#1404 (2026-09-13), measured on Strix Halo"
+_QUARK = "amd-quark 0.13, quantizers and refine.py"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What is asked.
+
+    Attributes:
+        title: in words.
+        source: where that is written, with its date.
+        sure: whether the sources agree; else a finding is a warning.
+        mend: what to do about a model that breaks it.
+    """
+
+    title: str
+    source: str
+    sure: bool
+    mend: str
+
+
+_AGAIN = "quantize the float model with --config XINT8"
+_ATTRIBUTES = "write the attribute out"
+
+#: Every rule by its name: C1 to C10 are positions, S scales, G the graph.
+RULES: dict[str, Rule] = {
+    **{
+        name: Rule(title, SOURCE, name in ("C1", "C2", "C3", "C4", "C7", "C8"), _AGAIN) for name, title in NAMES.items()
+    },
+    "S1": Rule("scales are powers of two", f"{_DOCS}, model_quantization.rst", True, _AGAIN),
+    "S2": Rule("zero lies in the middle of the codes", f"{_QUARK}; {_VAIP}", True, _AGAIN),
+    "S3": Rule("a tensor has one scale", f"{_DOCS}, model_quantization.rst", True, f"{_AGAIN} --per-tensor"),
+    "S4": Rule("scales and zero points are constants", _VAIP, True, "quantize statically, not with --dynamic"),
+    "S5": Rule("codes are read under the scale under which they were written", _QUARK, True, _AGAIN),
+    "S6": Rule("codes have 8 bits", f"{_DOCS}, model_quantization.rst", True, _AGAIN),
+    "S7": Rule("nothing is rounded between an operator and the activation behind it", _QUARK, False, _AGAIN),
+    "G1": Rule("shapes are static", f"{_VAIP}; amd/RyzenAI-SW#312", True, "give the model static shapes"),
+    "G2": Rule("the batch is 1", f"{_DOCS}; amd/RyzenAI-SW#401", True, "give the model a batch of 1"),
+    "G3": Rule("attributes of convolutions are written out", _ONNXSIM, True, _ATTRIBUTES),
+    "G4": Rule(
+        "attributes of pools are written out, and none is padded automatically",
+        f"{_VAIP}; amd/RyzenAI-SW#264",
+        True,
+        _ATTRIBUTES,
+    ),
+    "G5": Rule(
+        "each Conv and Gemm has parameters of its own", f"{_QUARK}, CopySharedInit", False, "copy what is shared"
+    ),
+    "G6": Rule(
+        "there are at least two convolutions", f"{_VAIP}; amd/RyzenAI-SW#85, #126", True, "run this model on the CPU"
+    ),
+    "G7": Rule("initializers are no inputs", f"{_QUARK}, RemoveInputInit", False, "drop them from the inputs"),
+    "G8": Rule(
+        "no LSTM, and no branch that depends on data",
+        f"{_ONNXSIM}; onnxsim/onnxsim#1432",
+        True,
+        "run this model on the CPU, or cut it there",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A rule that is broken.
+
+    Attributes:
+        rule: its name in ``RULES``.
+        node: where; empty for the model as a whole.
+        figures: what was found.
+    """
+
+    rule: str
+    node: str
+    figures: str
+
+    @property
+    def severity(self) -> str:
+        """ "error", or "warning" where the sources do not agree."""
+        return "error" if RULES[self.rule].sure else "warning"
+
+    def __str__(self) -> str:
+        rule = RULES[self.rule]
+        where = f" at {self.node}" if self.node else ""
+        return f"{self.severity} {self.rule}{where}: {self.figures} ({rule.title}); {rule.mend} [{rule.source}]"

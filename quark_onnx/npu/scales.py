@@ -1,0 +1,61 @@
+"""What the integer engine asks of scales, zero points and codes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from onnx import TensorProto
+
+from quark_onnx.graph import Graph, Node
+from quark_onnx.npu.finding import Finding
+from quark_onnx.npu.pairs import FUSED, QUANTIZE, Grid, Pairs
+from quark_onnx.targets import constraints_of
+
+_CODES = frozenset({TensorProto.INT8, TensorProto.UINT8})
+#: Operators that compute with the activation behind them.
+_WITH_ACTIVATION = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "MaxPool", "AveragePool"})
+
+
+def scale_findings(graph: Graph) -> Iterator[Finding]:
+    """Everything that power-of-two scales are asked, C1 to C10 included."""
+    pairs = Pairs(graph)
+    for node in (*pairs.quantizing, *pairs.dequantizing):
+        yield from _grid_findings(node, pairs.grid(node))
+    yield from _unlike(pairs)
+    yield from _rounded_between(pairs)
+    for constraint, figures in constraints_of(graph, graph.nodes, pairs).broken(pairs.positions):
+        yield Finding(constraint.rule, constraint.node, figures)
+
+
+def _grid_findings(node: Node, grid: Grid) -> Iterator[Finding]:
+    if grid.scale is None or grid.zero_point is None:
+        yield Finding("S4", node.name, "its scale is computed as the model runs")
+        return
+    if grid.scale.size != 1:
+        yield Finding("S3", node.name, f"{grid.scale.size} scales")
+    elif grid.position is None:
+        yield Finding("S1", node.name, f"a scale of {float(grid.scale.reshape(-1)[0]):.6g}")
+    if not grid.symmetric:
+        yield Finding("S2", node.name, f"a zero point of {grid.zero_point.reshape(-1)[0]}")
+    wide = node.op_type not in QUANTIZE and grid.elem_type == TensorProto.INT32  # a bias
+    if grid.elem_type not in _CODES and not wide:
+        yield Finding("S6", node.name, f"codes of {TensorProto.DataType.Name(grid.elem_type).lower()}")
+
+
+def _unlike(pairs: Pairs) -> Iterator[Finding]:
+    written = {node.outputs[0]: pairs.grid(node) for node in pairs.quantizing}
+    for node in pairs.dequantizing:
+        grid, other = pairs.grid(node), written.get(node.inputs[0])
+        if other is None or grid.scale is None or other.scale is None:
+            continue
+        if grid.scale.tolist() != other.scale.tolist():
+            yield Finding("S5", node.name, f"scales {other.scale.reshape(-1)[0]:g} and {grid.scale.reshape(-1)[0]:g}")
+
+
+def _rounded_between(pairs: Pairs) -> Iterator[Finding]:
+    graph = pairs.graph
+    for node in graph.nodes:
+        codes = pairs.codes_of(node) if node.kind in _WITH_ACTIVATION else ""
+        behind = [each for reader in graph.consumers(codes) for each in graph.followers(reader)] if codes else []
+        if len(behind) == 1 and behind[0].kind in FUSED - {"Clip"}:
+            yield Finding("S7", node.name, f"{behind[0].name} ({behind[0].op_type}) reads what was rounded")

@@ -1,0 +1,74 @@
+"""What the compilers ask of a graph, whatever its number formats."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from onnx import ModelProto
+
+from quark_onnx.graph import Graph, Node
+from quark_onnx.npu.finding import Finding
+from quark_onnx.npu.pairs import DEQUANTIZE
+
+_CONV = ("kernel_shape", "strides", "pads", "dilations", "group")
+_POOL = ("kernel_shape", "strides", "pads")
+_ASKED = {"Conv": ("G3", _CONV), "ConvTranspose": ("G3", _CONV), "MaxPool": ("G4", _POOL), "AveragePool": ("G4", _POOL)}
+_AUTOMATIC = ("SAME_UPPER", "SAME_LOWER", "VALID")
+_FATAL = frozenset({"LSTM", "If"})
+#: The compiler of the convolution engine gives up below so many.
+_LEAST_CONVOLUTIONS = 2
+
+
+def structure_findings(model: ModelProto, graph: Graph) -> Iterator[Finding]:
+    """Shapes, attributes, parameters, and operators that end the process instead of running on the CPU."""
+    yield from _shapes(graph)
+    yield from _attributes(graph)
+    yield from _shared(graph)
+    given = {value.name for value in model.graph.input}
+    for name in (tensor.name for tensor in model.graph.initializer if tensor.name in given):
+        yield Finding("G7", "", f"{name!r} is both")
+    for node in graph.nodes:
+        if node.kind in _FATAL:
+            yield Finding("G8", node.name, f"{node.op_type} ends the process that compiles it")
+
+
+def convolution_findings(graph: Graph) -> Iterator[Finding]:
+    """What the convolution engine alone asks."""
+    count = sum(node.kind == "Conv" for node in graph.nodes)
+    if count < _LEAST_CONVOLUTIONS:
+        yield Finding("G6", "", f"it has {count}; all of it would run on the CPU")
+
+
+def _shapes(graph: Graph) -> Iterator[Finding]:
+    for value in graph.inputs:
+        shape = graph.shape(value.name)
+        if shape is None or not all(isinstance(size, int) for size in shape):
+            yield Finding(
+                "G1", "", f"input {value.name!r} has the shape {list(shape) if shape is not None else 'unknown'}"
+            )
+        elif len(shape) > 1 and shape[0] != 1:
+            yield Finding("G2", "", f"input {value.name!r} has a batch of {shape[0]}")
+
+
+def _attributes(graph: Graph) -> Iterator[Finding]:
+    for node in graph.nodes:
+        rule, names = _ASKED.get(node.kind, ("", ()))
+        missing = [name for name in names if node.attribute(name) is None]
+        if node.attribute("auto_pad", "NOTSET") in _AUTOMATIC and rule == "G4":
+            yield Finding(rule, node.name, f"auto_pad is {node.attribute('auto_pad')}")
+        elif missing and not (missing == ["pads"] and node.attribute("auto_pad", "NOTSET") in _AUTOMATIC):
+            yield Finding(rule, node.name, f"{', '.join(missing)} missing")
+
+
+def _shared(graph: Graph) -> Iterator[Finding]:
+    readers: dict[str, list[Node]] = defaultdict(list)
+    for node in graph.nodes:
+        for name in node.inputs[1:3] if node.kind in ("Conv", "ConvTranspose", "Gemm") else ():
+            producer = graph.producer(name)
+            codes = producer.inputs[0] if producer is not None and producer.op_type in DEQUANTIZE else name
+            if graph.is_constant(codes):
+                readers[codes].append(node)
+    for name, nodes in readers.items():
+        if len(nodes) > 1:
+            yield Finding("G5", nodes[1].name, f"it shares {name!r} with {nodes[0].name}")

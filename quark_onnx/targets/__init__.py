@@ -1,0 +1,7 @@
+"""What models are quantized for: devices as data, and what they ask of scales."""
+
+from quark_onnx.targets.constraints import NAMES, Constraint, Constraints, Positions
+from quark_onnx.targets.target import Target
+from quark_onnx.targets.wiring import Wiring, constraints_of
+
+__all__ = ["NAMES", "Constraint", "Constraints", "Positions", "Target", "Wiring", "constraints_of"]

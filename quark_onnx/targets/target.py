@@ -1,0 +1,47 @@
+"""Target: what a model is quantized for, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quark_onnx.registry import TARGETS
+
+
+@dataclass(frozen=True)
+class Target:
+    """A device, or a family of devices.
+
+    Attributes:
+        name: as in ``--target``.
+        summary: what it is, in words.
+        architecture: the engine, "XDNA1" or "XDNA2"; empty for any.
+        compiler: value of the provider option ``target``, "X1" or "X2"; empty where it is left out.
+        presets: those that run on it, the recommended one first.
+        integer_engine: whether power-of-two scales have to meet the constraints C1 to C10.
+        opset: the greatest one that is advised.
+        xclbin: whether the provider needs the path of an overlay.
+        source: where that comes from, with its date.
+    """
+
+    name: str
+    summary: str
+    architecture: str
+    compiler: str
+    presets: tuple[str, ...]
+    integer_engine: bool
+    opset: int
+    xclbin: bool
+    source: str
+
+
+_DOCS = "Ryzen AI documentation 1.8 (2026-07-23): relnotes.rst, modelrun.rst, model_quantization.rst"
+_XDNA2 = ("XINT8", "A8W8", "A16W8", "BF16")
+_ROWS = (
+    Target("npu", "any Ryzen AI processor", "", "", ("XINT8",), True, 17, False, _DOCS),
+    Target("phx", "Phoenix (XDNA1)", "XDNA1", "X1", ("XINT8",), True, 17, True, _DOCS),
+    Target("hpt", "Hawk Point (XDNA1)", "XDNA1", "X1", ("XINT8",), True, 17, True, _DOCS),
+    Target("stx", "Strix and Strix Halo (XDNA2)", "XDNA2", "X2", _XDNA2, True, 17, False, _DOCS),
+    Target("krk", "Krackan (XDNA2)", "XDNA2", "X2", _XDNA2, True, 17, False, _DOCS),
+)
+for _row in _ROWS:
+    TARGETS.add(_row.name, _row)
