@@ -45,7 +45,7 @@ class Recipe:
 
 _ADAROUND, _ADAQUANT = f"adaround:iterations={ITERATIONS}", f"adaquant:iterations={ITERATIONS}"
 _CLE, _BALANCE = "cle:relu6=bound", "cle:activations=true,relu6=bound,silu=scale"
-_QUARTER = "auto_mixed_precision:target=18,share=0.25"
+_QUARTER = "auto_mixed_precision:target=16,share=0.25"
 _TEXT = {"presets": ("A8W8-channel",), "tasks": TEXT}
 RECIPES = (
     Recipe("plain", (), ()),
