@@ -56,7 +56,7 @@ def check(model: str | Path | ModelProto, target: str = "npu", *, kind: str = ""
         ModelError: the model cannot be read.
 
     >>> from onnx import parser
-    >>> text = "<ir_version: 9, opset_import: ['': 17]> g (float[N,3,8,8] x) => (float[N,3,8,8] y) { y = Relu (x) }"
+    >>> text = '<ir_version: 9, opset_import: ["": 17]> g (float[N,3,8,8] x) => (float[N,3,8,8] y) { y = Relu (x) }'
     >>> print(check(parser.parse_model(text), "phx").findings[0].figures)
     input 'x' has the shape ['N', 3, 8, 8]
     """
