@@ -31,36 +31,26 @@ CALIBRATION_SAMPLES = 100
 #: Side of the matrices that set the rate, and how often they are multiplied.
 SIDE, TIMES = 512, 40
 
-Shape = tuple[int, int, int, int]
-SECONDS: dict[tuple[str, Shape], list[float]] = defaultdict(list)
+#: Of each call, by groups, outputs, inputs and rows.
+SECONDS: dict[tuple[int, ...], list[float]] = defaultdict(list)
 
 
-def timed(kind: str, problem: Problem, start: float) -> None:
-    groups, outputs, inputs = problem.weight.shape
-    shape = (groups, outputs, inputs, len(problem.train))
-    SECONDS[kind, shape].append(time.perf_counter() - start)
+class Timed:
+    """In front of an optimizer of layers: notes how long each call takes."""
+
+    def __call__(self, problem: Problem, present: Solution) -> Solution:
+        start = time.perf_counter()
+        found: Solution = super().__call__(problem, present)  # type: ignore[misc]
+        SECONDS[(*problem.weight.shape, len(problem.train))].append(time.perf_counter() - start)
+        return found
 
 
-@dataclass(frozen=True)
-class TimedAdaRound(AdaRound):
+class TimedAdaRound(Timed, AdaRound):
     """AdaRound, timed."""
 
-    def __call__(self, problem: Problem, present: Solution) -> Solution:
-        start = time.perf_counter()
-        found = AdaRound.__call__(self, problem, present)
-        timed(self.name, problem, start)
-        return found
 
-
-@dataclass(frozen=True)
-class TimedAdaQuant(AdaQuant):
+class TimedAdaQuant(Timed, AdaQuant):
     """AdaQuant, timed."""
-
-    def __call__(self, problem: Problem, present: Solution) -> Solution:
-        start = time.perf_counter()
-        found = AdaQuant.__call__(self, problem, present)
-        timed(self.name, problem, start)
-        return found
 
 
 def rate() -> float:
@@ -97,14 +87,13 @@ class Line:
         return [self.shape, self.count, *each, f"{self.seconds / self.floor:.1f}"]
 
 
-def lines(kind: str, settings: AdaRound | AdaQuant, speed: float) -> list[Line]:
+def lines(settings: AdaRound | AdaQuant, speed: float) -> list[Line]:
     """One line for each shape, the longest first, and one for all layers."""
     found = list[Line]()
-    for (name, (groups, outputs, inputs, rows)), seconds in SECONDS.items():
-        if name == kind:
-            steps = len(seconds) * settings.iterations
-            floor = 4 * groups * outputs * inputs * min(settings.rows, rows) * steps / speed
-            found.append(Line(f"{groups} x {outputs} x {inputs}", len(seconds), sum(seconds), floor))
+    for (groups, outputs, inputs, rows), seconds in SECONDS.items():
+        steps = len(seconds) * settings.iterations
+        floor = 4 * groups * outputs * inputs * min(settings.rows, rows) * steps / speed
+        found.append(Line(f"{groups} x {outputs} x {inputs}", len(seconds), sum(seconds), floor))
     found.sort(key=lambda line: -line.seconds)
     whole = (sum(getattr(line, name) for line in found) for name in ("count", "seconds", "floor"))
     return [*found, Line("all", *whole)]
@@ -118,9 +107,7 @@ def main() -> int:
     arguments = parser.parse_args()
     optimizers = (TimedAdaRound(arguments.iterations, device="cpu"), TimedAdaQuant(arguments.iterations, device="cpu"))
     speed, parts = rate(), list[str]()
-    parts.append(
-        f"{speed / 1e9:.0f} GFLOPS, {arguments.iterations} iterations of {optimizers[0].rows} rows; ms a layer."
-    )
+    parts.append(f"{speed / 1e9:.0f} GFLOPS, {arguments.iterations} iterations of {optimizers[0].rows} rows.")
     for name in arguments.tasks:
         task = load(name)
         with TemporaryDirectory() as folder:
@@ -133,7 +120,7 @@ def main() -> int:
                 whole = time.perf_counter() - start
                 head = ["groups x outputs x inputs", "layers", "ms a layer", "floor, ms", "times"]
                 parts.append(f"## {name}, {optimizer.name}: {whole:.0f} s in all, file to file")
-                parts.append(table(head, [line.cells for line in lines(optimizer.name, optimizer, speed)]))
+                parts.append(table(head, [line.cells for line in lines(optimizer, speed)]))
     text = "\n\n".join(parts)
     print(text)
     (arguments.out / "layers.md").write_text(f"# Time of a layer\n\n{text}\n", encoding="utf-8")

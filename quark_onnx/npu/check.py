@@ -62,16 +62,16 @@ def check(model: str | Path | ModelProto, target: str = "npu", *, kind: str = ""
     """
     found, row = load(model), TARGETS[target]
     graph = Graph.of(found)
-    kind = kind or _kind(graph, row)
+    pairs = Pairs(graph)
+    kind = kind or _kind(pairs, row)
     findings = [*structure_findings(found, graph)]
     if kind == "XINT8":
-        findings += [*scale_findings(graph), *convolution_findings(graph)]
+        findings += [*scale_findings(pairs), *convolution_findings(graph)]
     findings.sort(key=lambda finding: finding.severity)
     return Check(row, kind, tuple(findings))
 
 
-def _kind(graph: Graph, target: Target) -> str:
-    pairs = Pairs(graph)
+def _kind(pairs: Pairs, target: Target) -> str:
     if not pairs.quantizing and not pairs.dequantizing:
         return "float"
     known = sum(pairs.grid(node).position is not None for node in pairs.quantizing)

@@ -15,12 +15,10 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from quark_onnx.graph import Graph, Node
-from quark_onnx.targets import Positions
+from quark_onnx.targets import Positions, chain, is_fused
 
 QUANTIZE = frozenset({"QuantizeLinear", "ExtendedQuantizeLinear", "VitisQuantizeLinear"})
 DEQUANTIZE = frozenset({"DequantizeLinear", "ExtendedDequantizeLinear", "VitisDequantizeLinear"})
-#: What a node computes with the activation behind it.
-FUSED = frozenset({"Relu", "Clip", "LeakyRelu", "PRelu"})
 #: The code in the middle, where it is not 0.
 _MIDDLES: dict[int, int] = {TensorProto.UINT8: 128, TensorProto.UINT16: 1 << 15}
 #: Operators that amd-quark puts a factor behind.
@@ -100,16 +98,13 @@ class Pairs:
         return any(each.kind == "LeakyRelu" for each in self.chain(node)[1:])
 
     def chain(self, node: Node) -> list[Node]:
-        """A node, and what is computed with it: that alone reads it, and in front of which nothing is rounded."""
-        found = [node]
-        while not self.codes_of(found[-1]):
-            readers = self.graph.consumers(found[-1].outputs[0])
-            single = len(readers) == 1 and not self.graph.is_output(found[-1].outputs[0])
-            factor = single and readers[0].kind == "Mul" and found[-1].kind in _FACTORED
-            if not single or not (factor or readers[0].kind in FUSED):
-                break
-            found.append(readers[0])
-        return found
+        """A node, and what is computed with it, the factor behind an average or a hard sigmoid among it."""
+        return chain(
+            self.graph,
+            node,
+            lambda each: bool(self.codes_of(each)),
+            lambda each, behind: is_fused(each, behind) or (behind.kind == "Mul" and each.kind in _FACTORED),
+        )
 
     def codes_of(self, node: Node) -> str:
         """The codes of what a node computes; empty where it is not rounded."""

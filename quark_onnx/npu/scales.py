@@ -6,24 +6,23 @@ from collections.abc import Iterator
 
 from onnx import TensorProto
 
-from quark_onnx.graph import Graph, Node
+from quark_onnx.graph import Node
 from quark_onnx.npu.finding import Finding
-from quark_onnx.npu.pairs import FUSED, QUANTIZE, Grid, Pairs
-from quark_onnx.targets import constraints_of
+from quark_onnx.npu.pairs import QUANTIZE, Grid, Pairs
+from quark_onnx.targets import FUSED, constraints_of
 
 _CODES = frozenset({TensorProto.INT8, TensorProto.UINT8})
 #: Operators that compute with the activation behind them.
 _WITH_ACTIVATION = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "MaxPool", "AveragePool"})
 
 
-def scale_findings(graph: Graph) -> Iterator[Finding]:
+def scale_findings(pairs: Pairs) -> Iterator[Finding]:
     """Everything that power-of-two scales are asked, C1 to C10 included."""
-    pairs = Pairs(graph)
     for node in (*pairs.quantizing, *pairs.dequantizing):
         yield from _grid_findings(node, pairs.grid(node))
     yield from _unlike(pairs)
     yield from _rounded_between(pairs)
-    for constraint, figures in constraints_of(graph, graph.nodes, pairs).broken(pairs.positions):
+    for constraint, figures in constraints_of(pairs.graph, pairs.graph.nodes, pairs).broken(pairs.positions):
         yield Finding(constraint.rule, constraint.node, figures)
 
 

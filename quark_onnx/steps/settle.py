@@ -14,22 +14,22 @@ from quark_onnx.graph import Graph, Node
 from quark_onnx.plan import Plan, Quantize, Use
 from quark_onnx.registry import TARGETS
 from quark_onnx.steps.solve import Params
-from quark_onnx.targets import Constraints, Positions, constraints_of
+from quark_onnx.targets import Constraints, Positions, chain, constraints_of
 
 
 class Limits:
-    """The constraints of a target on the scales of a plan."""
+    """The constraints of a target on the scales of a plan.
+
+    Attributes:
+        uses: the uses whose scales they are about.
+    """
 
     def __init__(self, graph: Graph, plan: Plan, params: Params, config: QConfig) -> None:
         """Without a target that has constraints there are none."""
         nodes = graph.nodes if config.target and TARGETS[config.target].integer_engine else []
         self._constraints: Constraints = constraints_of(graph, nodes, _Planned(graph, plan, params))
         self._tied = self._constraints.tied()
-
-    @property
-    def uses(self) -> list[Use]:
-        """The uses whose scales they are about."""
-        return [key for key in self._constraints.keys if isinstance(key, Use)]
+        self.uses = [key for key in self._constraints.keys if isinstance(key, Use)]
 
     def tied(self, use: Use) -> list[Use]:
         """The uses whose scales are one and the same, this one among them."""
@@ -87,15 +87,4 @@ class _Planned:
         return root if spec.pow2 and spec.symmetric and isinstance(spec.dtype, Integer) else None
 
     def _behind(self, node: Node) -> list[Node]:
-        """The node, and what follows it as long as nothing is rounded in between and nothing else reads it."""
-        chain = [node]
-        while self._key(Use(chain[-1].outputs[0])) is None:
-            readers = self._graph.consumers(chain[-1].outputs[0])
-            if len(readers) != 1 or readers[0].kind not in _FUSED or self._graph.is_output(chain[-1].outputs[0]):
-                break
-            chain.append(readers[0])
-        return chain
-
-
-#: Activations that are computed with the operator in front of them.
-_FUSED = frozenset({"Relu", "Clip", "LeakyRelu", "PRelu"})
+        return chain(self._graph, node, lambda each: self._key(Use(each.outputs[0])) is not None)

@@ -2,6 +2,17 @@
 
 from quark_onnx.targets.constraints import NAMES, Constraint, Constraints, Positions
 from quark_onnx.targets.target import Target
-from quark_onnx.targets.wiring import Wiring, constraints_of
+from quark_onnx.targets.wiring import FUSED, Wiring, chain, constraints_of, is_fused
 
-__all__ = ["NAMES", "Constraint", "Constraints", "Positions", "Target", "Wiring", "constraints_of"]
+__all__ = [
+    "FUSED",
+    "NAMES",
+    "Constraint",
+    "Constraints",
+    "Positions",
+    "Target",
+    "Wiring",
+    "chain",
+    "constraints_of",
+    "is_fused",
+]

@@ -6,7 +6,7 @@ that imitates the engine's arithmetic.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import numpy as np
@@ -14,6 +14,8 @@ import numpy as np
 from quark_onnx.graph import Graph, Node
 from quark_onnx.targets.constraints import Constraint, Constraints, Equal, Key, Near, Shift
 
+#: Activations that are computed with the operator in front of them.
+FUSED = frozenset({"Relu", "Clip", "LeakyRelu", "PRelu"})
 _POOLS = ("MaxPool", "AveragePool", "GlobalAveragePool")
 #: alpha of the hard sigmoid that the engine computes, and beta.
 _SIXTH, _HALF = 1 / 6, 0.5
@@ -30,6 +32,24 @@ class Wiring(Protocol):
 
     def leaks(self, node: Node) -> bool:
         """Whether a LeakyRelu is fused into a node."""
+
+
+def is_fused(node: Node, behind: Node) -> bool:
+    """Whether an activation is computed with the operator in front of it."""
+    return behind.kind in FUSED
+
+
+def chain(
+    graph: Graph, node: Node, rounded: Callable[[Node], bool], fused: Callable[[Node, Node], bool] = is_fused
+) -> list[Node]:
+    """A node, and what is computed with it: that alone reads it, and in front of which nothing is rounded."""
+    found = [node]
+    while not rounded(found[-1]):
+        readers = graph.consumers(found[-1].outputs[0])
+        if len(readers) != 1 or graph.is_output(found[-1].outputs[0]) or not fused(found[-1], readers[0]):
+            break
+        found.append(readers[0])
+    return found
 
 
 def constraints_of(graph: Graph, nodes: Iterable[Node], wiring: Wiring) -> Constraints:

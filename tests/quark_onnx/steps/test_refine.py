@@ -88,6 +88,12 @@ def problems(monkeypatch: pytest.MonkeyPatch) -> list[Problem]:
     return seen
 
 
+def batches() -> list[dict[str, Any]]:
+    """Twenty samples of four rows."""
+    random = np.random.default_rng(0)
+    return [{"x": random.normal(size=(4, 6)).astype(np.float32)} for _ in range(20)]
+
+
 @pytest.mark.parametrize("sum_", ["Add (r, b)", "Add (b, r)"])
 def test_what_a_sum_has_lost_is_made_good_by_the_layer_that_is_added(problems: list[Problem], sum_: str) -> None:
     """The target is the float sum less what the quantized model adds to."""
@@ -96,8 +102,7 @@ def test_what_a_sum_has_lost_is_made_good_by_the_layer_that_is_added(problems: l
         v=weight(6, 5),
         w=weight(5, 5),
     )
-    random = np.random.default_rng(0)
-    data = [{"x": random.normal(size=(4, 6)).astype(np.float32)} for _ in range(20)]
+    data = batches()
     config = QConfig.of("W8").with_(weight=QuantizationSpec("int4", per_channel=True), form="qdq", optimizers=GPTQ())
     result = quantize(model, data, config)
     x = np.concatenate([sample["x"] for sample in data])
@@ -130,8 +135,7 @@ def test_other_layers_compute_what_they_compute_in_float(problems: list[Problem]
         w=weight(5, 5),
         **({"w2": weight(5, 5, seed=1)} if "w2" in text else {"c": normal(1, 5)} if "c)" in text else {}),
     )
-    random = np.random.default_rng(0)
-    data = [{"x": random.normal(size=(4, 6)).astype(np.float32)} for _ in range(20)]
+    data = batches()
     quantize(model, data, QConfig.of("W8").with_(optimizers=GPTQ(), form="qdq", safe=False))
     x = np.concatenate([sample["x"] for sample in data])
     wanted = np.maximum(x @ weight(6, 5), 0) @ weight(5, 5)
@@ -148,8 +152,7 @@ def test_a_layer_is_shown_what_it_reads_and_what_it_should_compute(problems: lis
         w=weight(5, 3),
         c=normal(5),
     )
-    random = np.random.default_rng(0)
-    data = [{"x": random.normal(size=(4, 6)).astype(np.float32)} for _ in range(20)]
+    data = batches()
     quantize(model, data, QConfig.of("W8").with_(optimizers=GPTQ(), form="qdq"))
     first, second = problems
     used = np.concatenate([sample["x"] for sample in data])
