@@ -17,11 +17,11 @@ from onnx import TensorProto, helper
 from quark_onnx.analysis.constants import Constants, spread
 from quark_onnx.fusions.moving import MOVING
 from quark_onnx.graph import Graph, Node
+from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
 
 FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
 _HALVES = {TensorProto.FLOAT16: "float16", TensorProto.BFLOAT16: "bfloat16"}
-_QUANTIZE = frozenset({"QuantizeLinear", "ExtendedQuantizeLinear", "VitisQuantizeLinear", "DynamicQuantizeLinear"})
-_DEQUANTIZE = frozenset({"DequantizeLinear", "ExtendedDequantizeLinear", "VitisDequantizeLinear"})
+_QUANTIZE = QUANTIZE | {"DynamicQuantizeLinear"}
 #: Nodes that round, or read what was rounded, and do not say their grid; by the part of the name that all of them have.
 _ROUNDING = ("QuantizeDequantize", "FixNeuron", "BFPFix", "MXFix", "Float4Quantize", "Float4Dequantize")
 #: Operators on codes: the places of their data, each followed by scale and zero point, and of those of the result.
@@ -121,14 +121,14 @@ class Reading:
     def formats(self, node: Node) -> bool:
         """Whether a node does nothing but change the format of its first input."""
         name = node.op_type
-        if name in _QUANTIZE or name in _DEQUANTIZE or any(part in name for part in _ROUNDING):
+        if name in _QUANTIZE or name in DEQUANTIZE or any(part in name for part in _ROUNDING):
             return True
         if name == "Cast":
             types = {self.graph.elem_type(node.inputs[0]), int(node.attribute("to", 0))}
             return types <= FLOATS or self._undone(node)
         if name == "Min" and len(node.inputs) == 2:  # a bound that no code exceeds, before or behind a pair
             before, behind = self.graph.producer(node.inputs[0]), self.graph.consumers(node.outputs[0])
-            guarded = before is not None and before.op_type in _DEQUANTIZE
+            guarded = before is not None and before.op_type in DEQUANTIZE
             guarded |= bool(behind) and all(reader.op_type in _QUANTIZE for reader in behind)
             return guarded and self.constants.known(node.inputs[1])
         return name == "Identity"
@@ -291,16 +291,16 @@ class Reading:
         if operand.scale is not None:
             return operand.tensor, operand.scale
         node = self.graph.producer(operand.tensor)
-        while node is not None and self.formats(node) and node.op_type not in _DEQUANTIZE:
+        while node is not None and self.formats(node) and node.op_type not in DEQUANTIZE:
             node = self.graph.producer(node.inputs[0])
-        if node is None or node.op_type not in _DEQUANTIZE:
+        if node is None or node.op_type not in DEQUANTIZE:
             return None
         return node.inputs[0], self._scale(node)
 
     def quantizes(self) -> bool:
         """Whether anything in the graph is quantized."""
         types = {node.op_type for node in self.graph.nodes}
-        known = _QUANTIZE | _DEQUANTIZE | _ON_CODES.keys()
+        known = _QUANTIZE | DEQUANTIZE | _ON_CODES.keys()
         others = ("MatMulInteger", "ConvInteger", "NBits", "Bnb4", "BlockQuantized", *_ROUNDING)
         if types & known or any(part in name for name in types for part in others):
             return True

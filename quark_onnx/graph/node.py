@@ -11,6 +11,9 @@ from onnx import AttributeProto, GraphProto, NodeProto, helper
 #: The two spellings of the standard operator set.
 STANDARD_DOMAINS = ("", "ai.onnx")
 _SINGLE_AXIS_OPSET = 13
+#: Operators that write codes under a given scale, and that read them, as ONNX and the vendors call them.
+QUANTIZE = frozenset({"QuantizeLinear", "ExtendedQuantizeLinear", "VitisQuantizeLinear"})
+DEQUANTIZE = frozenset({"DequantizeLinear", "ExtendedDequantizeLinear", "VitisDequantizeLinear"})
 #: How the text of a node begins that a rewrite has made for float arithmetic.
 _STAYS_FLOAT = "stays float: "
 

@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from quark_onnx.graph import Graph, Node
+from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
 from quark_onnx.targets import Positions, chain, is_fused
 
-QUANTIZE = frozenset({"QuantizeLinear", "ExtendedQuantizeLinear", "VitisQuantizeLinear"})
-DEQUANTIZE = frozenset({"DequantizeLinear", "ExtendedDequantizeLinear", "VitisDequantizeLinear"})
 #: The code in the middle, where it is not 0.
 _MIDDLES: dict[int, int] = {TensorProto.UINT8: 128, TensorProto.UINT16: 1 << 15}
 #: Operators that amd-quark puts a factor behind.

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from onnx import TensorProto
 
 from quark_onnx.graph import Node
+from quark_onnx.graph.node import QUANTIZE
 from quark_onnx.npu.finding import Finding
-from quark_onnx.npu.pairs import QUANTIZE, Grid, Pairs
+from quark_onnx.npu.pairs import Grid, Pairs
 from quark_onnx.targets import FUSED, constraints_of
 
 _CODES = frozenset({TensorProto.INT8, TensorProto.UINT8})

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from onnx import ModelProto
 
 from quark_onnx.graph import Graph, Node
+from quark_onnx.graph.node import DEQUANTIZE
 from quark_onnx.npu.finding import Finding
-from quark_onnx.npu.pairs import DEQUANTIZE
 
 _CONV = ("kernel_shape", "strides", "pads", "dilations", "group")
 _POOL = ("kernel_shape", "strides", "pads")
