@@ -63,6 +63,15 @@ class Spool:
             names = [str(name) for name in stored["arr_0"]]
             return {name: stored[f"arr_{place}"] for place, name in enumerate(names, 1)}
 
+    def value(self, index: int, name: str) -> Any:
+        """One array of a sample; of one in a file, that array alone is read."""
+        sample = self._samples[index]
+        if isinstance(sample, dict):
+            return sample[name]
+        with np.load(sample, allow_pickle=False) as stored:
+            names = [str(each) for each in stored["arr_0"]]
+            return stored[f"arr_{names.index(name) + 1}"]
+
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return (self[index] for index in range(len(self)))
 

@@ -9,8 +9,8 @@ channel, then kernel.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,21 +34,23 @@ class Window:
     pads: tuple[int, ...]
     turned: bool = False
 
-    def seen(self, places: NDArray[np.int64], axis: int, size: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """For each place of the output along an axis, the inputs behind the kernel, and whether there are any."""
-        taps = np.arange(self.kernel[axis]) * self.dilations[axis]
+    @lru_cache(maxsize=64)  # noqa: B019 (a window is a few numbers, and what it is asked for are small tables)
+    def seen(self, axis: int, size: int, output: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Along an axis the inputs behind each tap of the kernel, (kernel, output), and whether there are any."""
+        places = np.arange(output)
+        taps = np.arange(self.kernel[axis])[:, None] * self.dilations[axis]
         if not self.turned:
-            found = places[:, None] * self.strides[axis] - self.pads[axis] + taps
+            found = places * self.strides[axis] - self.pads[axis] + taps
             inside = (found >= 0) & (found < size)
             return found.clip(0, max(0, size - 1)), inside
-        spread = places[:, None] + self.pads[axis] - taps
+        spread = places + self.pads[axis] - taps
         found = spread // self.strides[axis]
         inside = (spread % self.strides[axis] == 0) & (found >= 0) & (found < size)
         return found.clip(0, max(0, size - 1)), inside
 
 
 def windowed(x: Floats, places: NDArray[np.int64], output: tuple[int, ...], window: Window, groups: int) -> Floats:
-    """Rows of a convolution, (groups, places, channels / groups * kernel).
+    """Rows of a convolution, (groups, places, channels / groups * kernel); in memory the places come last.
 
     Args:
         x: the input, (batch, channels, ...).
@@ -57,45 +59,45 @@ def windowed(x: Floats, places: NDArray[np.int64], output: tuple[int, ...], wind
     """
     batch, *spots = np.unravel_index(places, (x.shape[0], *output))
     rank = len(window.kernel)
-    index: list[NDArray[np.int64]] = [batch.reshape(-1, *[1] * rank)]
-    valid = np.ones((1,) * (rank + 1), bool)
+    index: NDArray[np.int64] = batch
+    outside: NDArray[np.bool_] = np.zeros(1, bool)
     for axis, spot in enumerate(spots):
-        found, inside = window.seen(spot, axis, x.shape[2 + axis])
-        shape = (-1, *[window.kernel[axis] if other == axis else 1 for other in range(rank)])
-        index.append(found.reshape(shape))
-        valid = valid & inside.reshape(shape)
-    chosen: Any = (index[0], slice(None), *index[1:])
-    taken: Floats = x[chosen]  # (places, kernel..., channels)
-    if not valid.all():
-        taken = taken * valid[..., None]
-    rows = np.moveaxis(taken, -1, 1).reshape(len(places), groups, -1)
-    return np.ascontiguousarray(rows.swapaxes(0, 1))
+        found, inside = window.seen(axis, x.shape[2 + axis], output[axis])
+        shape = (*[window.kernel[axis] if other == axis else 1 for other in range(rank)], len(places))
+        index = index * x.shape[2 + axis] + found.take(spot, axis=1).reshape(shape)
+        if not inside.all():
+            outside = outside | ~inside.take(spot, axis=1).reshape(shape)
+    taken = _planes(x).take(index.reshape(-1), axis=1)
+    if outside.any():
+        taken[:, np.flatnonzero(np.broadcast_to(outside, index.shape))] = 0
+    rows: Floats = taken.reshape(groups, -1, len(places)).swapaxes(1, 2)
+    return rows
+
+
+def _planes(x: Floats) -> Floats:
+    """(channels, everything else); without a copy for a batch of one."""
+    planes: Floats = x.swapaxes(0, 1).reshape(x.shape[1], -1)
+    return planes
 
 
 def places_of(count: int, wanted: int, seed: int) -> NDArray[np.int64]:
-    """Some of ``count`` places, in order, each once; the same for the same seed."""
-    if wanted >= count:
-        return np.arange(count)
-    chosen = np.random.default_rng(seed).choice(count, wanted, replace=False, shuffle=False)
-    return np.sort(chosen)
+    """Some of ``count`` places in random order, each once; the same for the same seed."""
+    return np.random.default_rng(seed).choice(count, min(count, wanted), replace=False)
 
 
 def at_places(y: Floats, places: NDArray[np.int64], groups: int) -> Floats:
-    """The outputs of a convolution at some places, (groups, places, channels / groups).
+    """The outputs of a convolution at some places, (groups, places, channels / groups); in memory the places come last.
 
     Args:
         y: the output, (batch, channels, ...).
     """
-    output = y.shape[2:]
-    batch, *spots = np.unravel_index(places, (y.shape[0], *output))
-    chosen: Any = (batch, slice(None), *spots)
-    taken = y[chosen].reshape(len(places), groups, -1)
-    return np.ascontiguousarray(taken.swapaxes(0, 1))
+    rows: Floats = _planes(y).take(places, axis=1).reshape(groups, -1, len(places)).swapaxes(1, 2)
+    return rows
 
 
 def rows_at(x: Floats, places: NDArray[np.int64]) -> Floats:
     """Some rows of a tensor whose last axis holds the values of a row, (1, places, values)."""
-    return np.ascontiguousarray(x.reshape(-1, x.shape[-1])[places][None])
+    return x.reshape(-1, x.shape[-1]).take(places, axis=0)[None]
 
 
 def count_places(output: tuple[int, ...], *, spatial: bool) -> int:

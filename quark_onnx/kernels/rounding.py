@@ -13,16 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from math import cos, pi
 from os import cpu_count
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from quark_onnx.kernels.device import Device
-
-Floats = NDArray[np.float32]
 
 #: The stretched sigmoid of AdaRound, eq. 23: its ends.
 _GAMMA, _ZETA = -0.1, 1.1
@@ -32,6 +30,8 @@ _BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8
 _STAGES = 5
 #: Weights that are dealt with at a time, and groups: as many as a core keeps near.
 _PART, _GROUPS = 1 << 16, 128
+#: Parts that there should be at least, as far as each of them has so many weights; an output counts as so many more.
+_PARTS, _LEAST, _ROW = 4, 1 << 14, 256
 #: Weights that a GPU deals with at a time.
 _WHOLE = 1 << 24
 
@@ -63,11 +63,10 @@ class Part:
     """Some outputs of a layer; groups come first in every array.
 
     Attributes:
-        inputs: (groups, rows, inputs); or (rows, inputs, groups), where each group has one output: many tiny products
-            are one long one then.
+        inputs: (groups, rows, inputs).
         wanted: (groups, rows, outputs), behind the activation.
         value, derivative: the activation.
-        norm: (groups, 1, outputs), what errors are divided by.
+        norm: (groups, outputs), what the mean squares of errors are divided by.
     """
 
     inputs: Any
@@ -76,39 +75,30 @@ class Part:
     derivative: Callable[[Any], Any]
     norm: Any
 
-    @classmethod
-    def of(cls, inputs: Floats, wanted: Floats, value: Any, derivative: Any, norm: Floats) -> Part:
-        """A part of numpy arrays, laid out for speed; ``inputs`` is (groups, rows, inputs)."""
-        if wanted.shape[2] > 1:
-            return cls(inputs, np.ascontiguousarray(wanted), value, derivative, norm)
-        turned = np.ascontiguousarray(wanted[:, :, 0].T).T[:, :, None]
-        return cls(np.ascontiguousarray(inputs.transpose(1, 2, 0)), turned, value, derivative, norm)
-
     def on(self, device: Device) -> Part:
         """The part on another device; its functions must be those of the device already."""
         inputs, wanted, norm = map(device.put, (self.inputs, self.wanted, self.norm))
         return Part(inputs, wanted, self.value, self.derivative, norm)
 
-    def gradient(self, weight: Any, bias: Any, size: int, turn: int, xp: Any) -> tuple[Any, Any]:
-        """Of the mean squared error by the weight, and by what is added, on the next ``size`` rows."""
+    def gradient(self, weight: Any, bias: Any, size: int, turn: int) -> tuple[Any, Any]:
+        """Of half the sum of squares on the next ``size`` rows, by the weight and by what is added.
+
+        It is what ``share`` makes that of the mean square of: to multiply whatever it is multiplied with anyway by
+        that is cheaper than all errors.
+        """
         count = self.wanted.shape[1]
         size = min(size, count)
         start = turn * size % max(1, count - size + 1)
-        now = slice(start, start + size)
-        wanted = self.wanted[:, now]
-        if wanted.shape[2] == 1:
-            x = self.inputs[now]
-            z = xp.einsum("nkg,gk->ng", x, weight[:, 0]).swapaxes(0, 1)[:, :, None] + bias[:, None]
-        else:
-            x = self.inputs[:, now]
-            z = x @ weight.swapaxes(-1, -2) + bias[:, None]
-        slope = self.value(z)
-        slope -= wanted
+        x = self.inputs[:, start : start + size]
+        z = x @ weight.swapaxes(-1, -2)
+        z += bias[:, None]
+        slope = self.value(z) - self.wanted[:, start : start + size]
         slope *= self.derivative(z)
-        slope *= (2 / size) / self.norm
-        if wanted.shape[2] == 1:
-            return xp.einsum("ng,nkg->gk", slope[:, :, 0].swapaxes(0, 1), x)[:, None], slope.sum(1)
         return slope.swapaxes(-1, -2) @ x, slope.sum(1)
+
+    def share(self, size: int) -> Any:
+        """(groups, outputs): what makes of ``gradient`` that of the mean square, divided by the norm."""
+        return (2 / max(1, min(size, self.wanted.shape[1]))) / self.norm
 
 
 def in_parts(
@@ -129,20 +119,31 @@ def in_parts(
     """
     from threadpoolctl import threadpool_limits
 
-    parts = list[tuple[slice, slice]]()
-    size, most = (_WHOLE, groups) if whole else (_PART, _GROUPS)
-    group_step = max(1, min(most, size // (outputs * inputs)))
-    step = max(1, size // inputs) if group_step == 1 else outputs
-    for group in range(0, groups, group_step):
-        for start in range(0, outputs, step):
-            parts.append((slice(group, min(groups, group + group_step)), slice(start, min(outputs, start + step))))
+    largest, most = (_WHOLE, groups) if whole else (_PART, _GROUPS)
+    least = 1 if whole else max(1, min(_PARTS, groups * outputs * (inputs + _ROW) // _LEAST))
+    at_once = max(1, min(most, largest // (outputs * inputs)))
+    own = _split(groups, at_once, least)
+    each = _split(outputs, max(1, largest // inputs) if at_once == 1 else outputs, -(-least // len(own)))
+    parts = [(group, output) for group in own for output in each]
     with threadpool_limits(1, "blas"), ThreadPoolExecutor(1 if whole else threads or cpu_count() or 1) as pool:
         for _ in pool.map(lambda part: work(*part), parts):
             pass
 
 
+def _split(count: int, size: int, least: int) -> list[slice]:
+    """``count`` things in parts of about equal size, at most ``size``: at least so many parts, and an even number."""
+    parts = min(count, max(least, -(-count // size)))
+    parts += parts % 2 if 1 < parts < count else 0
+    ends = [count * part // parts for part in range(parts + 1)]
+    return [slice(*pair) for pair in pairwise(ends)]
+
+
 def adaround(part: Part, below: Any, step: Any, share: Any, bias: Any, settings: Descent, xp: Any = np) -> Any:
     """Whether each weight is rounded up, as booleans of its shape.
+
+    The sigmoid is written as a hyperbolic tangent of half its argument u, and stretched it is ``2 h - 1``: where the
+    weight lies between the middle of its two codes, at 0, and either of them. Fewer passes over the weights than the
+    formulas of the paper take are needed then.
 
     Args:
         below: (groups, outputs, inputs), the value of the code below each weight.
@@ -151,43 +152,58 @@ def adaround(part: Part, below: Any, step: Any, share: Any, bias: Any, settings:
         bias: (groups, outputs).
     """
     stretch = _ZETA - _GAMMA
-    v = -xp.log(stretch / (xp.clip(share, 0.0, 1.0) - _GAMMA) - 1)
-    adam = _Adam(v, settings.rate, xp)
+    half = step / 2
+    middle = below + half
+    pull = half * part.share(settings.rows)[..., None] * (stretch / 2)  # the inner derivatives by u / 2
+    u = xp.arctanh((xp.clip(share, 0.0, 1.0) * 2 - 1) / stretch)
+    adam = _Adam(u, settings.rate / 2, xp)
     warm = int(settings.warm * settings.iterations)
     for turn in range(settings.iterations):
-        gate = 1 / (1 + xp.exp(-v))
-        soft = gate * stretch + _GAMMA
-        h = xp.clip(soft, 0.0, 1.0)
-        gradient = part.gradient(below + h * step, bias, settings.rows, turn, xp)[0] * step
+        t = xp.tanh(u)
+        square = t * t
+        t *= stretch
+        t = xp.clip(t, -1.0, 1.0)
+        gradient = part.gradient(t * half + middle, bias, settings.rows, turn)[0]
+        gradient *= pull
         if turn >= warm:
             done = (turn - warm) / max(1, settings.iterations - warm)
-            power = settings.end + (settings.start - settings.end) * max(0.0, 1 - done)
-            away = xp.clip(xp.abs(2 * h - 1), 1e-4, 1.0)
-            push = xp.exp((power - 1) * xp.log(away)) * (2 * power * settings.push)
-            gradient = gradient - xp.where(h > 0.5, push, -push)
-        inside = (soft > 0) & (soft < 1)
-        v = adam.moved(v, xp.where(inside, gradient * (gate * (1 - gate) * stretch), 0.0))
-    return v >= 0
+            power = settings.end + (settings.start - settings.end) * (1 - done)
+            push = square + 1e-12
+            push *= stretch * stretch
+            push = xp.log(push)
+            push *= power / 2 - 1
+            push = xp.exp(push)
+            push *= t
+            push *= power * settings.push * stretch / 2
+            gradient -= push
+        slope = 1 - square
+        slope *= square < 1 / (stretch * stretch)
+        gradient *= slope
+        u = adam.moved(u, gradient)
+    return u >= 0
 
 
 class _Adam:
     """Kingma and Ba 2015, with the learning rate as it is given."""
 
     def __init__(self, like: Any, rate: float, xp: Any) -> None:
-        self._first, self._second = like * 0, like * 0
+        self._first, self._second = like * 0, like * 0  # each a constant times the moment of the paper
         self._rate, self._turn, self._xp = rate, 0, xp
 
     def moved(self, value: Any, gradient: Any, factor: Any = 1.0) -> Any:
-        """The value after a step against the gradient."""
+        """The value after a step against the gradient, which is overwritten."""
         self._turn += 1
         self._first *= _BETA1
-        self._first += (1 - _BETA1) * gradient
+        self._first += gradient
         self._second *= _BETA2
-        self._second += (1 - _BETA2) * gradient * gradient
+        gradient *= gradient
+        self._second += gradient
         spread = self._xp.sqrt(self._second)
-        spread += _EPSILON
-        rate = self._rate * (1 - _BETA2**self._turn) ** 0.5 / (1 - _BETA1**self._turn)
-        return value - self._first / spread * (factor * rate)
+        spread += _EPSILON / (1 - _BETA2) ** 0.5
+        step = self._first / spread
+        bent = (1 - _BETA2**self._turn) / (1 - _BETA2)
+        step *= factor * (self._rate * bent**0.5 * (1 - _BETA1) / (1 - _BETA1**self._turn))
+        return value - step
 
 
 @dataclass(frozen=True)
@@ -228,16 +244,21 @@ def adaquant(
         bias_rate: learning rate of the bias, relative to the spread of what is wanted.
     """
     adam, other = _Adam(weight, settings.rate, xp), _Adam(bias, bias_rate, xp)
-    spread = xp.sqrt(part.norm[:, 0])
+    spread = xp.sqrt(part.norm)
+    share = part.share(settings.rows)
+    pull = units.scale * share[..., None]
     reach = xp.sqrt((weight * weight).mean(-1))[..., None] + 1e-6
     stage = max(1, settings.iterations // _STAGES)
     for turn in range(settings.iterations):
-        rounded = units.rounded(weight, xp) * units.scale
-        gradient, shift = part.gradient(rounded, bias, settings.rows, turn, xp)
+        rounded = units.rounded(weight, xp)
+        rounded *= units.scale
+        gradient, shift = part.gradient(rounded, bias, settings.rows, turn)
         cooled = 0.5 * (1 + cos(pi * turn / settings.iterations))  # a number of Python leaves float32 what it is
-        inside = (weight >= units.least) & (weight <= units.greatest)
-        weight = adam.moved(weight, xp.where(inside, gradient * units.scale, 0.0), cooled * reach)
+        gradient *= pull
+        gradient *= weight >= units.least
+        gradient *= weight <= units.greatest
+        weight = adam.moved(weight, gradient, cooled * reach)
         if bias_rate:
-            bias = other.moved(bias, shift * spread, cooled * spread)
+            bias = other.moved(bias, shift * share * spread, cooled * spread)
         if (turn + 1) % stage == 0 or turn + 1 == settings.iterations:
             yield weight, bias

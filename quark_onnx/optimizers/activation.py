@@ -32,7 +32,11 @@ class Activation:
         return _VALUES[self.kind](self, x, xp)
 
     def derivative(self, x: Any, xp: Any = np) -> Any:
-        """Its derivative; 1 for a linear one."""
+        """What to multiply by for its derivative: 1 for a linear one, booleans for a clip.
+
+        No choice between two values is made place by place: where it cannot be foretold, that takes a processor ten
+        times as long as a product.
+        """
         return _DERIVATIVES[self.kind](self, x, xp)
 
     @property
@@ -62,24 +66,24 @@ def _gelu_slope(x: Any, xp: Any) -> Any:
 
 
 def _within(x: Any, low: float, high: float) -> Any:
-    return (x > low) & (x < high)
+    return x > low if high == np.inf else (x > low) & (x < high)
 
 
 _Formula = Callable[[Activation, Any, Any], Any]
 _VALUES: dict[str, _Formula] = {
     "linear": lambda f, x, xp: x,
     "clip": lambda f, x, xp: xp.clip(x, f.low, f.high),
-    "leaky": lambda f, x, xp: xp.where(x > 0, x, f.slope * x),
+    "leaky": lambda f, x, xp: xp.clip(x, 0, None) + f.slope * xp.clip(x, None, 0),
     "silu": lambda f, x, xp: x * _sigmoid(x, xp),
     "hardswish": lambda f, x, xp: x * xp.clip(x / 6 + 0.5, 0, 1),
     "gelu": lambda f, x, xp: _gelu(x, xp),
 }
 _DERIVATIVES: dict[str, _Formula] = {
     "linear": lambda f, x, xp: 1.0,
-    "clip": lambda f, x, xp: xp.where(_within(x, f.low, f.high), 1.0, 0.0),
-    "leaky": lambda f, x, xp: xp.where(x > 0, 1.0, f.slope),
+    "clip": lambda f, x, xp: _within(x, f.low, f.high),
+    "leaky": lambda f, x, xp: (1 + f.slope) / 2 + (1 - f.slope) / 2 * xp.sign(x),
     "silu": lambda f, x, xp: _silu_slope(x, xp),
-    "hardswish": lambda f, x, xp: xp.where(_within(x, -3.0, 3.0), x / 3 + 0.5, xp.where(x > 0, 1.0, 0.0)),
+    "hardswish": lambda f, x, xp: (x / 3 + 0.5) * _within(x, -3.0, 3.0) + (x >= 3.0),
     "gelu": lambda f, x, xp: _gelu_slope(x, xp),
 }
 

@@ -43,7 +43,7 @@ class BiasCorrection:
     def __call__(self, problem: Problem, present: Solution) -> Solution:
         if self.method == "analytic":
             rounding = present.weight - problem.weight
-            shift = np.einsum("goi,gi->go", rounding, problem.mean)
+            shift = np.einsum("goi,gi->go", rounding, problem.mean())
             return replace(present, bias=(problem.bias - shift).astype(np.float32))
         inputs, targets = problem.train.inputs[:, :_ROWS], problem.train.targets[:, :_ROWS]
         activation = problem.activation

@@ -48,12 +48,12 @@ def descend(problem: Problem, device: Device, work: Callable[[Part, tuple[slice,
     """Let ``work`` deal with all groups and outputs of a layer, each part of them on the device."""
     activation, train = problem.activation, problem.train
     wanted = activation.value(train.targets)
-    norm = np.maximum(problem.loss(problem.nearest(), train), _LEAST_NORM).astype(np.float32)[:, None]
+    norm = np.maximum(problem.loss(problem.nearest(), train), _LEAST_NORM).astype(np.float32)
     value, derivative = (partial(f, xp=device.xp) for f in (activation.value, activation.derivative))
 
     @np.errstate(over="ignore", invalid="ignore")  # a loss that is no number is not kept
     def one(groups: slice, outputs: slice) -> None:
-        part = Part.of(train.inputs[groups], wanted[groups, :, outputs], value, derivative, norm[groups, :, outputs])
+        part = Part(train.inputs[groups], wanted[groups, :, outputs], value, derivative, norm[groups, outputs])
         work(part.on(device), (groups, outputs))
 
     in_parts(one, *problem.weight.shape, whole=device.parallel)

@@ -83,7 +83,7 @@ class Problem:
         activation: what follows.
         train: rows to learn from.
         held: rows of other samples, by which a solution is judged.
-        mean: the mean input of the float model, (groups, inputs).
+        mean: makes the mean input of the float model, (groups, inputs).
         gram: makes the sum over all rows of products of two inputs, (groups, inputs, inputs), and their number.
         seed: of whatever is random.
         bias_lattice: the values that the bias may take; None for any.
@@ -98,7 +98,7 @@ class Problem:
     activation: Activation
     train: Rows
     held: Rows
-    mean: Doubles
+    mean: Callable[[], Doubles]
     gram: Callable[[], tuple[Doubles, int]]
     seed: int = 0
     bias_lattice: Lattice | None = None

@@ -22,7 +22,7 @@ from quark_onnx.optimizers.problem import LayerResult, Problem, Solution
 logger = logging.getLogger(__name__)
 
 #: Changes whenever an optimizer computes something else from the same problem.
-_VERSION = "1"
+_VERSION = "2"
 
 
 def check_folder(folder: Path | None) -> None:
@@ -61,7 +61,7 @@ class Journal:
         arrays: list[NDArray[Any]] = [
             problem.weight,
             problem.bias,
-            problem.mean,
+            problem.mean(),
             lattice.scale,
             lattice.levels,
             lattice.least,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from quark_onnx.kernels.patches import Window
 from quark_onnx.optimizers.activation import activation_behind
 from quark_onnx.optimizers.problem import Doubles, Floats, Problem, Rows
 from quark_onnx.plan import Plan, Quantize, Use
+from quark_onnx.steps.rows import Mix, finite
 from quark_onnx.steps.solve import Params
 from quark_onnx.steps.walk import Walk
 
@@ -210,7 +212,7 @@ class Gatherer:
             activation=activation_behind(graph, self.place.result),
             train=train,
             held=held,
-            mean=self._mean(groups),
+            mean=cache(lambda: self._mean(groups)),
             gram=self._gram,
             seed=seed,
             bias_lattice=bias_lattice,
@@ -230,35 +232,33 @@ class Gatherer:
         return train, self._taken(held, most // (_EVERY - 1), seed + 1)
 
     def _taken(self, which: Sequence[int], most: int, seed: int) -> Rows:
-        """Rows of some samples, in random order."""
-        share = -(-most // len(which))
-        taken = list(side_by_side(lambda index: self._of(index, share, seed), which))
-        inputs, targets = (np.concatenate(parts, axis=1) for parts in zip(*taken, strict=True))
-        usable = np.flatnonzero(finite(inputs) & finite(targets))
-        order = np.random.default_rng(seed).permutation(usable)[:most]
-        return Rows(np.ascontiguousarray(inputs[:, order]), np.ascontiguousarray(targets[:, order]))
+        """Rows of some samples: every ``len(which)`` of them in turn are of each sample one, at a random place."""
+        shapes = self.floating.shapes(self.place.result)
+        counts = [patches.count_places(shapes[index], spatial=self._spatial) for index in which]
+        each = min(-(-most // len(which)), max(counts))
+        rows = Mix(flat(self.place.layer.weight(self.floating.graph)).shape, len(which), each)
+        for at, index in enumerate(which):  # one by one: several cores would only wait for each other here
+            rows.put(at, *self._of(index, patches.places_of(counts[at], each, seed * 10007 + index)))
+        return rows.mixed()
 
-    def _of(self, index: int, share: int, seed: int) -> tuple[Floats, Floats]:
+    @property
+    def _spatial(self) -> bool:
+        return self.place.node.kind in SPATIAL
+
+    def _of(self, index: int, places: NDArray[np.int64]) -> tuple[Floats, Floats]:
         [x] = self.quantized.values(self.source, [index])
         [y] = self.floating.values(self.place.result, [index])
-        y = y + self._lost(index, y.shape)
-        spatial = self.place.node.kind in SPATIAL
-        chosen = patches.places_of(patches.count_places(y.shape, spatial=spatial), share, seed * 10007 + index)
-        if not spatial:
-            return patches.rows_at(x, chosen), patches.rows_at(y, chosen)
-        groups = self.place.layer.groups
-        targets = patches.at_places(y, chosen, groups)
-        return self._windowed(x, chosen, y.shape[2:]), targets
-
-    def _lost(self, index: int, shape: tuple[int, ...]) -> Floats:
-        """What is missing from the tensor that the result is added to; zero where that is of another shape."""
+        inputs = self._windowed(x, places, y.shape[2:]) if self._spatial else patches.rows_at(x, places)
+        targets = self._results(y, places)
         if self.beside is not None:
             walks = zip((self.floating, self.quantized), self.beside, strict=True)
             wanted, found = (next(walk.values(name, [index])) for walk, name in walks)
-            if wanted.shape == found.shape == shape:
-                lost: Floats = wanted - found
-                return lost
-        return np.zeros((), np.float32)
+            if wanted.shape == found.shape == y.shape:  # what is missing from the other summand
+                targets = targets + (self._results(wanted, places) - self._results(found, places))
+        return inputs, targets
+
+    def _results(self, y: Floats, places: NDArray[np.int64]) -> Floats:
+        return patches.at_places(y, places, self.place.layer.groups) if self._spatial else patches.rows_at(y, places)
 
     def _windowed(self, x: Floats, places: NDArray[np.int64], output: tuple[int, ...]) -> Floats:
         window = window_of(self.place.node, x.shape[2:], output, self._kernel)
@@ -272,17 +272,16 @@ class Gatherer:
     def _mean(self, groups: int) -> Doubles:
         """The mean of what the layer reads in float, at every tap of its kernel the mean of the channel."""
         source = self.place.node.input(0)
-        spatial = self.place.node.kind in SPATIAL
         total, count = np.zeros(1), np.zeros(1, np.int64)
         for x in self.floating.values(source):
-            axes = tuple(axis for axis in range(x.ndim) if axis != (1 if spatial else x.ndim - 1))
+            axes = tuple(axis for axis in range(x.ndim) if axis != (1 if self._spatial else x.ndim - 1))
             known = np.isfinite(x)
             total = total + np.sum(x, axis=axes, dtype=np.float64, where=known)
             count = count + known.sum(axis=axes)
         mean = (total / np.maximum(1, count)).reshape(groups, -1)
         if self.place.node.kind == "ConvTranspose":  # its strides leave zeros between the inputs
             mean = mean / np.prod(self.place.node.attribute("strides", [1]))
-        taps = int(np.prod(self._kernel)) if spatial else 1
+        taps = int(np.prod(self._kernel)) if self._spatial else 1
         return np.repeat(mean, taps, axis=1)
 
     def _gram(self) -> tuple[Doubles, int]:
@@ -303,7 +302,7 @@ class Gatherer:
         return total, count
 
     def _all_rows(self, x: Floats, index: int) -> Iterator[Floats]:
-        if self.place.node.kind not in SPATIAL:
+        if not self._spatial:
             rows = x.reshape(-1, x.shape[-1])
             for start in range(0, len(rows), _SLAB):
                 yield rows[None, start : start + _SLAB]
@@ -312,12 +311,6 @@ class Gatherer:
         count = patches.count_places(y.shape, spatial=True)
         for start in range(0, count, _SLAB):
             yield self._windowed(x, np.arange(start, min(count, start + _SLAB)), y.shape[2:])
-
-
-def finite(rows: Floats) -> NDArray[np.bool_]:
-    """Which rows of (groups, rows, values) hold numbers alone."""
-    found: NDArray[np.bool_] = np.logical_and.reduce(np.isfinite(rows), axis=(0, 2))
-    return found
 
 
 def window_of(node: Node, size: tuple[int, ...], output: tuple[int, ...], kernel: tuple[int, ...]) -> Window:

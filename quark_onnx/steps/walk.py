@@ -33,6 +33,7 @@ class Walk:
         first = samples[0]
         self._at_hand = [name for name in first if graph.is_input(name)]
         self._values: Samples = samples
+        self._shapes = dict[str, list[tuple[int, ...]]]()
         self._own = False
 
     def __len__(self) -> int:
@@ -67,7 +68,15 @@ class Walk:
     def values(self, tensor: str, which: Sequence[int] | None = None) -> Iterator[NDArray[Any]]:
         """A tensor that was reached, for each sample, or for those at some places."""
         places = range(len(self._values)) if which is None else which
-        return (self._values[place][tensor] for place in places)
+        if isinstance(self._values, Spool):
+            spool = self._values
+            return (spool.value(place, tensor) for place in places)
+        samples = self._values
+        return (samples[place][tensor] for place in places)
+
+    def shapes(self, tensor: str) -> list[tuple[int, ...]]:
+        """The shape of a computed tensor that was reached, for each sample."""
+        return self._shapes[tensor]
 
     def close(self) -> None:
         """Forget what was computed."""
@@ -91,7 +100,10 @@ class Walk:
             return {name: values[name] for name in kept} | dict(zip(results, found, strict=True))
 
         after = Spool(memory=self._memory)
+        self._shapes = {name: self._shapes[name] for name in kept if name in self._shapes} | {n: [] for n in results}
         for values in side_by_side(run, range(len(before))):
             after.append(values)
+            for name in results:
+                self._shapes[name].append(values[name].shape)
         self.close()
         self._values, self._own = after, True

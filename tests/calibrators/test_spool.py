@@ -41,6 +41,8 @@ def test_samples_come_back_in_order_and_as_often_as_one_likes(memory: int, folde
                 check_same(found, given)
         check_same(spool[3], SAMPLES[3])
         check_same(spool[-1], SAMPLES[-1])
+        for index, given in enumerate(SAMPLES):
+            check_same({name: spool.value(index, name) for name in given}, given)
         assert bool(list(folder.iterdir())) == (memory < 10**6)
     assert not list(folder.iterdir()), "the files are gone"
     assert len(spool) == 0

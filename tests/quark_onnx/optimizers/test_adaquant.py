@@ -32,7 +32,9 @@ def problem_of(*, scalable: bool) -> Problem:
     train, held = Rows(x[:, :1600], targets[:, :1600]), Rows(x[:, 1600:], targets[:, 1600:])
     mean, bias = x.mean(axis=1, dtype=np.float64), np.zeros((1, 4))
     gram = np.einsum("grk,grl->gkl", *[train.inputs.astype(np.float64)] * 2), len(train)
-    return Problem("n", weight, bias, lattice, True, Activation(), train, held, mean, lambda: gram, scalable=scalable)
+    return Problem(
+        "n", weight, bias, lattice, True, Activation(), train, held, lambda: mean, lambda: gram, scalable=scalable
+    )
 
 
 def test_scales_are_chosen_and_codes_are_whole() -> None:

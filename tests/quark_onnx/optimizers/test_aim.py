@@ -23,7 +23,7 @@ def problem() -> Problem:
     train, held = Rows(x[:, :3000], targets[:, :3000]), Rows(x[:, 3000:], targets[:, 3000:])
     gram = (x[0, :3000].T @ x[0, :3000]).astype(np.float64)[None], 3000
     mean = np.zeros((1, 12))
-    return Problem("n", weight, np.zeros((1, 6)), lattice, True, Activation(), train, held, mean, lambda: gram)
+    return Problem("n", weight, np.zeros((1, 6)), lattice, True, Activation(), train, held, lambda: mean, lambda: gram)
 
 
 def oracle(layer: Problem) -> np.ndarray:

@@ -38,7 +38,7 @@ def problem_of(activation: Activation, groups: int = 2) -> Problem:
     lattice = Lattice(scale, np.zeros(0, np.float32), least, greatest)
     rows = Rows(x, targets)
     mean = x.mean(axis=1, dtype=np.float64)
-    return Problem("n", matrix, bias, lattice, True, activation, rows, rows, mean, lambda: (np.zeros(1), 0))
+    return Problem("n", matrix, bias, lattice, True, activation, rows, rows, lambda: mean, lambda: (np.zeros(1), 0))
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS, ids=lambda a: f"{a.kind} {a.high:g}")
@@ -60,7 +60,7 @@ def test_the_analytic_shift_is_that_of_the_mean_input() -> None:
     problem = problem_of(Activation())
     plain = problem.nearest()
     found = BiasCorrection("analytic")(problem, plain)
-    expected = problem.bias - ((plain.weight - problem.weight) @ problem.mean[:, :, None])[..., 0]
+    expected = problem.bias - ((plain.weight - problem.weight) @ problem.mean()[:, :, None])[..., 0]
     np.testing.assert_allclose(found.bias, expected, rtol=1e-5)
     np.testing.assert_allclose(found.bias, BiasCorrection()(problem, plain).bias, atol=1e-3)
 
