@@ -29,9 +29,9 @@ _BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8
 #: How often a descent stops to be judged.
 _STAGES = 5
 #: Weights that are dealt with at a time, and groups: as many as a core keeps near.
-_PART, _GROUPS = 1 << 16, 128
+_PART, _GROUPS = 1 << 17, 512
 #: Parts that there should be at least, as far as each of them has so many weights; an output counts as so many more.
-_PARTS, _LEAST, _ROW = 4, 1 << 14, 256
+_PARTS, _LEAST, _ROW = 2, 1 << 15, 256
 #: Weights that a GPU deals with at a time.
 _WHOLE = 1 << 24
 
