@@ -14,7 +14,7 @@ from calibrators.session import model_bytes
 from calibrators.spool import Spool
 from quark_onnx.config import QConfig
 from quark_onnx.errors import ModelError
-from quark_onnx.graph import Graph, Narrowing, inlined, store_for, widened
+from quark_onnx.graph import Graph, Narrowing, fixed, inlined, store_for, widened
 from quark_onnx.graph.io import check_text, external_files, read
 from quark_onnx.optimizers import Samples
 from quark_onnx.optimizers.problem import LayerResult
@@ -156,6 +156,7 @@ class Job:
     reference: Reference
     narrowing: Narrowing
     resume: Path | None = None
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def open(
@@ -179,7 +180,8 @@ class Job:
         graph = graph if plain is narrow else Graph.of(plain)
         graph.store = store
         reference = Reference(plain, Path(model) if plain is original and isinstance(model, str | Path) else None)
-        return cls(config, target, external, original, graph, reference, narrowing, resume)
+        graph, notes = fixed(graph) if config.target else (graph, [])
+        return cls(config, target, external, original, graph, reference, narrowing, resume, tuple(notes))
 
     def close(self) -> None:
         """Remove what was taken out of memory."""
@@ -188,9 +190,9 @@ class Job:
 
     def plan(self, sample: Sample | None, samples: Samples = (), progress: bool | None = False) -> _Planned:
         """Clean and optimize the float graph, and decide what becomes of each tensor."""
-        graph, notes = prepare(self.graph, self.config, self.reference, sample)
+        graph, prepared = prepare(self.graph, self.config, self.reference, sample)
         graph, improved = optimize_float(graph, self.config, self.reference, sample, samples)
-        notes += improved
+        notes = [*self.notes, *prepared, *improved]
         give_biases(graph, self.config)
         config, early = self.config, list[str]()
         if any(optimizer.stage == "plan" for optimizer in config.optimizers):  # they build models to measure

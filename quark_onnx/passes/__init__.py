@@ -1,24 +1,42 @@
-"""Rewrites of the float graph that keep its function; the tuple is the order in which they run."""
+"""Rewrites of a graph that keep its function; the tuples are the order in which they run."""
 
 from quark_onnx.passes.base import Pass
+from quark_onnx.passes.batch_norm_to_conv import batch_norm_to_conv
 from quark_onnx.passes.fold_batch_norm import fold_batch_norm
 from quark_onnx.passes.fold_constants import fold_constants
+from quark_onnx.passes.fold_shapes import fold_shapes
+from quark_onnx.passes.mean_to_pool import mean_to_pool
+from quark_onnx.passes.own_parameters import own_parameters
 from quark_onnx.passes.raise_opset import raise_opset
 from quark_onnx.passes.remove_identity import remove_identity
+from quark_onnx.passes.split_large_pools import split_large_pools
+from quark_onnx.passes.split_to_slices import split_to_slices
 from quark_onnx.passes.write_attributes import write_attributes
 
 #: Constants first: a weight may hide behind a Cast or a Transpose, and a BatchNormalization behind Constant nodes.
 CLEANING: tuple[Pass, ...] = (fold_constants, remove_identity, fold_batch_norm)
-#: What the compiler of an accelerator needs to be told.
-SPELLING: tuple[Pass, ...] = (write_attributes,)
+#: What the compiler of an accelerator takes of a graph, quantized or not, that says the same in other words.
+SPELLING: tuple[Pass, ...] = (own_parameters, write_attributes)
+#: Operators that stay off the accelerator as those that do not; in front of quantization, for they need scales.
+REPLACING: tuple[Pass, ...] = (split_to_slices, mean_to_pool, batch_norm_to_conv, split_large_pools)
+#: All of them, for a float graph; sizes first, which reshapes are computed from.
+LEGALIZING: tuple[Pass, ...] = (fold_shapes, *CLEANING, *REPLACING, *SPELLING)
 
 __all__ = [
     "CLEANING",
+    "LEGALIZING",
+    "REPLACING",
     "SPELLING",
     "Pass",
+    "batch_norm_to_conv",
     "fold_batch_norm",
     "fold_constants",
+    "fold_shapes",
+    "mean_to_pool",
+    "own_parameters",
     "raise_opset",
     "remove_identity",
+    "split_large_pools",
+    "split_to_slices",
     "write_attributes",
 ]

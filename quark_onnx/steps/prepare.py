@@ -9,7 +9,7 @@ from quark_onnx.config import QConfig
 from quark_onnx.dtypes import BODY_OPSET, Integer
 from quark_onnx.errors import ConfigError, ModelError, QuarkError
 from quark_onnx.graph import Graph
-from quark_onnx.passes import CLEANING, SPELLING, Pass, raise_opset
+from quark_onnx.passes import CLEANING, LEGALIZING, Pass, raise_opset
 from quark_onnx.plan import Plan, Quantize
 from quark_onnx.steps.run import Reference, Sample, agree, run
 
@@ -26,16 +26,26 @@ _CHANGED = {11: {"Resize", "Upsample"}, 13: {"Softmax", "LogSoftmax", "Hardmax"}
 def prepare(graph: Graph, config: QConfig, reference: Reference, sample: Sample | None) -> tuple[Graph, list[str]]:
     """The cleaned graph, and notes for the report: what was rewritten, and which pass was rolled back.
 
-    All passes run at once and are verified together on ``sample``. Only if the outputs have changed, they run again one
-    by one, each verified, and those that changed them are left out. Without a sample nothing can be verified, and the
-    graph stays as it is.
+    Without a sample nothing can be verified, and the graph stays as it is.
     """
     if sample is None:
         return graph, ["the model runs on no random sample: nothing could be verified, the float graph was not cleaned"]
-    expected = reference.outputs(sample)  # a model that does not run is nothing to begin with
     if not config.prepare:
+        reference.outputs(sample)  # a model that does not run is nothing to begin with
         return graph, []
-    passes = (*CLEANING, *(SPELLING if config.target else ()))
+    return rewritten(graph, LEGALIZING if config.target else CLEANING, reference, sample)
+
+
+def rewritten(graph: Graph, passes: Sequence[Pass], reference: Reference, sample: Sample) -> tuple[Graph, list[str]]:
+    """The graph behind some passes, and what they did.
+
+    All passes run at once and are verified together on ``sample``. Only if the outputs have changed, they run again one
+    by one, each verified, and those that changed them are left out.
+
+    Raises:
+        ModelError: the reference does not run on the sample.
+    """
+    expected = reference.outputs(sample)
     cleaned, notes = clean(graph, passes)
     if not notes or unchanged(cleaned, sample, expected):
         return cleaned, notes

@@ -10,7 +10,7 @@ import pytest
 from onnx import ModelProto
 
 from quark_onnx.graph import Graph
-from quark_onnx.passes import CLEANING, SPELLING, fold_batch_norm, fold_constants, raise_opset, remove_identity
+from quark_onnx.passes import LEGALIZING, fold_batch_norm, fold_constants, raise_opset, remove_identity
 from quark_onnx.registry import PASSES
 from tests.models import (
     MODELS,
@@ -46,7 +46,7 @@ def applied(single: Pass, model: ModelProto) -> tuple[int, ModelProto]:
     return count, after
 
 
-@pytest.mark.parametrize("single", (*CLEANING, *SPELLING), ids=lambda p: p.__name__)
+@pytest.mark.parametrize("single", LEGALIZING, ids=lambda p: p.__name__)
 @pytest.mark.parametrize("name", MODELS)
 def test_no_pass_changes_what_a_model_computes(single: Pass, name: str) -> None:
     _, after = applied(single, MODELS[name]())
@@ -54,7 +54,7 @@ def test_no_pass_changes_what_a_model_computes(single: Pass, name: str) -> None:
 
 
 def test_passes_are_registered_by_name() -> None:
-    assert {single.__name__: single for single in (*CLEANING, *SPELLING)} == {name: PASSES[name] for name in PASSES}
+    assert {single.__name__: single for single in LEGALIZING} == {name: PASSES[name] for name in PASSES}
 
 
 # fold_batch_norm
@@ -278,3 +278,53 @@ def test_what_the_converter_cannot_convert_is_refused() -> None:
     model.graph.node[0].op_type = "Upsample"
     model.graph.node[0].domain = ""
     assert raise_opset(model, 13) is None
+
+
+# What an accelerator wants
+
+X = "g (float[1,6,8,8] x) =>"
+REWRITTEN = {
+    "fold_shapes": (f"{X} (float[1,384] y) {{ s = Shape <start = 0, end = 1> (x) c = Concat <axis = 0> (s, r) y = Reshape (x, c) }}", "Shape", 0),
+    "size": (f"{X} (int64[1] y) {{ n = Size (x) y = Reshape (n, one) }}", "Size", 0),
+    "split": (f"{X} (float[1,2,8,8] y) {{ a, b, c = Split <axis = 1, num_outputs = 3> (x) d = Add (a, b) y = Mul (c, d) }}", "Slice", 3),
+    "uneven": (f"{X} (float[1,1,8,8] y, float[1,5,8,8] z) {{ y, z = Split <axis = -3> (x, parts) }}", "Slice", 2),
+    "rest": (f"{X} (float[1,6,8,3] a, float[1,6,8,3] b, float[1,6,8,2] c) {{ a, b, c = Split <axis = 3, num_outputs = 3> (x) }}", "Slice", 3),
+    "mean": (f"{X} (float[1,6,1,1] y) {{ y = ReduceMean (x, last) }}", "GlobalAveragePool", 1),
+    "flat": (f"{X} (float[1,6] y) {{ y = ReduceMean <keepdims = 0> (x, negative) }}", "GlobalAveragePool", 1),
+    "norm": (f"{X} (float[1,6,8,8] y) {{ r = Relu (x) y = BatchNormalization <epsilon = 0.01> (r, gamma, beta, mean, variance) }}", "Conv", 1),
+    "large": ("g (float[1,2,40,30] x) => (float[1,2,1,1] y) { y = GlobalAveragePool (x) }", "AveragePool", 1),
+    "shared": (f"{X} (float[1,6,8,8] y) {{ a = Conv (x, w, v) y = Conv (a, w, v) }}", "Conv", 2),
+}  # fmt: skip
+SINGLE = {"size": "fold_shapes", "uneven": "split", "rest": "split", "flat": "mean"}
+FULL = {"split": "split_to_slices", "mean": "mean_to_pool", "norm": "batch_norm_to_conv"}
+FULL |= {"large": "split_large_pools", "shared": "own_parameters"}
+
+
+@pytest.mark.parametrize("case", REWRITTEN)
+def test_what_an_accelerator_wants(case: str) -> None:
+    text, kind, count = REWRITTEN[case]
+    constants = norm_parameters(6)
+    whole = {"r": [384], "one": [1], "parts": [1, 5], "last": [2, 3], "negative": [-1, -2]}
+    constants |= {name: np.array(value, np.int64) for name, value in whole.items()}
+    constants |= {"w": weight(6, 6, 1, 1), "v": normal(6)}
+    model = parse(text, opset=18, **{name: value for name, value in constants.items() if name in text})
+    name = SINGLE.get(case, case)
+    done, after = applied(PASSES[FULL.get(name, name)], model)
+    assert done == 1 + (case == "shared") and kinds(after).count(kind) == count
+    assert applied(PASSES[FULL.get(name, name)], after)[0] == 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "g (float[1,6,H,8] x) => (int64[4] y) { y = Shape (x) }",
+        "g (float[1,6,8] x) => (float[1,6] y) { y = ReduceMean <keepdims = 0> (x, a) }",
+        "g (float[1,6,8,8] x) => (float[1,6,8,1] y) { y = ReduceMean (x, a) }",
+        "g (float[1,2,523,1] x) => (float[1,2,1,1] y) { y = GlobalAveragePool (x) }",
+        "g (float[1,2,16,32] x) => (float[1,2,1,1] y) { y = GlobalAveragePool (x) }",
+    ],
+)
+def test_what_stays(text: str) -> None:
+    model = parse(text, opset=18, **({"a": np.array([-1], np.int64)} if ", a)" in text else {}))
+    for single in LEGALIZING:
+        assert applied(single, model)[0] == 0

@@ -1,0 +1,29 @@
+"""Compute the sizes of tensors once, where they are static."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from quark_onnx.graph import Graph, Node
+from quark_onnx.passes.base import register
+
+
+@register
+def fold_shapes(graph: Graph) -> int:
+    """Make a constant of every Shape and Size whose result is known."""
+    return sum(_fold(graph, node) for node in graph.nodes if node.kind in ("Shape", "Size"))
+
+
+def _fold(graph: Graph, node: Node) -> bool:
+    shape = graph.shape(node.inputs[0])
+    if shape is None or graph.is_output(node.outputs[0]):
+        return False
+    start, end = node.attribute("start", 0), node.attribute("end")
+    asked = shape[start:end] if node.kind == "Shape" else shape
+    sizes = [size for size in asked if isinstance(size, int)]
+    if len(sizes) < len(asked):
+        return False
+    value = np.array(sizes if node.kind == "Shape" else np.prod(sizes, dtype=np.int64), np.int64)
+    graph.remove([node])
+    graph.set_constant(node.outputs[0], value)
+    return True

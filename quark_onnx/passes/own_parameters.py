@@ -1,0 +1,55 @@
+"""Give each layer parameters of its own: the engine's compiler wants them unique (amd-quark 0.13, CopySharedInit)."""
+
+from __future__ import annotations
+
+from onnx import TensorProto
+
+from quark_onnx.graph import Graph, Node
+from quark_onnx.graph.node import DEQUANTIZE
+from quark_onnx.passes.base import register
+
+_LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm"})
+#: Attributes of a DequantizeLinear, of any domain.
+_ATTRIBUTES = ("axis", "block_size", "output_dtype")
+
+
+@register
+def own_parameters(graph: Graph) -> int:
+    """Copy the weight or bias of every layer but the first that reads it, the DequantizeLinear in front included."""
+    taken, count = set[str](), 0
+    for node in [node for node in graph.nodes if node.kind in _LAYERS]:
+        for index in range(1, len(node.inputs)):
+            codes = _codes(graph, node.inputs[index])
+            if codes in taken:
+                graph.set_input(node, index, _copied(graph, node.inputs[index], node))
+                count += 1
+            elif codes:
+                taken.add(codes)
+    return count
+
+
+def _codes(graph: Graph, tensor: str) -> str:
+    """The constant that a layer's parameter is read from; empty if it is computed."""
+    producer = graph.producer(tensor)
+    name = producer.inputs[0] if producer is not None and producer.op_type in DEQUANTIZE else tensor
+    return name if graph.is_constant(name) else ""
+
+
+def _copied(graph: Graph, tensor: str, reader: Node) -> str:
+    """Another tensor with the same values."""
+    producer = graph.producer(tensor)
+    if producer is None:
+        return _constant(graph, tensor, reader)
+    attributes = {name: value for name in _ATTRIBUTES if (value := producer.attribute(name)) is not None}
+    inputs = [_constant(graph, producer.inputs[0], reader), *producer.inputs[1:]]
+    result = graph.fresh(f"{tensor}_{reader.name}")
+    graph.add(producer.op_type, inputs, [result], domain=producer.domain, **attributes)
+    return result
+
+
+def _constant(graph: Graph, name: str, reader: Node) -> str:
+    tensor = TensorProto()
+    tensor.CopyFrom(graph.initializers[name])
+    tensor.name = graph.fresh(f"{name}_{reader.name}")
+    graph.initializers[tensor.name] = tensor
+    return str(tensor.name)

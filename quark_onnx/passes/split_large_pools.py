@@ -1,0 +1,54 @@
+"""Write a mean over a large image as the mean of means over equal parts.
+
+The engine's average takes at most 512 places: amd-quark 0.13, SplitLargeKernelPool.
+"""
+
+from __future__ import annotations
+
+from quark_onnx.graph import Graph, Node
+from quark_onnx.passes.base import register
+
+_MOST = 512
+_RANK = 4
+
+
+@register
+def split_large_pools(graph: Graph) -> int:
+    """Put an AveragePool in front of every GlobalAveragePool of more than 512 places, so that neither has more."""
+    return sum(_split(graph, node) for node in graph.nodes if node.kind == "GlobalAveragePool")
+
+
+def _split(graph: Graph, node: Node) -> bool:
+    shape = graph.shape(node.inputs[0])
+    if shape is None or len(shape) != _RANK:
+        return False
+    height, width = shape[2:]
+    if not (isinstance(height, int) and isinstance(width, int)) or height * width <= _MOST:
+        return False
+    kernel = _kernel(height, width)
+    if kernel is None:
+        return False
+    partial = graph.fresh(f"{node.inputs[0]}_means")
+    graph.add(
+        "AveragePool",
+        [node.inputs[0]],
+        [partial],
+        name=f"{node.name}_parts",
+        kernel_shape=list(kernel),
+        strides=list(kernel),
+        pads=[0, 0, 0, 0],
+    )
+    graph.set_input(node, 0, partial)
+    return True
+
+
+def _kernel(height: int, width: int) -> tuple[int, int] | None:
+    """The part, of at most 512 places, that leaves at most as many of them; the squarest, then the smallest."""
+    fits = [
+        (rows, columns)
+        for rows in range(1, height + 1)
+        for columns in range(1, width + 1)
+        if not height % rows and not width % columns
+        if rows * columns <= _MOST and (height // rows) * (width // columns) <= _MOST
+    ]
+    return min(fits, key=lambda part: (abs(part[0] - part[1]), part), default=None)

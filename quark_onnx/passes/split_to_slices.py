@@ -1,0 +1,58 @@
+"""Write a Split as a Slice for each of its results: an operator with several results stays on the CPU.
+
+amd-quark does the same in front of the engine (0.13, preprocess), and the engine's own converter does it where it can
+(zmaychek84/vaip, to_xir_ops_pass.cpp, 2025-03).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from quark_onnx.graph import Graph, Node
+from quark_onnx.passes.base import register
+
+#: First opset whose Slice has its bounds as inputs.
+_INPUTS_OPSET = 10
+
+
+@register
+def split_to_slices(graph: Graph) -> int:
+    """Replace every Split along an axis of known size, in parts that are known."""
+    if graph.opset < _INPUTS_OPSET:
+        return 0
+    return sum(_replace(graph, node) for node in graph.nodes if node.kind == "Split")
+
+
+def _replace(graph: Graph, node: Node) -> bool:
+    source = node.inputs[0]
+    shape = graph.shape(source)
+    if shape is None or not all(node.outputs):
+        return False
+    axis = node.attribute("axis", 0) % len(shape)
+    sizes = _sizes(graph, node, shape[axis])
+    if sizes is None or len(sizes) != len(node.outputs):
+        return False
+    graph.remove([node])
+    ends = np.cumsum(sizes)
+    for output, start, end in zip(node.outputs, [0, *ends[:-1]], ends, strict=True):
+        bounds = [
+            graph.add_constant(f"{output}_{name}", np.array([value], np.int64))
+            for name, value in (("start", start), ("end", end), ("axis", axis), ("step", 1))
+        ]
+        graph.add("Slice", [source, *bounds], [output], name=f"{node.name}_{output}")
+    return True
+
+
+def _sizes(graph: Graph, node: Node, size: int | str | None) -> list[int] | None:
+    given = node.attribute("split")
+    if node.input(1):
+        value = graph.constant(node.input(1))
+        return None if value is None else [int(part) for part in value]
+    if given is not None:
+        return [int(part) for part in given]
+    if not isinstance(size, int):
+        return None
+    count = len(node.outputs)
+    part = -(-size // count)
+    sizes = [min(part, size - part * index) for index in range(count)]
+    return sizes if min(sizes) > 0 else None
