@@ -284,17 +284,36 @@ def test_what_the_converter_cannot_convert_is_refused() -> None:
 
 X = "g (float[1,6,8,8] x) =>"
 REWRITTEN = {
-    "fold_shapes": (f"{X} (float[1,384] y) {{ s = Shape <start = 0, end = 1> (x) c = Concat <axis = 0> (s, r) y = Reshape (x, c) }}", "Shape", 0),
+    "fold_shapes": (
+        f"{X} (float[1,384] y) {{ "
+        f"s = Shape <start = 0, end = 1> (x) c = Concat <axis = 0> (s, q) y = Reshape (x, c) }}",
+        "Shape",
+        0,
+    ),
     "size": (f"{X} (int64[1] y) {{ n = Size (x) y = Reshape (n, one) }}", "Size", 0),
-    "split": (f"{X} (float[1,2,8,8] y) {{ a, b, c = Split <axis = 1, num_outputs = 3> (x) d = Add (a, b) y = Mul (c, d) }}", "Slice", 3),
+    "split": (
+        f"{X} (float[1,2,8,8] y) {{ a, b, c = Split <axis = 1, num_outputs = 3> (x) d = Add (a, b) y = Mul (c, d) }}",
+        "Slice",
+        3,
+    ),
     "uneven": (f"{X} (float[1,1,8,8] y, float[1,5,8,8] z) {{ y, z = Split <axis = -3> (x, parts) }}", "Slice", 2),
-    "rest": (f"{X} (float[1,6,8,3] a, float[1,6,8,3] b, float[1,6,8,2] c) {{ a, b, c = Split <axis = 3, num_outputs = 3> (x) }}", "Slice", 3),
+    "rest": (
+        f"{X} (float[1,6,8,3] a, float[1,6,8,3] b, float[1,6,8,2] c) {{ "
+        f"a, b, c = Split <axis = 3, num_outputs = 3> (x) }}",
+        "Slice",
+        3,
+    ),
     "mean": (f"{X} (float[1,6,1,1] y) {{ y = ReduceMean (x, last) }}", "GlobalAveragePool", 1),
     "flat": (f"{X} (float[1,6] y) {{ y = ReduceMean <keepdims = 0> (x, negative) }}", "GlobalAveragePool", 1),
-    "norm": (f"{X} (float[1,6,8,8] y) {{ r = Relu (x) y = BatchNormalization <epsilon = 0.01> (r, gamma, beta, mean, variance) }}", "Conv", 1),
+    "norm": (
+        f"{X} (float[1,6,8,8] y) {{ "
+        f"r = Relu (x) y = BatchNormalization <epsilon = 0.01> (r, gamma, beta, mean, variance) }}",
+        "Conv",
+        1,
+    ),
     "large": ("g (float[1,2,40,30] x) => (float[1,2,1,1] y) { y = GlobalAveragePool (x) }", "AveragePool", 1),
     "shared": (f"{X} (float[1,6,8,8] y) {{ a = Conv (x, w, v) y = Conv (a, w, v) }}", "Conv", 2),
-}  # fmt: skip
+}
 SINGLE = {"size": "fold_shapes", "uneven": "split", "rest": "split", "flat": "mean"}
 FULL = {"split": "split_to_slices", "mean": "mean_to_pool", "norm": "batch_norm_to_conv"}
 FULL |= {"large": "split_large_pools", "shared": "own_parameters"}
@@ -304,7 +323,7 @@ FULL |= {"large": "split_large_pools", "shared": "own_parameters"}
 def test_what_an_accelerator_wants(case: str) -> None:
     text, kind, count = REWRITTEN[case]
     constants = norm_parameters(6)
-    whole = {"r": [384], "one": [1], "parts": [1, 5], "last": [2, 3], "negative": [-1, -2]}
+    whole = {"q": [384], "one": [1], "parts": [1, 5], "last": [2, 3], "negative": [-1, -2]}
     constants |= {name: np.array(value, np.int64) for name, value in whole.items()}
     constants |= {"w": weight(6, 6, 1, 1), "v": normal(6)}
     model = parse(text, opset=18, **{name: value for name, value in constants.items() if name in text})
