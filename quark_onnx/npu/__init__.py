@@ -1,6 +1,25 @@
 """Ryzen AI processors: whether a model runs there, and why not."""
 
 from quark_onnx.npu.check import Check, check
+from quark_onnx.npu.ep_report import EPReport, Scored, read_report, score
 from quark_onnx.npu.finding import RULES, Finding, Rule
+from quark_onnx.npu.legalize import Legalized, legalize
+from quark_onnx.npu.placement import Verdict
+from quark_onnx.npu.preflight import Preflight, preflight
 
-__all__ = ["RULES", "Check", "Finding", "Rule", "check"]
+__all__ = [
+    "RULES",
+    "Check",
+    "EPReport",
+    "Finding",
+    "Legalized",
+    "Preflight",
+    "Rule",
+    "Scored",
+    "Verdict",
+    "check",
+    "legalize",
+    "preflight",
+    "read_report",
+    "score",
+]

@@ -63,7 +63,7 @@ def check(model: str | Path | ModelProto, target: str = "npu", *, kind: str = ""
     found, row = load(model), TARGETS[target]
     graph = Graph.of(found)
     pairs = Pairs(graph)
-    kind = kind or _kind(pairs, row)
+    kind = kind or kind_of(pairs, row)
     findings = [*structure_findings(found, graph)]
     if kind == "XINT8":
         findings += [*scale_findings(pairs), *convolution_findings(graph)]
@@ -71,7 +71,8 @@ def check(model: str | Path | ModelProto, target: str = "npu", *, kind: str = ""
     return Check(row, kind, tuple(findings))
 
 
-def _kind(pairs: Pairs, target: Target) -> str:
+def kind_of(pairs: Pairs, target: Target) -> str:
+    """How the numbers of a model look: "float", "XINT8" (power-of-two scales) or "integer"."""
     if not pairs.quantizing and not pairs.dequantizing:
         return "float"
     known = sum(pairs.grid(node).position is not None for node in pairs.quantizing)

@@ -12,7 +12,7 @@ from quark_onnx.steps.journal import check_folder
 from quark_onnx.steps.make_plan import make_plan
 from quark_onnx.steps.mixed import describe, mix
 from quark_onnx.steps.optimize import give_biases, optimize_float
-from quark_onnx.steps.prepare import clean, prepare, raise_opset_for
+from quark_onnx.steps.prepare import clean, prepare, raise_opset_for, rewritten
 from quark_onnx.steps.probe import probe
 from quark_onnx.steps.read import first_sample, input_specs, reader_for
 from quark_onnx.steps.refine import refine
@@ -57,6 +57,7 @@ __all__ = [
     "raise_opset_for",
     "reader_for",
     "refine",
+    "rewritten",
     "search",
     "settle",
     "share_transposed",

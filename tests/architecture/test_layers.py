@@ -15,7 +15,7 @@ FILES = sorted(path for package in ("calibrators", "quark_onnx") for path in (RO
 LAYERS = """
 calibrators
 errors version
-registry progress
+registry progress page
 kernels
 functions
 dtypes

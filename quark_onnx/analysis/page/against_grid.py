@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from quark_onnx.analysis.findings import Bins
-from quark_onnx.analysis.page.svg import Scale, drawing, linear, short, tag, ticks
+from quark_onnx.page.svg import Scale, drawing, linear, short, tag, ticks
 
 _WIDTH, _HEIGHT = 400.0, 200.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 38.0, 392.0, 26.0, 162.0

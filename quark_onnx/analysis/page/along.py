@@ -6,7 +6,7 @@ import math
 from html import escape
 
 from quark_onnx.analysis.findings import Analysis, TensorError
-from quark_onnx.analysis.page.svg import Scale, drawing, linear, short, tag, ticks
+from quark_onnx.page.svg import Scale, drawing, linear, short, tag, ticks
 
 _MOVING = (
     *("Reshape", "Transpose", "Concat", "Slice", "Gather", "Flatten", "Squeeze", "Unsqueeze", "Split", "Pad", "Expand"),

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
 import shlex
-import tempfile
 from collections import Counter
 from html import escape
 from pathlib import Path
@@ -13,8 +11,8 @@ from pathlib import Path
 from quark_onnx.analysis.findings import Analysis, Cause, TensorError, WeightError
 from quark_onnx.analysis.page.against_grid import against_grid
 from quark_onnx.analysis.page.along import along, family
-from quark_onnx.analysis.page.style import CSS
-from quark_onnx.analysis.page.svg import short
+from quark_onnx.page import document, facts, write_whole
+from quark_onnx.page.svg import short
 
 _TOP = 12
 _CAUSES = 4
@@ -26,15 +24,7 @@ def write_page(found: Analysis, path: Path, before: str = "float model", after: 
     Raises:
         OSError: the folder cannot be written to.
     """
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.absolute().parent)
-    temporary = Path(name)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(render(found, before, after))
-        temporary.chmod(0o644)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_whole(path, render(found, before, after))
 
 
 def render(found: Analysis, before: str = "float model", after: str = "quantized model") -> str:
@@ -44,13 +34,7 @@ def render(found: Analysis, before: str = "float model", after: str = "quantized
         before, after: what the two models are called in its title.
     """
     body = [_header(found, before, after), _graph(found), _ranking(found), _rest(found), _READING]
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(after)}: quantization analysis</title>\n<style>{CSS}</style>\n</head>\n<body>\n<main>\n"
-        + "\n".join(body)
-        + "\n</main>\n</body>\n</html>\n"
-    )
+    return document(f"{after}: quantization analysis", body)
 
 
 def _header(found: Analysis, before: str, after: str) -> str:
@@ -58,20 +42,16 @@ def _header(found: Analysis, before: str, after: str) -> str:
     formats = Counter(tensor.format for tensor in found.tensors if tensor.format).most_common(2)
     kinds = ", ".join(f"{count} {name}" for name, count in formats) or "none quantized"
     worst = min((o for o in found.outputs if o.sqnr is not None), key=lambda o: o.sqnr or 0.0, default=None)
-    facts = [
+    figures = [
         ("Output SQNR", _ratio(found.sqnr), f"at {worst.name}" if worst else "no float output"),
         ("Size", f"{_size(found.bytes_after)}", f"{ratio:.2f}× smaller than {_size(found.bytes_before)}"),
         ("Samples", f"{found.samples:,}", "run by both models"),
         ("Tensors compared", f"{len(found.tensors):,}", kinds),
         ("Constants", f"{len(found.weights):,}", "weights and biases"),
     ]
-    cells = "".join(
-        f"<div><dt>{escape(title)}</dt><dd>{value}<small>{escape(more)}</small></dd></div>"
-        for title, value, more in facts
-    )
     return (
         f'<header>\n<h1>Quantization analysis</h1>\n<p class="names">{escape(before)} → {escape(after)}</p>\n'
-        f'<dl class="facts">{cells}</dl>\n</header>'
+        f"{facts(figures)}\n</header>"
     )
 
 

@@ -15,8 +15,8 @@ import pytest
 
 from quark_onnx import Analysis, QConfig, analyze, quantize_static
 from quark_onnx.analysis.page import render, write_page
-from quark_onnx.analysis.page.svg import short, ticks
 from quark_onnx.analysis.weights import bins
+from quark_onnx.page.svg import short, ticks
 from tests.browser import measured
 from tests.models import conv_net, samples
 

@@ -1,0 +1,55 @@
+"""How much a node computes: multiplications and additions, counted apart, where shapes are known."""
+
+from __future__ import annotations
+
+from math import prod
+
+from quark_onnx.graph.graph import Graph
+from quark_onnx.graph.node import Node
+
+_MOVES = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Identity", "Shape", "Size"})
+_MOVES |= {"Constant", "Cast", "Concat", "Slice", "Split", "Gather"}
+
+
+def operations(graph: Graph, node: Node) -> int:
+    """Operations of a node; two for each product of a Conv, Gemm or MatMul, one for each element of what others
+    compute, none for what only moves data. Dimensions that are not known count as 1.
+
+    >>> from onnx import parser
+    >>> text = 'g (float[2,8] x) => (float[2,4] y) <float[8,4] w> { y = MatMul (x, w) }'
+    >>> graph = Graph.of(parser.parse_model('<ir_version: 9, opset_import: ["": 17]>' + text))
+    >>> operations(graph, graph.nodes[0])
+    128
+    """
+    if node.kind in _MOVES or not node.outputs:
+        return 0
+    results = _size(graph, node.outputs[0])
+    if node.kind in ("Conv", "Gemm", "MatMul", "ConvTranspose"):
+        return 2 * _products(graph, node, results)
+    if "Pool" in node.kind or node.kind.startswith("Reduce"):
+        return (
+            _size(graph, node.inputs[0]) if "Global" in node.kind or "Reduce" in node.kind else _window(node, results)
+        )
+    return results
+
+
+def _products(graph: Graph, node: Node, results: int) -> int:
+    weight = [_known(size) for size in graph.shape(node.input(1)) or ()]
+    if node.kind == "Conv":
+        return results * prod(weight[1:])
+    if node.kind == "ConvTranspose":
+        return _size(graph, node.inputs[0]) * prod(weight[1:])
+    shape = [_known(size) for size in graph.shape(node.inputs[0]) or (1,)]
+    return results * (shape[0] if node.kind == "Gemm" and node.attribute("transA", 0) else shape[-1])
+
+
+def _window(node: Node, results: int) -> int:
+    return results * int(prod(node.attribute("kernel_shape", [1])))
+
+
+def _size(graph: Graph, tensor: str) -> int:
+    return prod(_known(size) for size in graph.shape(tensor) or ())
+
+
+def _known(size: int | str | None) -> int:
+    return size if isinstance(size, int) else 1

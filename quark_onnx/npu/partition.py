@@ -1,0 +1,117 @@
+"""The pieces of a model that a processor gets, and the Q and DQ nodes around them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from quark_onnx.graph import Graph, Node
+from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
+from quark_onnx.npu.placement import NPU
+from quark_onnx.targets import chain, is_fused
+
+#: What the provider runs on the CPU itself: Q and DQ nodes around what is not on the processor.
+EDGE = "VITIS_EP_CPU"
+_LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+_ELEMENTWISE = frozenset({"Add", "Sub", "Mul", "Div", "Min", "Max"})
+#: What a factor may stand behind that imitates the engine's arithmetic.
+_FACTORED = frozenset({"AveragePool", "GlobalAveragePool", "ReduceMean", "HardSigmoid"})
+_MOVING = frozenset({"Flatten", "Reshape", "Squeeze"})
+
+Devices = Mapping[Node, str]
+
+
+def partitions(graph: Graph, devices: Devices) -> dict[Node, int]:
+    """The number of the piece of each node on the processor, counted from 0 in the order of the graph.
+
+    Nodes are in one piece where they hang together and nothing on the way between them runs elsewhere: else the piece
+    would have to wait for what waits for it.
+    """
+    levels = dict[Node, int]()  # of what is elsewhere, the level of what is behind it on the processor, less 1
+    piece = dict[Node, Node]()
+    for node in (node for node in graph.nodes if node in devices):
+        before = _before(graph, node)
+        there = devices[node] == NPU
+        steps = [levels[each] + (there and devices[each] != NPU) for each in before]
+        levels[node] = max(steps, default=-1 if not there else 0)
+        if not there:
+            continue
+        levels[node] = max(0, levels[node])
+        piece[node] = node
+        for each in before:
+            if devices[each] == NPU and levels[each] == levels[node]:
+                piece[_root(piece, each)] = _root(piece, node)
+    roots = [_root(piece, node) for node in piece]
+    numbers = {root: number for number, root in enumerate(dict.fromkeys(roots))}
+    return {node: numbers[root] for node, root in zip(piece, roots, strict=True)}
+
+
+def edges(graph: Graph, devices: Devices) -> Counter[str]:
+    """How many Q and DQ nodes of a quantized model run where."""
+    found = Counter[str]()
+    for node in graph.nodes:
+        if node.op_type in QUANTIZE:
+            producer = graph.producer(node.inputs[0])
+            near = [producer] if producer is not None else []
+        elif node.op_type in DEQUANTIZE:
+            near = graph.followers(node)
+        else:
+            continue
+        inside = near and all(devices.get(each, NPU) == NPU for each in near)
+        found[NPU if inside and not any(map(graph.is_output, node.outputs)) else EDGE] += 1
+    return found
+
+
+def expected_edges(graph: Graph, devices: Devices) -> Counter[str]:
+    """The same for a float model as amd-quark would quantize it: every tensor between operators that are not fused is
+    rounded, each reader has a DQ node of its own, and so has each weight and bias.
+    """
+    found = Counter[str]()
+    inner = {id(node) for start in graph.nodes for node in _chain(graph, start)[1:]}
+    for value in graph.inputs:
+        readers = graph.consumers(value.name)
+        found[EDGE] += 1
+        found.update(NPU if devices[reader] == NPU else EDGE for reader in readers)
+    for node in graph.nodes:
+        for name in node.inputs:
+            weight = node.kind in _LAYERS or (node.kind in _ELEMENTWISE and id(node) not in inner)
+            if weight and graph.is_constant(name):
+                found[NPU if devices[node] == NPU else EDGE] += 1
+        if id(node) in inner:
+            continue
+        last = _chain(graph, node)[-1]
+        result = last.outputs[0]
+        if graph.is_output(result) and last.kind in _MOVING:
+            continue  # it ends the model as float
+        found[NPU if devices[last] == NPU else EDGE] += 1
+        found.update(NPU if devices[reader] == NPU else EDGE for reader in graph.consumers(result))
+        found[EDGE] += graph.is_output(result)
+    return found
+
+
+def _chain(graph: Graph, node: Node) -> list[Node]:
+    """A node, and what is computed with it."""
+
+    def follows(each: Node, behind: Node) -> bool:
+        factor = behind.kind == "Mul" and any(map(graph.is_constant, behind.inputs))
+        return is_fused(each, behind) or (factor and each.kind in _FACTORED)
+
+    return chain(graph, node, lambda each: False, follows)
+
+
+def _before(graph: Graph, node: Node) -> list[Node]:
+    """What a node reads from, Q and DQ nodes left out."""
+    found, todo = list[Node](), graph.leaders(node)
+    while todo:
+        each = todo.pop()
+        if each.op_type in QUANTIZE | DEQUANTIZE:
+            todo += graph.leaders(each)
+        else:
+            found.append(each)
+    return found
+
+
+def _root(piece: dict[Node, Node], node: Node) -> Node:
+    while piece[node] is not node:
+        node = piece[node]
+    return node

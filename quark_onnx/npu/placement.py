@@ -1,0 +1,301 @@
+"""Where a node of a model will run, and why: the rules in the order in which they speak, the first that does decides.
+
+Each rule looks at a node and says nothing or a verdict. They come from the documentation, from the published source of
+an older converter, from logs of AMD's own runs (RyzenAI-SW, quark_quantization/models/*.log, 2025-10-14, release 1.7)
+and from measurements by others; a verdict says which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from quark_onnx.graph import Graph, Node
+from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
+from quark_onnx.npu.support import CONVERTED, SOURCE, listed, shown
+from quark_onnx.targets import Target
+
+NPU, CPU, ABORT = "NPU", "CPU", "abort"
+_LOGS = "RyzenAI-SW quark_quantization logs (2025-10-14)"
+_VAIP = "zmaychek84/vaip ad80269 (2025-03), to_xir_ops_pass.cpp"
+_DOCS = "Ryzen AI documentation 1.8 (2026-07-23), model_quantization.rst"
+_ONNXSIM = "onnxsim/onnxsim#1404 (2026-09-13)"
+_LEAST_CONVOLUTIONS = 2
+#: Rank up to which the engine moves data about.
+_RANK = 4
+_INTEGER = ("XINT8", "A8W8")
+_MOVING = frozenset({"Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze"})
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What becomes of a node.
+
+    Attributes:
+        node: its name.
+        op_type: its operator.
+        output: the first tensor that it computes, by which reports know it.
+        device: "NPU", "CPU", or "abort" where the compiler ends the process.
+        reason: why, in words.
+        mend: what brings it to the NPU; empty if nothing is known, or it is there.
+        confidence: "documented"; "measured" on a device by AMD or others; "read" in source code; "inferred".
+        source: where that is written, with its date.
+    """
+
+    node: str
+    op_type: str
+    output: str
+    device: str
+    reason: str
+    mend: str
+    confidence: str
+    source: str
+
+
+def verdict(
+    node: Node, device: str, reason: str, mend: str = "", confidence: str = "documented", source: str = SOURCE
+) -> Verdict:
+    """A verdict on a node."""
+    return Verdict(node.name, node.op_type, next(iter(node.outputs), ""), device, reason, mend, confidence, source)
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a verdict depends on beside the node.
+
+    Attributes:
+        graph: where it stands.
+        target: the device.
+        kind: the number format: "XINT8", "A8W8", "A16W8" or "BF16".
+        release: of Ryzen AI, as "1.7".
+    """
+
+    graph: Graph
+    target: Target
+    kind: str
+    release: str
+
+    def around(self, node: Node) -> list[str]:
+        """The tensors that a node reads and computes, constants and omitted ones left out."""
+        names = [name for name in (*node.inputs, *node.outputs) if name]
+        return [name for name in names if not self.graph.is_constant(name)]
+
+
+def verdict_of(case: Case, node: Node) -> Verdict:
+    """What becomes of a node."""
+    for rule in _RULES:
+        found = rule(case, node)
+        if found is not None:
+            return found
+    if case.target.compiler == "X1":
+        if node.kind in CONVERTED:
+            return verdict(node, NPU, "its converter takes it", confidence="read", source=_VAIP)
+        return verdict(node, CPU, "its converter has no rule for it", "", "read", _VAIP)
+    if listed(node.kind, case.kind):
+        return verdict(node, NPU, f"listed for {case.kind}")
+    if shown(node.kind, case.kind):
+        return verdict(node, NPU, "not listed, but models of AMD use it there", confidence="inferred")
+    others = [kind for kind in case.target.presets if kind != case.kind and listed(node.kind, kind)]
+    mend = f"it is listed for {' and '.join(others)}" if others else ""
+    return verdict(node, CPU, f"not listed for {case.kind}", mend)
+
+
+def whole_model(case: Case) -> tuple[str, str, str, str] | None:
+    """Why no node at all will run there, what to do, the confidence and the source; None if nothing is known."""
+    if case.kind not in case.target.presets:
+        reason = f"{case.target.name} takes {', '.join(case.target.presets)}, the model is {case.kind}"
+        return reason, f"quantize to {case.target.presets[0]}", "measured", f"{_DOCS}; XDNA1 study (2026-07)"
+    for value in case.graph.inputs:
+        shape = case.graph.shape(value.name) or ()
+        if len(shape) > 1 and isinstance(shape[0], int) and shape[0] != 1:
+            return f"input {value.name!r} has a batch of {shape[0]}", _LEGALIZE, "measured", "amd/RyzenAI-SW#401"
+    count = sum(node.kind == "Conv" for node in case.graph.nodes)
+    if case.target.compiler == "X1" and count < _LEAST_CONVOLUTIONS:
+        reason = f"{count} convolutions; its compiler wants {_LEAST_CONVOLUTIONS}"
+        return reason, "run it on the CPU", "read", f"{_VAIP}; amd/RyzenAI-SW#85, #126"
+    return None
+
+
+def _ends_the_process(case: Case, node: Node) -> Verdict | None:
+    if node.kind == "LSTM":
+        mend = "run this model on the CPU, or cut it in front of the LSTM"
+        return verdict(node, ABORT, "its compiler crashes", mend, "measured", _ONNXSIM)
+    if node.kind == "If" and any(_dynamic(case, name) for name in case.around(node)):
+        mend = "fix the shapes, or run this model on the CPU"
+        return verdict(node, ABORT, "a branch that data decides", mend, "measured", _ONNXSIM)
+    missing = [name for name in ("strides", "pads", "dilations", "kernel_shape", "group") if not _has(node, name)]
+    if node.kind == "Conv" and missing:
+        reason = f"{', '.join(missing)} missing"
+        return verdict(node, ABORT, reason, _LEGALIZE, "measured", _ONNXSIM)
+    if node.kind in ("MaxPool", "AveragePool") and node.attribute("auto_pad", "NOTSET") not in ("NOTSET", ""):
+        reason = f"auto_pad is {node.attribute('auto_pad')}, which is ignored"
+        return verdict(node, ABORT, reason, _LEGALIZE, "measured", "amd/RyzenAI-SW#264")
+    return None
+
+
+_LEGALIZE = "quark-onnx npu legalize"
+
+
+def _has(node: Node, name: str) -> bool:
+    automatic = name == "pads" and node.attribute("auto_pad", "NOTSET") not in ("NOTSET", "")
+    return automatic or node.attribute(name) is not None
+
+
+def _dynamic(case: Case, tensor: str) -> bool:
+    shape = case.graph.shape(tensor)
+    return shape is None or not all(isinstance(size, int) for size in shape)
+
+
+def _shape(case: Case, node: Node) -> Verdict | None:
+    for name in case.around(node):
+        if _dynamic(case, name):
+            shape = case.graph.shape(name)
+            reason = f"{name!r} has the shape {list(shape) if shape is not None else 'unknown'}"
+            return verdict(node, CPU, reason, f"{_LEGALIZE} --shape", "read", f"{_VAIP}; amd/RyzenAI-SW#312")
+    return None
+
+
+def _ends(case: Case, node: Node) -> Verdict | None:
+    """Data that is only moved at the end of a model stays on the CPU."""
+    graph = case.graph
+    after = [node]
+    while len(readers := graph.followers(after[-1])) == 1 and readers[0].op_type in QUANTIZE | DEQUANTIZE | _MOVING:
+        after.append(readers[0])
+    if node.kind in ("Flatten", "Reshape", "Squeeze") and graph.is_output(after[-1].outputs[0]):
+        reason = "it is the last node: what moves data at the end stays on the CPU"
+        return verdict(node, CPU, reason, "", "measured", f"{_LOGS}, SqueezeNet")
+    return None
+
+
+def _factored(case: Case, node: Node) -> Node:
+    """What a Mul imitates the engine's arithmetic of, by a constant factor behind it; any other node itself."""
+    leaders = case.graph.leaders(node)
+    constant = any(case.graph.is_constant(name) for name in node.inputs)
+    return leaders[0] if node.kind == "Mul" and constant and len(leaders) == 1 else node
+
+
+def _gate(case: Case, node: Node) -> Verdict | None:
+    kinds = ("HardSigmoid", "Sigmoid")
+    if case.kind != "XINT8" or case.target.compiler == "X1" or _factored(case, node).kind not in kinds:
+        return None
+    later = case.release >= "1.7"
+    reason = "a gate with power-of-two scales" + (", which releases from 1.7 on may take" if later else "")
+    mend = "quantize to A8W8 or A16W8, or try the compiler of X1"
+    source = f"{_LOGS}, EfficientNet and MobileNetV3; RyzenAI-SW performance_results.json"
+    return verdict(node, CPU, reason, mend, "inferred" if later else "measured", source)
+
+
+def _mean(case: Case, node: Node) -> Verdict | None:
+    if case.kind != "XINT8" or _factored(case, node).kind != "ReduceMean":
+        return None
+    reason = "a mean with power-of-two scales; GlobalAveragePool runs there"
+    return verdict(node, CPU, reason, _LEGALIZE, "measured", f"{_LOGS}, ShuffleNetV2")
+
+
+def _ranks(case: Case, node: Node) -> Verdict | None:
+    ranks = [len(case.graph.shape(name) or ()) for name in case.around(node)]
+    if case.kind == "BF16" or node.kind not in _MOVING or max(ranks, default=0) <= _RANK:
+        return None
+    reason = f"it moves data in {max(ranks)} dimensions"
+    return verdict(node, CPU, reason, "write it in 4 dimensions", "measured", f"{_LOGS}, ShuffleNetV2")
+
+
+def _beside_moving(case: Case, node: Node) -> Verdict | None:
+    """A reshape or transpose that only prepares one in five dimensions goes with it."""
+    if case.kind == "BF16" or node.kind not in _MOVING:
+        return None
+    near = [*_real(case.graph, node, case.graph.leaders), *_real(case.graph, node, case.graph.followers)]
+    found = next((each for other in near if (each := _ranks(case, other))), None)
+    if found is None:
+        return None
+    reason = f"it stands beside {found.node}, which {found.reason.removeprefix('it ')}"
+    return verdict(node, CPU, reason, found.mend, "inferred", found.source)
+
+
+def _real(graph: Graph, node: Node, step: Callable[[Node], list[Node]]) -> list[Node]:
+    """What stands next to a node, Q and DQ nodes left out."""
+    found, todo = list[Node](), step(node)
+    while todo:
+        each = todo.pop()
+        if each.op_type in QUANTIZE | DEQUANTIZE:
+            todo += step(each)
+        else:
+            found.append(each)
+    return found
+
+
+def _depthwise(case: Case, node: Node) -> Verdict | None:
+    """Which convolutions AMD's logs speak of is arithmetic on their counts: the logs name no nodes."""
+    if case.kind not in _INTEGER or case.target.compiler == "X1":
+        return None
+    conv = node
+    if node.kind in ("Relu", "Clip"):
+        conv = next(iter(case.graph.leaders(node)), node)
+    shape = case.graph.shape(conv.input(1)) if conv.kind == "Conv" else None
+    behind = case.graph.followers(conv) if shape is not None else []
+    if shape is None or shape[1] != 1 or shape[2:] != (3, 3) or conv.attribute("group", 1) != shape[0]:
+        return None
+    if len(behind) != 1 or behind[0].kind not in (("Relu", "Clip") if case.kind == "XINT8" else ("Clip",)):
+        return None
+    reason = f"a depthwise 3x3 convolution with {behind[0].kind} in 8 bits, which some releases refuse"
+    return verdict(node, CPU, reason, "quantize to A16W8", "inferred", f"{_LOGS}, MobileNetV2 and MobileNetV3")
+
+
+def _results(case: Case, node: Node) -> Verdict | None:
+    if len([name for name in node.outputs if name]) > 1 and node.kind != "Split":
+        return verdict(node, CPU, "it has more than one result", "", "read", _VAIP)
+    return None
+
+
+def _strict(case: Case, node: Node) -> Verdict | None:
+    """What the converter of X1 does not take."""
+    if case.target.compiler != "X1":
+        return None
+    reason = next((text for kinds, text, refused in _REFUSED if node.kind in kinds and refused(case, node)), None)
+    return None if reason is None else verdict(node, CPU, reason, "", "read", _VAIP)
+
+
+def _inconstant(*places: int) -> Callable[[Case, Node], bool]:
+    return lambda case, node: any(node.input(at) and not case.graph.is_constant(node.input(at)) for at in places)
+
+
+_REFUSED: tuple[tuple[frozenset[str], str, Callable[[Case, Node], bool]], ...] = (
+    (
+        frozenset({"Conv", "GlobalAveragePool"}),
+        "it is not on images",
+        lambda case, node: len(case.graph.shape(node.outputs[0]) or ()) != _RANK,
+    ),
+    (
+        frozenset({"ConvTranspose"}),
+        "it has output padding",
+        lambda case, node: any(node.attribute("output_padding", [])),
+    ),
+    (
+        frozenset({"Clip"}),
+        "it lacks a bound",
+        lambda case, node: case.graph.opset >= 11 and not all(case.graph.is_constant(node.input(at)) for at in (1, 2)),
+    ),
+    (
+        frozenset({"HardSigmoid"}),
+        "alpha is not 1/6, or beta not 0.5",
+        lambda case, node: abs(node.attribute("alpha", 0.2) - 1 / 6) > 1e-6 or node.attribute("beta", 0.5) != 0.5,
+    ),
+    (frozenset({"Slice"}), "its bounds or axes are computed, or the axes left out", _inconstant(1, 2, 3, 4)),
+    (frozenset({"Pad"}), "its pads are computed", _inconstant(1)),
+    (frozenset({"Reshape", "Squeeze", "Unsqueeze"}), "its shape or axes are computed", _inconstant(1)),
+    (frozenset({"Resize"}), "its sizes are computed", _inconstant(2, 3)),
+)
+
+_Rule = Callable[[Case, Node], Verdict | None]
+_RULES: tuple[_Rule, ...] = (
+    _ends_the_process,
+    _shape,
+    _results,
+    _strict,
+    _ends,
+    _gate,
+    _mean,
+    _ranks,
+    _beside_moving,
+    _depthwise,
+)

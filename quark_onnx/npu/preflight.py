@@ -1,0 +1,139 @@
+"""preflight: which nodes a Ryzen AI processor will run, in how many pieces, before anything is compiled.
+
+It is a forecast: nobody outside AMD knows all that its compilers refuse. Every verdict has a reason, a source and a
+confidence, and ``ep_report`` holds the forecast against what the processor's own report says.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from onnx import ModelProto, TensorProto
+
+from quark_onnx.errors import ConfigError
+from quark_onnx.graph import Graph, inlined
+from quark_onnx.graph.cost import operations
+from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
+from quark_onnx.job import load
+from quark_onnx.npu.check import kind_of
+from quark_onnx.npu.pairs import Pairs
+from quark_onnx.npu.partition import EDGE, edges, expected_edges, partitions
+from quark_onnx.npu.placement import ABORT, CPU, NPU, Case, Verdict, verdict, verdict_of, whole_model
+from quark_onnx.npu.support import KINDS, RELEASE, RELEASES
+from quark_onnx.passes.fold_constants import store_constants
+from quark_onnx.registry import TARGETS
+from quark_onnx.targets import Target
+
+_WIDE = frozenset({TensorProto.INT16, TensorProto.UINT16})
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """A forecast.
+
+    Attributes:
+        target: for which device.
+        kind: the number format: of the model, or, of a float one, that it was assumed to get.
+        release: of Ryzen AI.
+        verdicts: of each node but Q and DQ nodes, in the order of the graph.
+        operations: of each of them, in the same order.
+        partitions: for each the number of the piece it belongs to; None for what is not on the processor.
+        counts: nodes of the quantized model on "NPU", "CPU", and "VITIS_EP_CPU" (Q and DQ nodes around the others).
+    """
+
+    target: Target
+    kind: str
+    release: str
+    verdicts: tuple[Verdict, ...]
+    operations: tuple[int, ...]
+    partitions: tuple[int | None, ...]
+    counts: dict[str, int]
+
+    @property
+    def subgraphs(self) -> int:
+        """How many pieces run on the processor."""
+        return len({number for number in self.partitions if number is not None})
+
+    @property
+    def share(self) -> float:
+        """The part of all operations that runs on the processor, in [0, 1]."""
+        there = sum(n for n, each in zip(self.operations, self.verdicts, strict=True) if each.device == NPU)
+        return there / max(1, sum(self.operations))
+
+    @property
+    def aborts(self) -> list[Verdict]:
+        """The nodes that end the process which compiles the model."""
+        return [each for each in self.verdicts if each.device == ABORT]
+
+    def __str__(self) -> str:
+        counts = ", ".join(f"{count} on {device}" for device, count in self.counts.items())
+        head = [
+            f"forecast for {self.target.name} ({self.kind}, Ryzen AI {self.release}): {counts}; "
+            f"{self.subgraphs} pieces with {100 * self.share:.1f} % of {sum(self.operations) / 1e9:.2f} GOPs"
+        ]
+        reasons = Counter(
+            (v.device, v.op_type, v.reason, v.mend, v.confidence) for v in self.verdicts if v.device != NPU
+        )
+        for (device, op_type, reason, mend, confidence), count in reasons.most_common():
+            first = next(v.node for v in self.verdicts if (v.op_type, v.reason) == (op_type, reason))
+            advice = f"; {mend}" if mend else ""
+            more = f" and {count - 1} more" if count > 1 else ""
+            head.append(f"{device}: {op_type} {first}{more}: {reason} ({confidence}){advice}")
+        return "\n".join(head)
+
+
+def preflight(
+    model: str | Path | ModelProto, target: str = "stx", *, kind: str = "", release: str = RELEASE
+) -> Preflight:
+    """Forecast where the nodes of a model will run.
+
+    Args:
+        model: float or with Q/DQ pairs, of any tool; of a float one the nodes are counted as if it were quantized.
+        target: the device.
+        kind: what a float model will be quantized to: "XINT8", "A8W8", "A16W8" or "BF16"; empty for the first that the
+            device takes.
+        release: of Ryzen AI, as "1.7".
+
+    Raises:
+        ConfigError: there is no such device, number format or release.
+        ModelError: the model cannot be read.
+    """
+    row = TARGETS[target]
+    if kind and kind not in KINDS:
+        raise ConfigError(f"kind is {kind!r}; it must be one of: {', '.join(KINDS)}")
+    if release not in RELEASES:
+        raise ConfigError(f"release is {release!r}; known are: {', '.join(RELEASES)}")
+    graph = Graph.of(inlined(load(model)))
+    store_constants(graph)
+    known = _kind(Pairs(graph))
+    case = Case(graph, row, known or kind or row.presets[0], release)
+    nodes = [node for node in graph.nodes if node.op_type not in QUANTIZE | DEQUANTIZE]
+    refusal = whole_model(case)
+    verdicts = [verdict(node, CPU, *refusal) if refusal else verdict_of(case, node) for node in nodes]
+    devices = {node: found.device for node, found in zip(nodes, verdicts, strict=True)}
+    numbers = partitions(graph, devices)
+    counts = Counter(devices.values())
+    if known:
+        counts.update(edges(graph, devices))
+    elif case.kind != "BF16":
+        counts.update(expected_edges(graph, devices))
+    return Preflight(
+        row,
+        case.kind,
+        release,
+        tuple(verdicts),
+        tuple(operations(graph, node) for node in nodes),
+        tuple(numbers.get(node) for node in nodes),
+        {device: counts[device] for device in (NPU, CPU, EDGE, ABORT) if counts[device] or device == NPU},
+    )
+
+
+def _kind(pairs: Pairs) -> str:
+    """The number format of a quantized model, empty of a float one."""
+    kind = kind_of(pairs, TARGETS["npu"])
+    if kind == "integer":
+        wide = any(pairs.grid(node).elem_type in _WIDE for node in pairs.quantizing)
+        return "A16W8" if wide else "A8W8"
+    return "" if kind == "float" else kind

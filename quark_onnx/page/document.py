@@ -1,0 +1,48 @@
+"""The frame of a page, and the file it is written to."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable
+from html import escape
+from pathlib import Path
+
+from quark_onnx.page.style import CSS
+
+
+def document(title: str, parts: Iterable[str], style: str = "") -> str:
+    """The text of a page with some parts, and rules of style of its own."""
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>{CSS}{style}</style>\n</head>\n<body>\n<main>\n"
+        + "\n".join(parts)
+        + "\n</main>\n</body>\n</html>\n"
+    )
+
+
+def facts(rows: Iterable[tuple[str, str, str]]) -> str:
+    """Figures side by side: what it is, the figure, and a few words more; the figure may hold markup."""
+    cells = "".join(
+        f"<div><dt>{escape(title)}</dt><dd>{value}<small>{escape(more)}</small></dd></div>"
+        for title, value, more in rows
+    )
+    return f'<dl class="facts">{cells}</dl>'
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write to a temporary file beside ``path`` first, so that ``path`` is the whole text or what it was.
+
+    Raises:
+        OSError: the folder cannot be written to.
+    """
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.absolute().parent)
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+        temporary.chmod(0o644)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,211 @@
+"""The forecast of what a processor runs: against AMD's own logs, and rule by rule."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from quark_onnx import QConfig, quantize
+from quark_onnx.errors import ConfigError
+from quark_onnx.graph import Graph
+from quark_onnx.graph.cost import operations
+from quark_onnx.npu import Preflight, Verdict, preflight
+from quark_onnx.npu.placement import NPU
+from quark_onnx.npu.support import KINDS, listed
+from tests.models import kinds, normal, parse, weight
+from tests.quark_onnx.npu.networks import NETWORKS
+
+#: Nodes on the NPU, on the CPU, in VITIS_EP_CPU, and pieces, as the logs of AMD's runs have them: RyzenAI-SW,
+#: quark_quantization/models, 2025-10-14, release 1.7, Strix.
+LOGGED = {
+    ("ResNet-18", "XINT8"): (164, 0, 2, 1),
+    ("ResNet-18", "A8W8"): (163, 0, 2, 1),
+    ("ResNet-34", "XINT8"): (292, 0, 2, 1),
+    ("ResNet-34", "A16W8"): (291, 0, 2, 1),
+    ("ResNet-50", "XINT8"): (393, 0, 2, 1),
+    ("ResNet-50", "A8W8"): (392, 0, 2, 1),
+    ("SqueezeNet 1.0", "XINT8"): (201, 1, 2, 1),
+    ("SqueezeNet 1.0", "A8W8"): (200, 1, 2, 1),
+    ("SqueezeNet 1.1", "XINT8"): (201, 1, 2, 1),
+    ("SqueezeNet 1.1", "A16W8"): (200, 1, 2, 1),
+    ("MobileNetV2", "XINT8"): (239, 36, 74, 18),
+    ("MobileNetV2", "A8W8"): (238, 36, 74, 18),
+    ("MobileNetV2", "A16W8"): (346, 0, 2, 1),
+    ("MobileNetV3", "XINT8"): (448, 62, 70, 32),
+    ("MobileNetV3", "A8W8"): (540, 0, 2, 1),
+    ("MobileNetV3", "A16W8"): (540, 0, 2, 1),
+    ("EfficientNet-b0", "XINT8"): (792, 130, 132, 66),
+    ("EfficientNet-b0", "A8W8"): (970, 0, 2, 1),
+    ("EfficientNet-b1", "XINT8"): (1135, 184, 186, 93),
+    ("EfficientNet-b1", "A16W8"): (1387, 0, 2, 1),
+    ("EfficientNet-b2", "XINT8"): (1135, 184, 186, 93),
+    ("ShuffleNetV2", "XINT8"): (467, 50, 100, 18),
+    ("ShuffleNetV2", "A8W8"): (470, 48, 98, 17),
+    ("ShuffleNetV2", "A16W8"): (470, 48, 98, 17),
+}
+#: Nodes on the NPU in the logs that the networks here do not have.
+UNEXPLAINED = {"MobileNetV3": 3, "EfficientNet-b0": 15, "EfficientNet-b1": 24, "EfficientNet-b2": 24}
+
+
+def forecast(network: str, kind: str) -> tuple[int, int, int, int]:
+    found = preflight(NETWORKS[network](kind), "stx", kind=kind, release="1.6")
+    return (*(found.counts.get(device, 0) for device in ("NPU", "CPU", "VITIS_EP_CPU")), found.subgraphs)
+
+
+@pytest.mark.parametrize(("network", "kind"), LOGGED, ids="-".join)
+def test_counts_of_the_logs(network: str, kind: str) -> None:
+    """Equal, but for one of MobileNetV2's convolutions, and nodes of three networks that the logs do not explain."""
+    found, logged = forecast(network, kind), LOGGED[network, kind]
+    if network == "MobileNetV2" and kind != "A16W8":
+        assert found == (logged[0] + 6, 34, 70, 18)
+        return
+    assert found[1:] == logged[1:]
+    assert found[0] == logged[0] - UNEXPLAINED.get(network, 0)
+
+
+def test_the_table_of_the_guide_is_what_the_code_forecasts() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "npu.md").read_text(encoding="utf-8")
+    for (network, kind), logged in LOGGED.items():
+        found = forecast(network, kind)
+        cells = [f"{a}" if a == b else f"{a} ({b})" for a, b in zip(found, logged, strict=True)]
+        assert f"| {network} | {kind} | {' | '.join(cells)} |" in text
+
+
+def test_later_releases_are_less_sure_of_gates() -> None:
+    model = NETWORKS["EfficientNet-b0"]("XINT8")
+    old, new = (preflight(model, "stx", kind="XINT8", release=release) for release in ("1.6", "1.8"))
+    confidences = [{v.confidence for v in each.verdicts if v.op_type == "HardSigmoid"} for each in (old, new)]
+    assert confidences == [{"measured"}, {"inferred"}]
+
+
+def test_an_older_compiler_takes_gates() -> None:
+    found = preflight(NETWORKS["EfficientNet-b0"]("XINT8"), "phx")
+    assert found.counts["NPU"] > 900 and found.subgraphs == 1
+
+
+# Rule by rule
+
+CONV = "Conv <kernel_shape = [3, 3], strides = [1, 1], pads = [1, 1, 1, 1], dilations = [1, 1], group = 1>"
+POOL = 'MaxPool <kernel_shape = [3, 3], auto_pad = "SAME_UPPER">'
+X = "float[1,4,8,8]"
+
+
+def found(body: str, target: str = "stx", kind: str = "", shape: str = X, **constants: Any) -> Preflight:
+    model = parse(f"g ({shape} x) => ({shape} y) {{ a = {CONV} (x, w) b = {CONV} (a, w) {body} }}", **constants)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weight(4, 4, 3, 3), "w"))
+    return preflight(model, target, kind=kind)
+
+
+def only(result: Preflight, op_type: str) -> Verdict:
+    return next(verdict for verdict in result.verdicts if verdict.op_type == op_type)
+
+
+@pytest.mark.parametrize(
+    ("body", "op_type", "device", "words"),
+    [
+        ("y = Relu (b)", "Relu", "NPU", "listed for XINT8"),
+        ("y = Sigmoid (b)", "Sigmoid", "CPU", "a gate with power-of-two scales"),
+        ("y = PRelu (b, s)", "PRelu", "NPU", "not listed, but"),
+        ("y = Softplus (b)", "Softplus", "CPU", "not listed for XINT8"),
+        ("y = Conv (b, w)", "Conv", "NPU", "listed"),
+        (f"m = {POOL} (b) y = Relu (m)", "MaxPool", "abort", "auto_pad"),
+        ("m = ReduceMean <axes = [2, 3]> (b) y = Add (b, m)", "ReduceMean", "CPU", "GlobalAveragePool"),
+        ("p, q = TopK (b, k) y = Add (b, b)", "TopK", "CPU", "more than one result"),
+    ],
+    ids=lambda value: str(value)[:30],
+)  # fmt: skip
+def test_rules(body: str, op_type: str, device: str, words: str) -> None:
+    result = found(body, s=normal(4, 1, 1), k=np.array([2], np.int64))
+    verdict = only(result, op_type)
+    assert verdict.device == device and words in verdict.reason
+    assert verdict.source and verdict.confidence in ("documented", "measured", "read", "inferred")
+
+
+def test_a_convolution_without_attributes_ends_the_process() -> None:
+    model = parse(f"g ({X} x) => (float[1,4,6,6] y) {{ y = Conv (x, w) }}", w=weight(4, 4, 3, 3))
+    [verdict] = preflight(model, "stx").aborts
+    assert "strides, pads, dilations, kernel_shape, group missing" in verdict.reason and "legalize" in verdict.mend
+
+
+@pytest.mark.parametrize(
+    ("target", "kind", "shape", "words"),
+    [
+        ("phx", "A8W8", X, "phx takes XINT8, the model is A8W8"),
+        ("stx", "A8W8", "float[2,4,8,8]", "input 'x' has a batch of 2"),
+    ],
+)
+def test_whole_models_that_stay_on_the_cpu(target: str, kind: str, shape: str, words: str) -> None:
+    result = found("y = Relu (b)", target, kind, shape)
+    assert result.counts["NPU"] == 0 and result.subgraphs == 0 and result.share == 0
+    assert {words in verdict.reason for verdict in result.verdicts} == {True}
+
+
+def test_dynamic_shapes() -> None:
+    result = found("y = Relu (b)", shape="float[N,4,8,8]")
+    assert {verdict.device for verdict in result.verdicts} == {"CPU"} and "--shape" in result.verdicts[0].mend
+
+
+def test_a_piece_does_not_wait_for_what_waits_for_it() -> None:
+    """Both sides of a detour over the CPU are apart, although they hang together."""
+    result = found("g = Sigmoid (b) y = Mul (b, g)")
+    assert result.partitions == (0, 0, None, 1) and result.subgraphs == 2
+    assert found("r = Relu (b) y = Mul (b, r)").partitions == (0, 0, 0, 0)
+
+
+def test_quantized_models_are_counted_as_they_are() -> None:
+    model = parse(f"g ({X} x) => ({X} y) {{ a = {CONV} (x, w) r = Relu (a) y = {CONV} (r, w) }}", w=weight(4, 4, 3, 3))
+    data = [{"x": normal(1, 4, 8, 8, seed=seed)} for seed in range(4)]
+    for preset in ("XINT8", "A16W8"):
+        quantized = quantize(model, data, QConfig.of(preset).with_(target="stx")).model
+        result = preflight(quantized, "stx")
+        assert result.kind == preset and sum(result.counts.values()) == len(quantized.graph.node)
+        assert result.counts["VITIS_EP_CPU"] == 2 and result.share == 1
+
+
+def test_operations() -> None:
+    model = parse(
+        """g (float[1,4,8,8] x) => (float[1,10] y) { c = Conv <group = 2, pads = [1, 1, 1, 1]> (x, w)
+        t = ConvTranspose <strides = [2, 2]> (c, u) p = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (t)
+        m = GlobalAveragePool (p) f = Flatten (m) y = Gemm (f, v) }""",
+        w=weight(6, 2, 3, 3),
+        u=weight(6, 5, 2, 2),
+        v=weight(5, 10),
+    )
+    graph = Graph.of(model)
+    found = dict(zip(kinds(model), (operations(graph, node) for node in graph.nodes), strict=True))
+    assert found == {
+        "Conv": 2 * 6 * 64 * 2 * 9,
+        "ConvTranspose": 2 * 6 * 64 * 5 * 4,
+        "MaxPool": 5 * 64 * 4,
+        "GlobalAveragePool": 5 * 64,
+        "Flatten": 0,
+        "Gemm": 2 * 5 * 10,
+    }
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"kind": "INT3"}, "kind is 'INT3'"), ({"release": "9"}, "release is '9'"), ({"target": "sty"}, "unknown target")],
+    ids=str,
+)
+def test_bad_settings(settings: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        preflight(parse(f"g ({X} x) => ({X} y) {{ y = Relu (x) }}"), **settings)
+
+
+def test_the_table_of_operators() -> None:
+    """Counts of the documentation's page; each row of it counted once."""
+    counts = {kind: sum(listed(schema.name, kind) for schema in onnx.defs.get_all_schemas()) for kind in KINDS}
+    # without LSTM, which crashes the compiler, GroupConv, which is no operator, and what is none of ONNX any more
+    assert counts == {"BF16": 75, "A16W8": 53, "A8W8": 53, "XINT8": 83}
+
+
+def test_text_names_what_is_not_there() -> None:
+    text = str(found("y = Sigmoid (b)"))
+    assert text.startswith("forecast for stx (XINT8, Ryzen AI 1.8): ") and "CPU: Sigmoid" in text
+    assert json.dumps(text) and NPU in text
