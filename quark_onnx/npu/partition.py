@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
@@ -21,29 +22,41 @@ _MOVING = frozenset({"Flatten", "Reshape", "Squeeze"})
 Devices = Mapping[Node, str]
 
 
-def partitions(graph: Graph, devices: Devices) -> dict[Node, int]:
-    """The number of the piece of each node on the processor, counted from 0 in the order of the graph.
+@dataclass(frozen=True)
+class Piece:
+    """Nodes that hang together on one side: on the processor, or off it.
+
+    Attributes:
+        nodes: in the order of the graph.
+        inside: whether they are on the processor.
+        level: how many times one has to leave the processor to get there from an input.
+    """
+
+    nodes: tuple[Node, ...]
+    inside: bool
+    level: int
+
+
+def pieces(graph: Graph, devices: Devices) -> list[Piece]:
+    """The pieces of a model, in the order of their first nodes.
 
     Nodes are in one piece where they hang together and nothing on the way between them runs elsewhere: else the piece
     would have to wait for what waits for it.
     """
-    levels = dict[Node, int]()  # of what is elsewhere, the level of what is behind it on the processor, less 1
-    piece = dict[Node, Node]()
+    levels, root = dict[Node, int](), dict[Node, Node]()
     for node in (node for node in graph.nodes if node in devices):
-        before = _before(graph, node)
-        there = devices[node] == NPU
-        steps = [levels[each] + (there and devices[each] != NPU) for each in before]
-        levels[node] = max(steps, default=-1 if not there else 0)
-        if not there:
-            continue
-        levels[node] = max(0, levels[node])
-        piece[node] = node
-        for each in before:
-            if devices[each] == NPU and levels[each] == levels[node]:
-                piece[_root(piece, each)] = _root(piece, node)
-    roots = [_root(piece, node) for node in piece]
-    numbers = {root: number for number, root in enumerate(dict.fromkeys(roots))}
-    return {node: numbers[root] for node, root in zip(piece, roots, strict=True)}
+        leaders, inside = before(graph, node), devices[node] == NPU
+        steps = [levels[each] + (inside and devices[each] != NPU) for each in leaders]
+        levels[node] = max(steps, default=-1)
+        levels[node] = max(0, levels[node]) if inside else levels[node]
+        root[node] = node
+        for each in leaders:
+            if (devices[each] == NPU) == inside and levels[each] == levels[node]:
+                root[_root(root, each)] = _root(root, node)
+    found = dict[Node, list[Node]]()
+    for node in root:
+        found.setdefault(_root(root, node), []).append(node)
+    return [Piece(tuple(nodes), devices[first] == NPU, levels[first]) for first, nodes in found.items()]
 
 
 def edges(graph: Graph, devices: Devices) -> Counter[str]:
@@ -99,7 +112,7 @@ def _chain(graph: Graph, node: Node) -> list[Node]:
     return chain(graph, node, lambda each: False, follows)
 
 
-def _before(graph: Graph, node: Node) -> list[Node]:
+def before(graph: Graph, node: Node) -> list[Node]:
     """What a node reads from, Q and DQ nodes left out."""
     found, todo = list[Node](), graph.leaders(node)
     while todo:
@@ -111,7 +124,7 @@ def _before(graph: Graph, node: Node) -> list[Node]:
     return found
 
 
-def _root(piece: dict[Node, Node], node: Node) -> Node:
-    while piece[node] is not node:
-        node = piece[node]
+def _root(root: dict[Node, Node], node: Node) -> Node:
+    while root[node] is not node:
+        node = root[node]
     return node

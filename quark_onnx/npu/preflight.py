@@ -19,7 +19,7 @@ from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
 from quark_onnx.job import load
 from quark_onnx.npu.check import kind_of
 from quark_onnx.npu.pairs import Pairs
-from quark_onnx.npu.partition import EDGE, edges, expected_edges, partitions
+from quark_onnx.npu.partition import EDGE, before, edges, expected_edges, pieces
 from quark_onnx.npu.placement import ABORT, CPU, NPU, Case, Verdict, verdict, verdict_of, whole_model
 from quark_onnx.npu.support import KINDS, RELEASE, RELEASES
 from quark_onnx.passes.fold_constants import store_constants
@@ -39,7 +39,8 @@ class Preflight:
         release: of Ryzen AI.
         verdicts: of each node but Q and DQ nodes, in the order of the graph.
         operations: of each of them, in the same order.
-        partitions: for each the number of the piece it belongs to; None for what is not on the processor.
+        pieces: for each the number of the piece it belongs to, on the processor or off it.
+        links: the pieces that read from each other, writer and reader.
         counts: nodes of the quantized model on "NPU", "CPU", and "VITIS_EP_CPU" (Q and DQ nodes around the others).
     """
 
@@ -48,13 +49,14 @@ class Preflight:
     release: str
     verdicts: tuple[Verdict, ...]
     operations: tuple[int, ...]
-    partitions: tuple[int | None, ...]
+    pieces: tuple[int, ...]
+    links: tuple[tuple[int, int], ...]
     counts: dict[str, int]
 
     @property
     def subgraphs(self) -> int:
         """How many pieces run on the processor."""
-        return len({number for number in self.partitions if number is not None})
+        return len({number for number, each in zip(self.pieces, self.verdicts, strict=True) if each.device == NPU})
 
     @property
     def share(self) -> float:
@@ -113,7 +115,8 @@ def preflight(
     refusal = whole_model(case)
     verdicts = [verdict(node, CPU, *refusal) if refusal else verdict_of(case, node) for node in nodes]
     devices = {node: found.device for node, found in zip(nodes, verdicts, strict=True)}
-    numbers = partitions(graph, devices)
+    numbers = {node: number for number, piece in enumerate(pieces(graph, devices)) for node in piece.nodes}
+    links = {(numbers[each], numbers[node]) for node in nodes for each in before(graph, node)}
     counts = Counter(devices.values())
     if known:
         counts.update(edges(graph, devices))
@@ -125,7 +128,8 @@ def preflight(
         release,
         tuple(verdicts),
         tuple(operations(graph, node) for node in nodes),
-        tuple(numbers.get(node) for node in nodes),
+        tuple(numbers[node] for node in nodes),
+        tuple(sorted((first, second) for first, second in links if first != second)),
         {device: counts[device] for device in (NPU, CPU, EDGE, ABORT) if counts[device] or device == NPU},
     )
 

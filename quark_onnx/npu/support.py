@@ -49,9 +49,9 @@ _SHOWN = {
 _CONVERTED_NAMES = (
     "Abs Add ArgMax AveragePool BatchNormalization Cast Clip Concat Constant Conv ConvTranspose DepthToSpace Div Equal "
     "Expand Flatten Gather Gemm GlobalAveragePool HardSigmoid Identity InstanceNormalization LayerNormalization "
-    "LeakyRelu LpNormalization MatMul Max MaxPool Min Mul Neg Pad Pow PRelu Reciprocal ReduceMax ReduceMean ReduceMin ReduceSum "
-    "Relu Reshape Resize Round Sigmoid Slice Softmax SpaceToDepth Split Sqrt Squeeze Sub Tanh Tile Transpose Unsqueeze "
-    "com.microsoft::Gelu"
+    "LeakyRelu LpNormalization MatMul Max MaxPool Min Mul Neg Pad Pow PRelu Reciprocal ReduceMax ReduceMean ReduceMin "
+    "ReduceSum Relu Reshape Resize Round Sigmoid Slice Softmax SpaceToDepth Split Sqrt Squeeze Sub Tanh Tile "
+    "Transpose Unsqueeze com.microsoft::Gelu"
 )
 #: What the converter in front of the compiler X1 has a rule for: zmaychek84/vaip, to_xir_ops_pass.cpp, 2025-03.
 CONVERTED = frozenset(_CONVERTED_NAMES.split())

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import onnx
 import pytest
 
 from tests.models import parse
-
-
-def still() -> None:
-    """The model of the folder with a batch of 1."""
-    model = onnx.load("model.onnx")
-    for value in (*model.graph.input, *model.graph.output):
-        value.type.tensor_type.shape.dim[0].dim_value = 1
-    onnx.save(model, "still.onnx")
 
 
 def test_a_model_with_errors(cli: Any) -> None:
@@ -42,8 +35,7 @@ def test_json(cli: Any) -> None:
 
 
 def test_what_quantize_makes_for_a_target_passes(cli: Any) -> None:
-    still()
-    made = cli("quantize", "still.onnx", "-o", "out.onnx", "--config", "XINT8", "--target", "stx", "--random-data", "4")
+    made = cli("quantize", "model.onnx", "-o", "out.onnx", "--config", "XINT8", "--target", "stx", "--random-data", "4")
     assert made.code == 0, made.err
     finished = cli("npu", "check", "out.onnx", "--target", "stx")
     rest = [line for line in finished.out.splitlines()[1:] if " G6: " not in line]
@@ -72,3 +64,35 @@ def test_a_model_that_passes(cli: Any) -> None:
     onnx.save(parse("g (float[1,2] x) => (float[1,2] y) { y = Relu (x) }"), "relu.onnx")
     finished = cli("npu", "check", "relu.onnx")
     assert (finished.code, finished.err, finished.out) == (0, "", "float model for npu: 0 errors, 0 warnings\n")
+
+
+def test_legalize_and_check_what_comes_out(cli: Any) -> None:
+    finished = cli("npu", "legalize", "model.onnx", "-o", "legal.onnx")
+    assert finished.code == 0 and "input 'image' has the shape [1, 3, 8, 8]" in finished.out
+    assert cli("npu", "check", "legal.onnx").code == 0
+    document = cli("npu", "legalize", "model.onnx", "-o", "legal.onnx", "--shape", "image=1,3,8,8", "--json").json
+    assert document["output"] == "legal.onnx" and any("write_attributes" in note for note in document["notes"])
+
+
+def test_check_mends_what_it_can(cli: Any) -> None:
+    before = Path("model.onnx").read_bytes()
+    finished = cli("npu", "check", "model.onnx", "--target", "stx", "--fix", "mended.onnx")
+    assert finished.code == 0 and "mended: write_attributes" in finished.out
+    assert Path("model.onnx").read_bytes() == before and cli("npu", "check", "mended.onnx").code == 0
+
+
+def test_preflight(cli: Any) -> None:
+    cli("npu", "legalize", "model.onnx", "-o", "legal.onnx")
+    finished = cli("npu", "preflight", "legal.onnx", "--target", "stx", "--kind", "A8W8", "--page", "page.html")
+    assert finished.code == 0 and finished.out.startswith("forecast for stx (A8W8, Ryzen AI 1.8): ")
+    assert "What the NPU will run" in Path("page.html").read_text(encoding="utf-8")
+    document = cli("npu", "preflight", "legal.onnx", "--target", "stx", "--json").json
+    assert document["subgraphs"] >= 1 and 0 < document["share"] <= 1
+    assert {"node", "op_type", "device", "reason", "source", "confidence", "piece"} <= set(document["nodes"][0])
+
+
+def test_preflight_beside_a_report(cli: Any) -> None:
+    Path("report.json").write_text('{"deviceStat": [{"name": "CPU", "nodeNum": 3}]}', encoding="utf-8")
+    finished = cli("npu", "preflight", "model.onnx", "--report", "report.json")
+    assert finished.code == 0 and "CPU: " in finished.out and "3 reported" in finished.out
+    assert cli("npu", "preflight", "model.onnx", "--report", "none.json").code == 2

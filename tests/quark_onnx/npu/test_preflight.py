@@ -153,8 +153,8 @@ def test_dynamic_shapes() -> None:
 def test_a_piece_does_not_wait_for_what_waits_for_it() -> None:
     """Both sides of a detour over the CPU are apart, although they hang together."""
     result = found("g = Sigmoid (b) y = Mul (b, g)")
-    assert result.partitions == (0, 0, None, 1) and result.subgraphs == 2
-    assert found("r = Relu (b) y = Mul (b, r)").partitions == (0, 0, 0, 0)
+    assert result.pieces == (0, 0, 1, 2) and result.links == ((0, 1), (0, 2), (1, 2)) and result.subgraphs == 2
+    assert found("r = Relu (b) y = Mul (b, r)").pieces == (0, 0, 0, 0)
 
 
 def test_quantized_models_are_counted_as_they_are() -> None:

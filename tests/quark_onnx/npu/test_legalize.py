@@ -1,0 +1,111 @@
+"""Legalizing: the same function in the words of the compiler, float or quantized by any tool, file to file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto, numpy_helper
+
+from quark_onnx import QConfig, npu, quantize
+from quark_onnx.errors import ConfigError, ModelError
+from tests.models import kinds, normal, parse, run, weight
+
+TEXT = """g (float[N,6,H,8] x) => (float[N,4] y) {
+    a, b = Split <axis = 1, num_outputs = 2> (x) s = Concat <axis = 1> (b, a)
+    c = Conv <auto_pad = "SAME_UPPER", strides = [2, 2]> (s, w, v) r = Relu (c) d = Conv (r, u, t)
+    h = Conv (d, u, t) e = Conv (h, u, t) n = BatchNormalization (e, gamma, beta, mean, variance) m = Relu (n)
+    f = ReduceMean <keepdims = 0> (m, axes) y = Gemm (f, k) }"""
+
+
+POINT = "kernel_shape = [1, 1], strides = [1, 1], pads = [0, 0, 0, 0], dilations = [1, 1], group = 1"
+
+
+def float_model() -> ModelProto:
+    constants = {name: normal(4, seed=seed) for seed, name in enumerate(("v", "t", "gamma", "beta", "mean"))}
+    constants |= {
+        "w": weight(4, 6, 3, 3),
+        "u": weight(4, 4, 1, 1),
+        "k": weight(4, 4),
+        "variance": np.ones(4, np.float32),
+    }
+    model = parse(TEXT, opset=18, **constants)
+    model.graph.initializer.append(numpy_helper.from_array(np.array([2, 3], np.int64), "axes"))
+    return model
+
+
+def same(first: ModelProto, second: ModelProto) -> None:
+    feeds = {"x": normal(1, 6, 10, 8)}
+    np.testing.assert_allclose(run(second, feeds)[0], run(first, feeds)[0], rtol=1e-4, atol=1e-5)
+
+
+def test_a_float_model_loses_what_the_compiler_does_not_take(tmp_path: Path) -> None:
+    model = float_model()
+    onnx.save(model, tmp_path / "model.onnx")
+    before = (tmp_path / "model.onnx").read_bytes()
+    found = npu.legalize(
+        tmp_path / "model.onnx", "stx", shapes={"x": (1, 6, 10, 8)}, output=tmp_path / "deep" / "legal.onnx"
+    )
+    assert (tmp_path / "model.onnx").read_bytes() == before and len(npu.check(model, "stx").findings) > 4
+    assert onnx.load(tmp_path / "deep" / "legal.onnx") == found.model
+    assert not npu.check(found.model, "stx").findings
+    assert not {"Split", "ReduceMean", "BatchNormalization"} & set(kinds(found.model))
+    assert {"GlobalAveragePool", "Slice"} <= set(kinds(found.model))
+    same(model, found.model)
+    onnx.checker.check_model(found.model, full_check=True)
+    assert "own_parameters: 2" in found.notes
+    assert npu.legalize(found.model).notes == () and str(npu.legalize(found.model)) == "nothing was to be rewritten"
+
+
+def test_a_quantized_model_keeps_its_codes() -> None:
+    data = [{"x": normal(1, 6, 10, 8, seed=seed)} for seed in range(4)]
+    quantized = quantize(float_model(), data, QConfig.of("A8W8")).model
+    assert {finding.rule for finding in npu.check(quantized, "stx").findings} >= {"G1", "G3"}
+    found = npu.legalize(quantized, shapes={"x": (1, 6, 10, 8)})
+    assert not npu.check(found.model, "stx").findings
+    assert sorted(kinds(found.model)).count("QuantizeLinear") == kinds(quantized).count("QuantizeLinear")
+    np.testing.assert_array_equal(run(found.model, data[0])[0], run(quantized, data[0])[0])
+
+
+def test_shared_codes_are_copied_with_their_scales() -> None:
+    model = parse(
+        f"""g (float[1,4,6,6] x) => (float[1,4,6,6] y) {{ d = DequantizeLinear (q, s, z)
+        a = Conv <{POINT}> (x, d) y = Conv <{POINT}> (a, d) }}""",
+        q=np.arange(-8, 8, dtype=np.int8).reshape(4, 4, 1, 1),
+        s=np.array(0.25, np.float32),
+        z=np.array(0, np.int8),
+    )
+    assert {finding.rule for finding in npu.check(model, kind="integer").findings} == {"G5"}
+    found = npu.legalize(model)
+    assert not npu.check(found.model, kind="integer").findings and kinds(found.model).count("DequantizeLinear") == 2
+    feeds = {"x": normal(1, 4, 6, 6)}
+    np.testing.assert_array_equal(run(found.model, feeds)[0], run(model, feeds)[0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"target": "sty"}, ConfigError, "unknown target 'sty'"),
+        ({"shapes": {"z": (1,)}}, ConfigError, "no input 'z'"),
+        ({"shapes": {"x": (1, 6, 10)}}, ConfigError, "3 dimensions, the input has 4"),
+        ({"output": "model.txt/x"}, ConfigError, "output"),
+    ],
+    ids=str,
+)
+def test_bad_input(arguments: Any, error: type[Exception], message: str, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("model.txt").write_text("no folder", encoding="utf-8")
+    with pytest.raises(error, match=message):
+        npu.legalize(float_model(), **arguments)
+    assert [path.name for path in tmp_path.iterdir()] == ["model.txt"]
+
+
+def test_a_model_that_runs_on_nothing_random_says_so() -> None:
+    model = parse("g (float[N,S] x) => (float[M,T] y) { y = Reshape (x, s) }")
+    model.graph.initializer.append(numpy_helper.from_array(np.array([7, 31], np.int64), "s"))
+    with pytest.raises(ModelError, match=r"runs on no random input.*give the shapes of x"):
+        npu.legalize(model)
+    assert npu.legalize(model, shapes={"x": (1, 217)}).model.graph.node[0].op_type == "Reshape"
