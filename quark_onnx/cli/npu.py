@@ -8,8 +8,10 @@ from dataclasses import asdict
 from typing import Any
 
 from quark_onnx import npu
+from quark_onnx.cli.data import add_data_options, data_of
 from quark_onnx.cli.output import Answer
 from quark_onnx.cli.parsing import Parser, add_common_options, path, shape
+from quark_onnx.cli.settings import add_config_options, add_gate_option, config_of
 from quark_onnx.errors import ConstraintError
 from quark_onnx.npu.page import write_page
 from quark_onnx.npu.support import KINDS, RELEASE
@@ -17,29 +19,30 @@ from quark_onnx.registry import TARGETS
 
 NAME = "npu"
 SUMMARY = "see what a Ryzen AI processor would make of a model, why, and bring the model into a form that it takes"
-USAGE = "%(prog)s {check,legalize,preflight} MODEL [OPTION ...]"
+USAGE = "%(prog)s {check,legalize,preflight,deploy} MODEL [OPTION ...]"
 EXAMPLE = """\
 examples:
   quark-onnx npu legalize model.onnx -o legal.onnx --shape input=1,3,224,224
   quark-onnx npu preflight model.onnx --target stx --kind XINT8 --page forecast.html
   quark-onnx npu check quantized.onnx --target phx
+  quark-onnx npu deploy model.onnx -o bundle --target stx --data samples/ --optimize cle adaquant bias_correction
 
 'quark-onnx npu ACTION --help' has the options of an action. No processor is needed."""
 
+#: The least signal-to-noise ratio of a model that is deployed, in dB, unless it is told otherwise.
+_GATE = 10.0
 _FORMAT = "float, or quantized by any tool"
 
 
 def add_arguments(parser: Parser) -> None:
     actions = parser.add_subparsers(
-        dest="action", metavar="{check,legalize,preflight}", required=True, parser_class=Parser
+        dest="action", metavar="{check,legalize,preflight,deploy}", required=True, parser_class=Parser
     )
     for name, summary, usage, add, perform in _ACTIONS:
         action = actions.add_parser(
             name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.", epilog="", usage=usage
         )
         action.add_argument("model", metavar="MODEL", type=path, help=f"an .onnx file, {_FORMAT}")
-        rows = ", ".join(f"{each}: {TARGETS[each].summary}" for each in TARGETS)
-        action.add_argument("--target", default="npu", help=f"what it is for; {rows} (default: npu)")
         add(action)
         add_common_options(action)
         action.set_defaults(perform=perform)
@@ -51,7 +54,25 @@ def run(options: Namespace) -> Answer:
     return Answer(answer.text, document, answer.failure)
 
 
+def _add_target(parser: Parser) -> None:
+    rows = ", ".join(f"{name}: {TARGETS[name].summary}" for name in TARGETS)
+    parser.add_argument("--target", default="npu", help=f"what it is for; {rows} (default: npu)")
+
+
+def _add_shape(parser: Parser) -> None:
+    parser.add_argument(
+        "--shape",
+        metavar="NAME=1,3,224,224",
+        type=shape,
+        nargs="+",
+        action="extend",
+        default=[],
+        help="sizes of an input whose shape is dynamic; a batch without one becomes 1",
+    )
+
+
 def _check_options(parser: Parser) -> None:
+    _add_target(parser)
     parser.add_argument("--fix", metavar="OUT.onnx", type=path, help="mend what can be mended, and check the result")
 
 
@@ -76,15 +97,8 @@ def _check(options: Namespace) -> Answer:
 
 def _legalize_options(parser: Parser) -> None:
     parser.add_argument("-o", "--output", metavar="OUT.onnx", type=path, required=True, help="where the result goes")
-    parser.add_argument(
-        "--shape",
-        metavar="NAME=1,3,224,224",
-        type=shape,
-        nargs="+",
-        action="extend",
-        default=[],
-        help="sizes of an input whose shape is dynamic; a batch without one becomes 1",
-    )
+    _add_target(parser)
+    _add_shape(parser)
 
 
 def _legalize(options: Namespace) -> Answer:
@@ -93,6 +107,7 @@ def _legalize(options: Namespace) -> Answer:
 
 
 def _preflight_options(parser: Parser) -> None:
+    _add_target(parser)
     parser.add_argument("--kind", choices=list(KINDS), help="what a float model will be quantized to")
     parser.add_argument("--release", default=RELEASE, help=f"of Ryzen AI (default: {RELEASE})")
     parser.add_argument("--page", metavar="FILE.html", type=path, help="draw the model in pieces, on a page of its own")
@@ -125,6 +140,38 @@ def _forecast(found: npu.Preflight) -> dict[str, Any]:
     }
 
 
+def _deploy_options(parser: Parser) -> None:
+    parser.add_argument("-o", "--output", metavar="DIR", type=path, required=True, help="the folder to make")
+    _add_shape(parser)
+    add_data_options(parser)
+    add_config_options(parser)
+    add_gate_option(parser, f"(default here: {_GATE:g}) nothing is written")
+    parser.set_defaults(config="XINT8", target="stx")
+
+
+def _deploy(options: Namespace) -> Answer:
+    config = config_of(options)
+    found = npu.deploy(
+        options.model,
+        data_of(options, needed=config.measures),
+        options.output,
+        options.target,
+        config,
+        shapes=dict(options.shape),
+        min_sqnr=_GATE,
+        progress=False if options.quiet else None,
+    )
+    document = {
+        "output": found.folder,
+        "kind": found.kind,
+        "notes": list(found.notes),
+        "worst_sqnr": None if found.report is None else found.report.worst_sqnr,
+        "warnings": [str(finding) for finding in found.check.findings],
+        **{name: value for name, value in _forecast(found.forecast).items() if name != "nodes"},
+    }
+    return Answer(str(found), document)
+
+
 _Action = tuple[str, str, str, Callable[[Parser], None], Callable[[Namespace], Answer]]
 _ACTIONS: tuple[_Action, ...] = (
     ("check", "see which rules a model breaks", "%(prog)s MODEL [OPTION ...]", _check_options, _check),
@@ -141,5 +188,12 @@ _ACTIONS: tuple[_Action, ...] = (
         "%(prog)s MODEL [OPTION ...]",
         _preflight_options,
         _preflight,
+    ),
+    (
+        "deploy",
+        "legalize, quantize, check, and write the folder that an application ships: for stx and XINT8 by default",
+        "%(prog)s MODEL -o DIR --data PATH [OPTION ...]",
+        _deploy_options,
+        _deploy,
     ),
 )

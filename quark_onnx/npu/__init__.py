@@ -1,6 +1,7 @@
 """Ryzen AI processors: whether a model runs there, and why not."""
 
 from quark_onnx.npu.check import Check, check
+from quark_onnx.npu.deploy import Bundle, deploy
 from quark_onnx.npu.ep_report import EPReport, Scored, read_report, score
 from quark_onnx.npu.finding import RULES, Finding, Rule
 from quark_onnx.npu.legalize import Legalized, legalize
@@ -9,6 +10,7 @@ from quark_onnx.npu.preflight import Preflight, preflight
 
 __all__ = [
     "RULES",
+    "Bundle",
     "Check",
     "EPReport",
     "Finding",
@@ -18,6 +20,7 @@ __all__ = [
     "Scored",
     "Verdict",
     "check",
+    "deploy",
     "legalize",
     "preflight",
     "read_report",

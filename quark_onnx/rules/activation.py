@@ -9,6 +9,8 @@ from quark_onnx.rules.base import rule, spare_masked, steered
 
 #: Operators whose result need not be quantized before a Relu or Clip that alone reads it.
 _FUSING = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Sub", "Mul", "BatchNormalization"})
+#: The same in the integer engine of a target.
+_POOLING = frozenset({"MaxPool", "AveragePool", "GlobalAveragePool"})
 
 
 @rule("Relu", "Clip")
@@ -18,9 +20,8 @@ def clipping(node: Node, plan: Plan) -> None:
     It is then the producer's result, too, and an override that names the producer alone is meant for it.
     """
     source, result = node.inputs[0], node.outputs[0]
-    producer = plan.graph.producer(source)
-    alone = plan.graph.consumers(source) == [node] and not plan.graph.is_output(source)
-    if producer and alone and producer.kind in _FUSING and producer.name not in plan.kept:
+    producer = _computing(node, plan)
+    if producer is not None:
         plan.keep(source, fused_into(node.name, node.op_type).reason)
         named = plan.specs[producer].overridden and not plan.specs[node].overridden
         plan.activation(producer if named else node, result)
@@ -28,7 +29,22 @@ def clipping(node: Node, plan: Plan) -> None:
         plan.activation(node, source, result)
 
 
-@rule("LeakyRelu", "HardSwish", "Gelu", "com.microsoft::Gelu", "com.microsoft::FastGelu")
+def _computing(node: Node, plan: Plan) -> Node | None:
+    """What computes an activation together with its own result; None if it is computed apart."""
+    source = node.inputs[0]
+    producer = plan.graph.producer(source)
+    alone = plan.graph.consumers(source) == [node] and not plan.graph.is_output(source)
+    fusing = _FUSING | _POOLING if plan.aligns else _FUSING
+    return producer if producer and alone and producer.kind in fusing and producer.name not in plan.kept else None
+
+
+@rule("LeakyRelu")
+def leaky(node: Node, plan: Plan) -> None:
+    """Input and result; the result alone where the engine of a target computes it with what is in front."""
+    (clipping if plan.aligns else pointwise)(node, plan)
+
+
+@rule("HardSwish", "Gelu", "com.microsoft::Gelu", "com.microsoft::FastGelu")
 def pointwise(node: Node, plan: Plan) -> None:
     """Input and result; the bias that FastGelu may add stays float."""
     plan.activation(node, node.inputs[0], node.outputs[0])
@@ -48,8 +64,12 @@ def smooth(node: Node, plan: Plan) -> None:
 
 @rule("PRelu")
 def prelu(node: Node, plan: Plan) -> None:
-    """Input, slope and result."""
-    plan.activation(node, *node.inputs, node.outputs[0])
+    """Input, slope and result; no input where the engine of a target computes it with what is in front."""
+    if plan.aligns and _computing(node, plan) is not None:
+        clipping(node, plan)
+        plan.activation(node, node.inputs[1])
+    else:
+        plan.activation(node, *node.inputs, node.outputs[0])
 
 
 @rule("Softmax")

@@ -1,0 +1,126 @@
+"""Open the model of this folder on the NPU; on the CPU where that is not possible, saying so.
+
+    from npu_session import open_session
+    session, where = open_session()
+    outputs = session.run(None, {"input": array})
+
+As a program it runs one sample:  python npu_session.py samples/0000.npz [--device auto|npu|cpu]
+Needs onnxruntime (the one of Ryzen AI for the NPU) and numpy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+PROVIDER = "VitisAIExecutionProvider"
+HERE = Path(__file__).resolve().parent
+
+
+def open_session(device: str = "auto", *, strict: bool = False, folder: Path = HERE) -> tuple[Any, str]:
+    """A session, and "npu" or "cpu": what it was opened for.
+
+    Args:
+        device: "npu" and "cpu" ask for one of them; "auto" takes the NPU where there is one.
+        strict: with the NPU, an operator that would run on the CPU is an error.
+
+    Raises:
+        RuntimeError: the NPU was asked for by name, and cannot be had.
+    """
+    import onnxruntime as ort
+
+    settings = json.loads((folder / "provider_options.json").read_text(encoding="utf-8"))
+    model = str(folder / settings["model"])
+    if device != "cpu":
+        try:
+            return _on_npu(ort, model, settings, strict=strict, folder=folder), "npu"
+        except Exception as error:  # a provider that is not there, or that does not take the model
+            if device == "npu":
+                raise RuntimeError(f"the NPU cannot be used: {error}") from error
+            print(f"npu_session: running on the CPU: {error}", file=sys.stderr)
+    return ort.InferenceSession(model, providers=["CPUExecutionProvider"]), "cpu"
+
+
+def _on_npu(ort: Any, model: str, settings: dict[str, Any], *, strict: bool, folder: Path) -> Any:
+    if PROVIDER not in ort.get_available_providers():
+        raise RuntimeError(f"this onnxruntime has no {PROVIDER}; install that of Ryzen AI")
+    found = detect()
+    if found is None:
+        raise RuntimeError("no Ryzen AI NPU was found")
+    options = settings["devices"].get(found)
+    if options is None:
+        raise RuntimeError(f"the model is for {', '.join(settings['devices'])}, this processor is {found}")
+    options = {key: _filled(value, folder) for key, value in options.items()}
+    # a cache of another provider or model must never be used
+    options["cache_key"] = f"{settings['cache_key']}_{found}_{re.sub('[^A-Za-z0-9]', '_', ort.__version__)}"
+    session_options = ort.SessionOptions()
+    if strict:
+        session_options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+    return ort.InferenceSession(model, session_options, providers=[PROVIDER], provider_options=[options])
+
+
+def _filled(value: str, folder: Path) -> str:
+    """A value of an option, with the folder and variables of the environment put in."""
+    text = value.replace("{folder}", str(folder))
+    for name in re.findall(r"\{env:(\w+)\}", text):
+        if name not in os.environ:
+            raise RuntimeError(f"the environment variable {name} is not set; install Ryzen AI")
+        text = text.replace(f"{{env:{name}}}", os.environ[name])
+    return text
+
+
+#: PCI device and revision of the NPU: Ryzen AI documentation 1.8 (2026-07-23), app_development.rst.
+_KNOWN = {"1502": {"00": "phx"}, "17F0": {"00": "stx", "10": "stx", "11": "stx", "20": "krk"}}
+
+
+def detect() -> str | None:
+    """The processor of this machine: "phx" (Phoenix, Hawk Point), "stx" or "krk"; None if there is no NPU."""
+    for device, revision in _pci():
+        if revision in _KNOWN.get(device, {}):
+            return _KNOWN[device][revision]
+    return None
+
+
+def _pci() -> list[tuple[str, str]]:
+    """Device and revision of all PCI devices of AMD, as hexadecimal digits."""
+    if platform.system() == "Windows":
+        command = ["pnputil", "/enum-devices", "/bus", "PCI", "/deviceids"]
+        text = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+        return re.findall(r"VEN_1022&DEV_([0-9A-F]{4}).*?REV_([0-9A-F]{2})", text)
+    found = []
+    for path in sorted(Path("/sys/bus/pci/devices").glob("*")):
+        try:
+            vendor, device, revision = ((path / name).read_text().strip() for name in ("vendor", "device", "revision"))
+        except OSError:
+            continue
+        if vendor == "0x1022":
+            found.append((device[2:].upper(), revision[2:].upper()))
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Run the model of this folder on one sample.")
+    parser.add_argument("sample", type=Path, help="a .npz file; its keys are the names of the inputs")
+    parser.add_argument("--device", choices=["auto", "npu", "cpu"], default="auto")
+    parser.add_argument("--strict", action="store_true", help="an operator off the NPU is an error")
+    options = parser.parse_args()
+    import numpy as np
+
+    session, where = open_session(options.device, strict=options.strict)
+    with np.load(options.sample, allow_pickle=False) as arrays:
+        feeds = {value.name: arrays[value.name] for value in session.get_inputs()}
+    print(f"on the {where.upper()}:")
+    for value, array in zip(session.get_outputs(), session.run(None, feeds), strict=True):
+        print(f"  {value.name} {array.shape}: first values {np.ravel(array)[:4]}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

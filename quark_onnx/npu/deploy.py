@@ -1,0 +1,226 @@
+"""deploy: from a float model to the folder that an application ships for a Ryzen AI processor."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto
+
+from calibrators.session import open_session
+from quark_onnx.api import quantize
+from quark_onnx.config import QConfig
+from quark_onnx.errors import ConfigError, ConstraintError
+from quark_onnx.graph import Graph
+from quark_onnx.graph.io import staged
+from quark_onnx.npu.check import Check, check
+from quark_onnx.npu.legalize import legalize
+from quark_onnx.npu.options import CONFIG_FILE, compiler_config, devices_for
+from quark_onnx.npu.page import write_page
+from quark_onnx.npu.preflight import Preflight, preflight
+from quark_onnx.npu.readme import readme
+from quark_onnx.registry import TARGETS
+from quark_onnx.report import Report
+from quark_onnx.steps import Sample, first_sample, reader_for
+
+#: Samples that are shipped, with what the model computes of them on the CPU.
+_SHIPPED = 4
+_MODEL, _MARK = "model.onnx", "bundle.json"
+_FILES = ("npu_session.py", "compare.py", "npu_session.hpp")
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """What was written.
+
+    Attributes:
+        folder: where.
+        kind: the number format of the model: "XINT8", "A8W8", "A16W8", or "BF16", whose model is float32 and which the
+            compiler converts.
+        report: how good the quantized model is; None for BF16.
+        check: rules that it breaks; warnings alone.
+        forecast: what will run on the processor.
+        notes: what legalizing has rewritten.
+    """
+
+    folder: Path
+    kind: str
+    report: Report | None
+    check: Check
+    forecast: Preflight
+    notes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        quality = [] if self.report is None else [f"worst output: {self.report.worst_sqnr:.1f} dB"]
+        head = f"{self.kind} model for {self.forecast.target.name} in {self.folder}"
+        return "\n".join(
+            [head, *(f"legalized: {note}" for note in self.notes), *quality, str(self.check), str(self.forecast)]
+        )
+
+
+def deploy(
+    model: str | Path | ModelProto,
+    data: Any,
+    folder: str | Path,
+    target: str = "stx",
+    config: QConfig | str | Path | dict[str, Any] = "XINT8",
+    *,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    min_sqnr: float | None = 10.0,
+    progress: bool | None = False,
+) -> Bundle:
+    """Legalize, quantize, check, and write the folder.
+
+    It holds the model, options for the provider of each device that takes it, loaders for Python and C++ that fall back
+    to the CPU saying so, samples with the outputs that they have on the CPU, a script that compares, reports and
+    checksums.
+
+    Args:
+        data: as for ``quantize_static``.
+        folder: must not be there yet, be empty, or be an earlier bundle, which is replaced in one step at the end.
+        config: its target is set to ``target``.
+        shapes: sizes of dynamic dimensions, by the name of an input.
+        min_sqnr: the least signal-to-noise ratio of any output, in dB, unless the config has one; None asks for none.
+
+    Raises:
+        ConfigError: the device does not take the number format, or the folder cannot be written.
+        ConstraintError: the result breaks rules of the target.
+        AccuracyError: an output is worse than asked for.
+        QuarkError: the model or the data is wrong. Nothing is written then.
+    """
+    row, settings, place = TARGETS[target], QConfig.of(config).with_(target=target), _place(Path(folder))
+    kind = kind_of_config(settings)
+    if kind not in row.presets:
+        raise ConfigError(f"config is {kind}, but {target} ({row.summary}) takes {', '.join(row.presets)}")
+    legal = legalize(model, target, shapes=shapes)
+    reader = reader_for(Graph.of(legal.model), data, settings)
+    samples = list(islice(reader, _SHIPPED)) if reader.restartable else [first_sample(reader)]
+    result, report = legal.model, None
+    if kind != "BF16":
+        gate = settings.min_sqnr if settings.min_sqnr is not None else min_sqnr
+        made = quantize(legal.model, reader, settings.with_(min_sqnr=gate), progress=progress)
+        result, report = made.model, made.report
+    found, forecast = check(result, target), preflight(result, target, kind=kind)
+    if found.errors:
+        raise ConstraintError(f"the model breaks {found.errors} rules of {target}; nothing was written: {found}")
+    bundle = Bundle(place, kind, report, found, forecast, legal.notes)
+    with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{place.name}.") as name:
+        inside = Path(name) / place.name
+        inside.mkdir()
+        _write(inside, bundle, result, samples)
+        _replace(inside, place, Path(name))
+    return bundle
+
+
+def kind_of_config(config: QConfig) -> str:
+    """The number format that a configuration makes, as targets call it.
+
+    >>> [kind_of_config(QConfig.of(name)) for name in ("XINT8", "A8W8", "A16W8", "BF16")]
+    ['XINT8', 'A8W8', 'A16W8', 'BF16']
+    """
+    activation, weight = config.activation, config.weight
+    if activation is None or weight is None:
+        return "float activations" if activation is None else "float weights"
+    if activation.pow2 and weight.pow2:
+        return "XINT8"
+    names = {"bfloat16": "BF16", "int8": "A8", "uint8": "A8", "int16": "A16", "uint16": "A16"}
+    first = names.get(activation.dtype.name, activation.dtype.name)
+    return first if first == "BF16" else f"{first}W{getattr(weight.dtype, 'bits', weight.dtype.name)}"
+
+
+def _place(folder: Path) -> Path:
+    """The folder to write.
+
+    Raises:
+        ConfigError: it is a file, or somebody else's.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"output {folder} is a file; name a folder")
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / _MARK).is_file():
+        raise ConfigError(f"output {folder} holds other files; name a new folder, or that of an earlier bundle")
+    try:
+        folder.absolute().parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"output {folder} cannot be written: {error.strerror}") from error
+    return folder.absolute()
+
+
+def _write(folder: Path, bundle: Bundle, model: ModelProto, samples: Sequence[Sample]) -> None:
+    target, kind = bundle.forecast.target, bundle.kind
+    with staged(model, folder / _MODEL, external=False):
+        pass
+    digest = hashlib.sha256((folder / _MODEL).read_bytes()).hexdigest()
+    devices = devices_for(target, kind)
+    settings = {"model": _MODEL, "format": kind, "cache_key": digest[:16], "devices": devices}
+    _json(folder / "provider_options.json", settings)
+    _text(folder / "provider_options.hpp", _header(digest[:16], devices))
+    if kind == "BF16":
+        _json(folder / CONFIG_FILE, compiler_config())
+    for name in _FILES:
+        _text(folder / name, (Path(__file__).parent / "bundle" / name).read_text(encoding="utf-8"))
+    _record(folder, samples)
+    forecast = {
+        "counts": bundle.forecast.counts,
+        "subgraphs": bundle.forecast.subgraphs,
+        "share": bundle.forecast.share,
+    }
+    report = None if bundle.report is None else bundle.report.to_dict()
+    findings = [str(finding) for finding in bundle.check.findings]
+    _json(folder / "report.json", {"accuracy": report, "forecast": forecast, "warnings": findings})
+    write_page(bundle.forecast, folder / "forecast.html", _MODEL)
+    _text(folder / "README.md", readme(bundle.forecast, kind, report=bundle.report))
+    _json(folder / _MARK, {"schema": 1, "format": kind, "target": target.name, "release": bundle.forecast.release})
+    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    sums = (f"{hashlib.sha256((folder / name).read_bytes()).hexdigest()}  {name}" for name in names)
+    _text(folder / "SHA256SUMS", "\n".join(sums) + "\n")
+
+
+def _record(folder: Path, samples: Sequence[Sample]) -> None:
+    """Samples, and what the model computes of them on the CPU."""
+    session = open_session(folder / _MODEL)
+    for part in ("samples", "outputs"):
+        (folder / part).mkdir()
+    for place, sample in enumerate(samples):
+        np.savez(folder / "samples" / f"{place:04}.npz", allow_pickle=False, **sample)
+        values = {f"output_{number}": value for number, value in enumerate(session.run(None, dict(sample)))}
+        np.savez(folder / "outputs" / f"{place:04}.npz", allow_pickle=False, **values)
+
+
+def _header(cache_key: str, devices: Mapping[str, Mapping[str, str]]) -> str:
+    """The options as C++."""
+
+    def pairs(options: Mapping[str, str]) -> str:
+        return ", ".join(f"{{{json.dumps(key)}, {json.dumps(value)}}}" for key, value in options.items())
+
+    rows = "".join(f"\n    {{{json.dumps(name)}, {{{pairs(options)}}}}}," for name, options in devices.items())
+    return (
+        "// Made with the model; see provider_options.json.\n#pragma once\n\n#include <string>\n"
+        "#include <unordered_map>\n\nnamespace npu::options {\n\n"
+        f'inline const std::string model = "{_MODEL}";\ninline const std::string cache_key = "{cache_key}";\n'
+        "inline const std::unordered_map<std::string, std::unordered_map<std::string, std::string>> devices = {"
+        f"{rows}\n}};\n\n}}  // namespace npu::options\n"
+    )
+
+
+def _replace(made: Path, place: Path, aside: Path) -> None:
+    """Put a folder into its place; what was there goes aside first."""
+    if place.exists():
+        place.replace(aside / "before")
+    made.replace(place)
+    shutil.rmtree(aside / "before", ignore_errors=True)
+
+
+def _json(path: Path, document: Any) -> None:
+    _text(path, json.dumps(document, indent=2) + "\n")
+
+
+def _text(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8", newline="\n")

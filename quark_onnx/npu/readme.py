@@ -1,0 +1,49 @@
+"""What the folder of a deployment tells those who open it."""
+
+from __future__ import annotations
+
+from quark_onnx.npu.preflight import Preflight
+from quark_onnx.report import Report
+
+_TEXT = """\
+# A model for {summary}
+
+Format {kind}, made for Ryzen AI {release}.{quality}
+
+| file | what it is |
+|---|---|
+| `model.onnx` | the model{float} |
+| `provider_options.json`, `provider_options.hpp` | what the execution provider of each device is told |
+| `npu_session.py`, `npu_session.hpp` | open a session on the NPU, on the CPU where that is not possible, saying so |
+| `compare.py`, `samples/`, `outputs/` | compares what a machine computes with what was recorded here on a CPU |
+| `forecast.html`, `report.json` | what is forecast to run on the NPU and why not all; accuracy |
+| `SHA256SUMS` | checksums: `sha256sum -c SHA256SUMS` |
+
+## On the machine with the NPU
+
+1. Install Ryzen AI {release} and its driver, and use its Python environment.{overlay}
+2. `python compare.py --device npu`: a model that is offloaded is not yet correct; its outputs must agree with the
+   recorded ones.
+3. To see what was offloaded, set `XLNX_ONNX_EP_REPORT_FILE=vitisai_ep_report.json`, delete `cache`, and run once more;
+   the report lies in `cache`. `quark-onnx npu preflight model.onnx --target {target} --report REPORT` puts it beside
+   the forecast.
+4. Ship this folder. The cache is made anew on each device at first use, and never used for another model or provider.
+
+Without an NPU `python npu_session.py samples/0000.npz` runs on the CPU, and says so.
+"""
+
+
+def readme(forecast: Preflight, kind: str, *, report: Report | None) -> str:
+    """The text of the file, in Markdown."""
+    target = forecast.target
+    quality = "" if report is None else f" Worst output against the float model: {report.worst_sqnr:.1f} dB."
+    overlay = " Phoenix and Hawk Point need the overlay that release 1.7.1 installs." if target.xclbin else ""
+    return _TEXT.format(
+        summary=target.summary,
+        kind=kind,
+        release=forecast.release,
+        quality=quality,
+        float=", in float32: its compiler converts it" if kind == "BF16" else "",
+        overlay=overlay,
+        target=target.name,
+    )

@@ -1,0 +1,210 @@
+"""The folder that an application ships: complete, right on this machine, replaced as a whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto
+
+from quark_onnx import npu
+from quark_onnx.errors import AccuracyError, ConfigError
+from tests.models import normal, parse, run, weight
+
+
+def network() -> ModelProto:
+    return parse(
+        """g (float[N,3,8,8] x) => (float[N,4] y) { c = Conv <auto_pad = "SAME_UPPER"> (x, w) r = Relu (c)
+        d = Conv (r, u) e = Relu (d) p = GlobalAveragePool (e) f = Flatten (p) y = Gemm (f, k) }""",
+        w=weight(8, 3, 3, 3),
+        u=weight(8, 8, 1, 1),
+        k=weight(8, 4),
+    )
+
+
+def data(count: int = 12) -> list[dict[str, Any]]:
+    return [{"x": normal(1, 3, 8, 8, seed=seed)} for seed in range(count)]
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> npu.Bundle:
+    return npu.deploy(network(), data(), tmp_path_factory.mktemp("made") / "bundle", "stx")
+
+
+FILES = {
+    *("model.onnx", "provider_options.json", "provider_options.hpp", "npu_session.py", "npu_session.hpp", "compare.py"),
+    *("samples", "outputs", "forecast.html", "report.json", "README.md", "bundle.json", "SHA256SUMS"),
+}
+
+
+def test_everything_is_there_and_summed_up(bundle: npu.Bundle) -> None:
+    assert {path.name for path in bundle.folder.iterdir()} == FILES
+    assert [path.name for path in bundle.folder.parent.iterdir()] == ["bundle"], "nothing is left beside it"
+    sums = dict(reversed(line.split("  ")) for line in (bundle.folder / "SHA256SUMS").read_text().splitlines())
+    files = [path for path in bundle.folder.rglob("*") if path.is_file() and path.name != "SHA256SUMS"]
+    assert sums == {
+        path.relative_to(bundle.folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files
+    }
+    model = onnx.load(bundle.folder / "model.onnx")
+    assert not npu.check(model, "stx").findings and bundle.kind == "XINT8" and bundle.report is not None
+    report = json.loads((bundle.folder / "report.json").read_text())
+    assert report["accuracy"]["outputs"][0]["sqnr"] == pytest.approx(bundle.report.worst_sqnr)
+    assert report["forecast"]["subgraphs"] == bundle.forecast.subgraphs == 1
+
+
+def test_options_for_every_device_that_takes_the_format(bundle: npu.Bundle) -> None:
+    settings = json.loads((bundle.folder / "provider_options.json").read_text())
+    assert list(settings["devices"]) == ["stx", "phx", "krk"]
+    assert settings["devices"]["stx"]["target"] == "X2" and "xclbin" not in settings["devices"]["stx"]
+    assert settings["devices"]["phx"]["target"] == "X1" and "phoenix/4x4.xclbin" in settings["devices"]["phx"]["xclbin"]
+    assert settings["cache_key"] == hashlib.sha256((bundle.folder / "model.onnx").read_bytes()).hexdigest()[:16]
+    header = (bundle.folder / "provider_options.hpp").read_text()
+    assert all(json.dumps(value) in header for options in settings["devices"].values() for value in options.values())
+
+
+def called(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-B", *arguments], cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_loader_and_comparison_run_here_and_say_where(bundle: npu.Bundle) -> None:
+    done = called(bundle.folder, "npu_session.py", "samples/0000.npz")
+    assert done.returncode == 0 and "on the CPU:" in done.stdout and "y (1, 4)" in done.stdout
+    assert "running on the CPU: this onnxruntime has no VitisAIExecutionProvider" in done.stderr
+    done = called(bundle.folder, "compare.py")
+    assert done.returncode == 0 and "4 samples: worst inf dB" in done.stdout
+    done = called(bundle.folder, "npu_session.py", "samples/0000.npz", "--device", "npu")
+    assert done.returncode and "the NPU cannot be used" in done.stderr
+
+
+def test_a_machine_that_computes_something_else_is_found_out(bundle: npu.Bundle, tmp_path: Path) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(bundle.folder, folder)
+    with np.load(folder / "outputs" / "0001.npz") as arrays:
+        wrong = {name: arrays[name] + 1 for name in arrays.files}
+    np.savez(folder / "outputs" / "0001.npz", **wrong)
+    done = called(folder, "compare.py")
+    assert done.returncode == 1 and "this machine computes something else" in done.stderr
+
+
+PROVIDER = """
+import json, sys, types, npu_session
+seen = {}
+class Options:
+    def add_session_config_entry(self, key, value): seen[key] = value
+def session(model, options=None, providers=None, provider_options=None):
+    seen.update(model=model, providers=providers, options=provider_options)
+ort = types.SimpleNamespace(get_available_providers=lambda: [npu_session.PROVIDER], SessionOptions=Options,
+    InferenceSession=session, __version__="1.27.0")
+sys.modules["onnxruntime"] = ort
+npu_session.detect = lambda: sys.argv[1]
+_, where = npu_session.open_session(strict=True)
+print(json.dumps({**seen, "where": where}))
+"""
+
+
+@pytest.mark.parametrize("device", ["stx", "phx"])
+def test_what_the_provider_is_told(bundle: npu.Bundle, device: str, monkeypatch: Any) -> None:
+    monkeypatch.setenv("RYZEN_AI_INSTALLATION_PATH", "C:/RyzenAI")
+    done = called(bundle.folder, "-c", PROVIDER, device)
+    told = json.loads(done.stdout)
+    assert told["where"] == "npu" and told["session.disable_cpu_ep_fallback"] == "1"
+    [options] = told["options"]
+    assert options["cache_dir"] == f"{bundle.folder}/cache" and options["cache_key"].endswith(f"_{device}_1_27_0")
+    assert options.get("xclbin", "C:/RyzenAI/voe").startswith("C:/RyzenAI/voe")
+
+
+def test_a_processor_that_it_is_not_for(bundle: npu.Bundle, tmp_path: Path) -> None:
+    folder = tmp_path / "other"
+    npu.deploy(network(), data(), folder, "krk", "A8W8")
+    done = called(folder, "-c", PROVIDER, "phx")
+    assert "the model is for krk, stx, this processor is phx" in done.stderr and '"where": "cpu"' in done.stdout
+
+
+STUB = """
+#pragma once
+#include <string>
+#include <unordered_map>
+enum OrtLoggingLevel { ORT_LOGGING_LEVEL_WARNING };
+struct OrtApiBase { const char* (*GetVersionString)(); };
+const OrtApiBase* OrtGetApiBase();
+namespace Ort {
+struct Env { Env(OrtLoggingLevel, const char*) {} };
+struct SessionOptions {
+  SessionOptions& AddConfigEntry(const char*, const char*) { return *this; }
+  SessionOptions& AppendExecutionProvider_VitisAI(const std::unordered_map<std::string, std::string>& = {}) { return *this; }
+};
+struct Session { Session(const Env&, const char*, const SessionOptions&) {} };
+}
+"""  # noqa: E501
+
+
+def test_the_cpp_loader_compiles(bundle: npu.Bundle, tmp_path: Path) -> None:
+    """Against declarations alone: the part of onnxruntime's interface that it uses."""
+    compiler = shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    (tmp_path / "onnxruntime_cxx_api.h").write_text(STUB)
+    main = '#include "npu_session.hpp"\nint main() { Ort::Env env(ORT_LOGGING_LEVEL_WARNING, "app"); bool on = false;\n'
+    (tmp_path / "main.cpp").write_text(main + 'Ort::Session session = npu::open_session(env, ".", on); return on; }\n')
+    command = [compiler, "-std=c++17", "-Wall", "-Wextra", "-Werror", "-fsyntax-only"]
+    command += [f"-I{bundle.folder}", f"-I{tmp_path}", str(tmp_path / "main.cpp")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_bf16_ships_the_float_model_and_what_its_compiler_reads(tmp_path: Path) -> None:
+    made = npu.deploy(network(), data(), tmp_path / "bundle", "stx", "BF16")
+    assert made.kind == "BF16" and made.report is None
+    config = json.loads((tmp_path / "bundle" / "vitisai_config.json").read_text())
+    assert config["targets"] == [{"name": "VAIML", "pass": ["init", "vaiml_partition"]}]
+    feeds = data(1)[0]
+    np.testing.assert_allclose(
+        run(onnx.load(tmp_path / "bundle" / "model.onnx"), feeds)[0], run(network(), feeds)[0], 1e-5, 1e-6
+    )
+    settings = json.loads((tmp_path / "bundle" / "provider_options.json").read_text())
+    assert list(settings["devices"]) == ["stx", "krk"] and "config_file" in settings["devices"]["stx"]
+    assert called(tmp_path / "bundle", "compare.py").returncode == 0
+
+
+def test_an_earlier_bundle_is_replaced_and_another_folder_is_not(tmp_path: Path) -> None:
+    folder = tmp_path / "bundle"
+    npu.deploy(network(), data(), folder)
+    (folder / "cache").mkdir()
+    npu.deploy(network(), data(), folder, config="A8W8")
+    assert {path.name for path in folder.iterdir()} == FILES
+    assert json.loads((folder / "bundle.json").read_text())["format"] == "A8W8"
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("years of work")
+    with pytest.raises(ConfigError, match="holds other files"):
+        npu.deploy(network(), data(), tmp_path / "mine")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bundle", "mine"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"target": "phx", "config": "A8W8"}, ConfigError, "config is A8W8, but phx .* takes XINT8"),
+        ({"config": "INT4"}, ConfigError, "config is float activations, but stx"),
+        ({"config": "MXINT8"}, ConfigError, "but stx"),
+        ({"min_sqnr": 90.0}, AccuracyError, "below the 90 dB"),
+        ({"target": "sty"}, ConfigError, "unknown target"),
+    ],
+    ids=str,
+)
+def test_what_is_not_deployed_leaves_nothing(arguments: Any, error: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(error, match=message):
+        npu.deploy(network(), data(), tmp_path / "bundle", **arguments)
+    assert not list(tmp_path.iterdir())
+
+
+def test_data_that_can_be_read_once(tmp_path: Path) -> None:
+    npu.deploy(network(), iter(data()), tmp_path / "bundle")
+    assert [path.name for path in (tmp_path / "bundle" / "samples").iterdir()] == ["0000.npz"]
