@@ -11,6 +11,7 @@ from onnx import ModelProto
 
 from calibrators.session import open_session
 from quark_onnx import QConfig, QuantizationSpec, quantize, quantize_static
+from quark_onnx.npu import check
 from tests.endtoend.random_graphs import draw, renamed, shuffled
 
 PRESETS = ("A8W8", "XINT8", "A16W8", "S8S8", "INT4", "DYNAMIC", "BF16", "BFP16", "FP8E4M3", "MXFP8E4M3")
@@ -65,3 +66,12 @@ def test_the_same_input_gives_the_same_bytes() -> None:
         model, data = draw(seed)
         first, second = (quantize_static(model, data, PRESETS[seed % len(PRESETS)]) for _ in range(2))
         assert first.SerializeToString() == second.SerializeToString()
+
+
+@pytest.mark.parametrize("part", range(500 // PART))
+def test_nothing_that_is_made_for_a_target_breaks_its_rules(part: int) -> None:
+    """But that of a graph with a single convolution, which is no one's fault."""
+    for seed in range(part * PART, (part + 1) * PART):
+        quantized = quantize_static(*draw(seed), config("XINT8").with_(target="stx"))
+        found = check(quantized, "stx", kind="XINT8").findings
+        assert [str(finding) for finding in found if finding.rule != "G6"] == []
