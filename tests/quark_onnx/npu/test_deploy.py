@@ -153,7 +153,9 @@ def test_the_cpp_loader_compiles(bundle: npu.Bundle, tmp_path: Path) -> None:
         pytest.skip("no C++ compiler")
     (tmp_path / "onnxruntime_cxx_api.h").write_text(STUB)
     main = '#include "npu_session.hpp"\nint main() { Ort::Env env(ORT_LOGGING_LEVEL_WARNING, "app"); bool on = false;\n'
-    (tmp_path / "main.cpp").write_text(main + 'Ort::Session session = npu::open_session(env, ".", on); return on; }\n')
+    (tmp_path / "main.cpp").write_text(
+        main + 'Ort::Session session = npu::open_session(env, ".", on); (void)session; return on; }\n'
+    )
     command = [compiler, "-std=c++17", "-Wall", "-Wextra", "-Werror", "-fsyntax-only"]
     command += [f"-I{bundle.folder}", f"-I{tmp_path}", str(tmp_path / "main.cpp")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
