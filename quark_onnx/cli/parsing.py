@@ -115,6 +115,18 @@ def dimension(text: str) -> tuple[str, int]:
     return name, count(size)
 
 
+def shape(text: str) -> tuple[str, tuple[int, ...]]:
+    """NAME=N,N,..., the shape of an input.
+
+    >>> shape("image=1,3,224,224")
+    ('image', (1, 3, 224, 224))
+    """
+    name, _, sizes = text.rpartition("=")
+    if not name:
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=1,3,224,224")
+    return name, tuple(count(size) for size in sizes.split(","))
+
+
 def _json_file(text: str) -> str:
     """Where JSON goes. No other name than *.json, lest ``--json model.onnx`` overwrites a model."""
     if text != STDOUT and not text.lower().endswith(".json"):

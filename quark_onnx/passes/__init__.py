@@ -2,8 +2,9 @@
 
 from quark_onnx.passes.base import Pass
 from quark_onnx.passes.fold_batch_norm import fold_batch_norm
-from quark_onnx.passes.fold_constants import fold_constants
-from quark_onnx.passes.raise_opset import raise_opset
+from quark_onnx.passes.fold_constants import fold_constants, store_constants
+from quark_onnx.passes.fold_shapes import fold_shapes
+from quark_onnx.passes.raise_opset import raise_opset, to_opset
 from quark_onnx.passes.remove_identity import remove_identity
 from quark_onnx.passes.write_attributes import write_attributes
 
@@ -18,7 +19,10 @@ __all__ = [
     "Pass",
     "fold_batch_norm",
     "fold_constants",
+    "fold_shapes",
     "raise_opset",
     "remove_identity",
+    "store_constants",
+    "to_opset",
     "write_attributes",
 ]

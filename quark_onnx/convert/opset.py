@@ -1,0 +1,32 @@
+"""opset: another version of the standard operator set."""
+
+from __future__ import annotations
+
+from onnx import defs
+
+from quark_onnx.convert.base import Settings, conversion
+from quark_onnx.errors import ConfigError
+from quark_onnx.graph import Graph
+from quark_onnx.passes import to_opset
+
+
+@conversion("opset", keeps="exactly", reads=["opset"])
+def opset(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
+    """The version of the standard operator set that --opset says, higher or lower."""
+    if not settings.opset:
+        raise ConfigError("the conversion opset needs the version to convert to (--opset 17)")
+    if not 1 <= settings.opset <= defs.onnx_opset_version():
+        raise ConfigError(f"opset is {settings.opset}; the installed onnx knows 1 to {defs.onnx_opset_version()}")
+    return at_opset(graph, settings.opset)
+
+
+def at_opset(graph: Graph, version: int) -> tuple[Graph, list[str]]:
+    """A graph at an opset, and what was done about it.
+
+    Raises:
+        ModelError: onnx's converter cannot convert it.
+    """
+    if version == graph.opset:
+        return graph, []
+    converted = Graph.of(to_opset(graph.to_model(), version), graph.store)
+    return converted, [f"opset {graph.opset} became {version}"]
