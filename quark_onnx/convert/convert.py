@@ -156,7 +156,7 @@ def _apply(conversion: Conversion, before: Stage, settings: Settings) -> tuple[S
 
 
 def _tidied(graph: Graph) -> ModelProto:
-    """The model, with bodies for those of the vendors' operators that it has, and without domains that it has none of."""
+    """The model, with bodies for operators of the vendors, and without domains that nothing is left of."""
     kinds = {node.domain for node in (*graph.nodes, *inner_nodes(graph.nodes))}
     try:
         define_functions(graph)

@@ -33,7 +33,7 @@ Need = Callable[[Graph, Node], "int | None"]
 
 @conversion("standard-qdq", keeps="exactly")
 def standard_qdq(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
-    """Q/DQ nodes of com.microsoft, com.amd.quark and com.vai.quantize as those of ONNX, at an opset that has the type."""
+    """Q/DQ nodes of com.microsoft, com.amd.quark and com.vai.quantize as those of ONNX; the opset rises if need be."""
     return _converted(graph, "", _standard)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, TypeProto, defs, numpy_helper
 
-from quark_onnx.convert.base import Conversion, Settings, conversion
+from quark_onnx.convert.base import Settings, conversion
 from quark_onnx.dtypes import BFLOAT16, FLOAT16, Half
 from quark_onnx.errors import ModelError
 from quark_onnx.graph import Graph, Node, cast_interface
@@ -42,10 +42,12 @@ def bfloat16(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
     return _narrowed(graph, BFLOAT16, settings.io)
 
 
-ALL: tuple[Conversion, ...] = (float16, bfloat16)
-
-
 def _narrowed(graph: Graph, half: Half, io: bool) -> tuple[Graph, list[str]]:
+    if graph.opset < half.min_opset:
+        raise ModelError(
+            f"{half.name} needs opset {half.min_opset}, the model has {graph.opset}; convert that first (--to opset "
+            f"{half.name} --opset 22)"
+        )
     narrow = _Narrow(half)
     interface = [
         {value.name: _FLOAT for value in values if value.type.tensor_type.elem_type == _FLOAT}
@@ -104,15 +106,15 @@ class _Narrow:
         self.count += len(kinds)
         kinds |= {value.name for value in graph.inputs if graph.elem_type(value.name) == _FLOAT}
         constants = {name: t for name, t in graph.initializers.items() if t.data_type == _FLOAT}
-        self.count += len(constants.keys() - set(borrowed))
         before = {name: graph.constant(name) for name in self._read_wide(graph, constants)}
-        for node in graph.nodes:
+        for node in list(graph.nodes):
             self._node(graph, node, kinds, before)
         for name in constants:
             graph.set_constant(name, self._array(graph, name))
         for value in (*graph.inputs, *graph.outputs):
             self._type(value.type)
         graph.drop_unused()
+        self.count += len(constants.keys() & graph.initializers.keys() - set(borrowed))
 
     def _read_wide(self, graph: Graph, constants: dict[str, Any]) -> set[str]:
         """Constants that an operator reads as float32."""

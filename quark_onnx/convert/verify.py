@@ -10,7 +10,7 @@ from onnx import ModelProto, TensorProto
 from quark_onnx.convert.base import Conversion
 from quark_onnx.errors import AccuracyError, ModelError
 from quark_onnx.functions import DOMAINS
-from quark_onnx.graph import Graph, cast_interface, widened
+from quark_onnx.graph import HALVES, Graph, cast_interface, widened
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
 from quark_onnx.report import OutputError, measure
 from quark_onnx.steps import Reference, Sample, define_functions, probe
@@ -26,7 +26,8 @@ class Stage:
     """A model between two conversions, as the CPU provider of onnxruntime runs it.
 
     It runs as it is written, without graph optimizations, which round otherwise. Where inputs and outputs have 16 bits,
-    samples are float32 all the same. What the provider has no kernels for, as bfloat16, is run in float32.
+    samples are float32 all the same. What the provider has no kernels for, as bfloat16, is computed in float32 and
+    rounded.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -44,10 +45,10 @@ class Stage:
             reference = Reference(_wide_interface(model), optimize=False)
             reference.session  # noqa: B018  (whether it opens is the question)
         except ModelError:
-            wide, narrowing = widened(model, self.graph.store)
-            if not narrowing and wide is model:
+            rounded = _rounded(model, self.graph)
+            if rounded is model:
                 raise
-            reference = Reference(wide, optimize=False)
+            reference = Reference(rounded, optimize=False)
             reference.session  # noqa: B018
         return reference
 
@@ -78,6 +79,22 @@ def runnable(graph: Graph) -> ModelProto:
             node.rename(node.op_type.replace("Vitis", "Extended"), DOMAINS[0])
     define_functions(copy)
     return copy.to_model()
+
+
+def _rounded(model: ModelProto, graph: Graph) -> ModelProto:
+    """A model that computes in float32 and rounds each result to the 16 bits that it had; itself if none had."""
+    wide, _ = widened(model, graph.store)
+    if wide is model:
+        return model
+    result, kinds = Graph.of(wide, graph.store), Graph.of(model, graph.store)
+    for node in list(result.nodes):
+        for place, name in enumerate(node.outputs):
+            if kinds.elem_type(name) in HALVES:
+                computed, narrow = result.fresh(f"{name}_computed"), result.fresh(f"{name}_rounded")
+                result.set_output(node, place, computed)
+                result.add("Cast", [computed], [narrow], to=kinds.elem_type(name))
+                result.add("Cast", [narrow], [name], to=int(TensorProto.FLOAT))
+    return result.to_model()
 
 
 def _wide_interface(model: ModelProto) -> ModelProto:
