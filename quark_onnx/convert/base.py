@@ -22,13 +22,13 @@ class Settings:
 
     Attributes:
         shapes: of inputs, by name.
-        opset: the version of the standard operator set to convert to; 0 for none.
+        opset: the version of the standard operator set to convert to; None for none.
         io: inputs and outputs of the model are converted, too.
         samples: random inputs that the model runs on; none if it runs on none.
     """
 
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    opset: int = 0
+    opset: int | None = None
     io: bool = False
     samples: Sequence[Sample] = ()
 

@@ -240,7 +240,7 @@ def test_16_bits_raise_the_opset() -> None:
 
 
 @pytest.mark.parametrize("preset", ["A8W8", "S8S8", "U8U8"])
-@pytest.mark.parametrize("name", ["residual", "gemm_scaled", "matmul_right", "unlike_concat", "depthwise", "conv_1d"])
+@pytest.mark.parametrize("name", ["residual", "shared_weight", "matmul_right", "unlike_concat", "depthwise", "conv_1d"])
 def test_operators_there_and_back(name: str, preset: str) -> None:
     model = MODELS[name]()
     data = samples(model, 6)
