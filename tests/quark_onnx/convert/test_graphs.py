@@ -202,7 +202,7 @@ def test_a_defect_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
     spoiled = conversion("spoil", keeps="exactly")(spoil)  # type: ignore[arg-type]
     monkeypatch.setitem(CONVERSIONS._values, "spoil", spoiled)
-    with pytest.raises(AccuracyError, match="spoil changes output 'y'.*nothing was written"):
+    with pytest.raises(AccuracyError, match=r"spoil changes output 'y'.*nothing was written"):
         convert(shared(), "spoil")
 
 
