@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from numbers import Integral
 from pathlib import Path
@@ -107,7 +108,7 @@ def convert(
         for each in chosen:
             stage, step = _apply(each, stage, settings)
             steps.append(step)
-        result = _tidied(stage.graph) if any(step.notes for step in steps) else original
+        result = _tidied(stage.graph) if any(step.notes for step in steps) else copy(original)
         written = _finished(result, first, target, external=external)
         return Converted(written, steps, model_bytes(original), model_bytes(written))
     finally:

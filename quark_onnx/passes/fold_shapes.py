@@ -7,10 +7,8 @@ import math
 import numpy as np
 
 from quark_onnx.graph import Graph, Node
-from quark_onnx.passes.base import register
 
 
-@register
 def fold_shapes(graph: Graph) -> int:
     """Turn each Shape and Size of a tensor with known dimensions into a constant."""
     return sum(_fold(graph, node) for node in graph.nodes if node.kind in ("Shape", "Size"))

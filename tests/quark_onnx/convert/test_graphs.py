@@ -52,6 +52,24 @@ def test_a_batch_without_a_shape_is_one() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    "asked", ["Shape (x)", "Shape <start = 1> (x)", "Shape <start = -9, end = -1> (x)", "Size (x)"]
+)
+def test_parts_of_shapes(asked: str) -> None:
+    model = parse(
+        f"""g (float[2,H,5] x) => (float[2,H,5] y) {{
+            s = {asked}
+            f = Cast <to = 1> (s)
+            m = ReduceSum <keepdims = 0> (f)
+            y = Add (x, m)
+        }}"""
+    )
+    done = convert(model, "fixed-shapes", shapes={"x": (2, 3, 5)}).model
+    x = {"x": normal(2, 3, 5)}
+    assert kinds(done) == ["Add"]
+    np.testing.assert_array_equal(run(done, x)[0], run(model, x)[0])
+
+
 def test_inputs_that_share_a_dimension() -> None:
     model = parse("g (float[N,L] x, float[N,L] z) => (float[N,L] y) { y = Add (x, z) }")
     assert set(map(tuple, shapes(convert(model, "fixed-shapes", shapes={"z": (3, 7)}).model).values())) == {(3, 7)}
@@ -176,6 +194,8 @@ def test_a_model_is_never_changed() -> None:
         convert(model, to)
     convert(model, "fixed-shapes", shapes={"x": (1, 3, 2, 2)})
     assert model.SerializeToString(deterministic=True) == before
+    same = convert(model, "without-qdq").model  # there is nothing to convert
+    assert same == model and same is not model
 
 
 def test_what_no_runtime_runs_is_converted_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
