@@ -9,6 +9,7 @@
 from quark_onnx.analysis import Analysis, Comparison, SearchResult, Space, analyze, compare, search
 from quark_onnx.api import quantize, quantize_dynamic, quantize_static, quantize_weights
 from quark_onnx.config import Override, QConfig, QuantizationSpec
+from quark_onnx.convert import Converted, convert
 from quark_onnx.errors import QuarkError
 from quark_onnx.job import Result
 from quark_onnx.onnxruntime_spelling import CalibrationDataReader, CalibrationMethod, QuantFormat, QuantType
@@ -37,6 +38,7 @@ __all__ = [
     "CalibrationDataReader",
     "CalibrationMethod",
     "Comparison",
+    "Converted",
     "Override",
     "QConfig",
     "QuaRot",
@@ -50,6 +52,7 @@ __all__ = [
     "Space",
     "analyze",
     "compare",
+    "convert",
     "quantize",
     "quantize_dynamic",
     "quantize_static",

@@ -63,3 +63,5 @@ PASSES: Registry[Any] = Registry("pass")
 OPTIMIZERS: Registry[Any] = Registry("optimizer")
 #: What models are quantized for: name -> Target.
 TARGETS: Registry[Any] = Registry("target")
+#: What a model can be converted to: name -> Conversion.
+CONVERSIONS: Registry[Any] = Registry("conversion")

@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from quark_onnx.analysis.constants import Constants, spread
+from quark_onnx.analysis.constants import Constants
 from quark_onnx.fusions.moving import MOVING
 from quark_onnx.graph import Graph, Node
+from quark_onnx.graph.codes import spread
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
 
 FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})

@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 
 from calibrators import Histogram
 from calibrators.layout import rows
-from quark_onnx.analysis.constants import spread
 from quark_onnx.analysis.findings import Bins, Unmatched, WeightError
 from quark_onnx.analysis.match import Matching
 from quark_onnx.analysis.reading import Grid, Operand, Reading
 from quark_onnx.graph import Node
+from quark_onnx.graph.codes import spread
 from quark_onnx.report.measure import decibels
 
 Floats = NDArray[np.float64]

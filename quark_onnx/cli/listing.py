@@ -17,11 +17,15 @@ from quark_onnx.cli.parsing import Parser, add_common_options
 from quark_onnx.config import QConfig, to_dict
 from quark_onnx.config.support import WAYS
 from quark_onnx.dtypes import Block, DType, Half, Scaled
-from quark_onnx.registry import DTYPES, OPTIMIZERS, PRESETS, RULES, TARGETS
+from quark_onnx.registry import CONVERSIONS, DTYPES, OPTIMIZERS, PRESETS, RULES, TARGETS
 
 NAME = "list"
-SUMMARY = "list presets, operators, number formats, how they can be used, calibrators, optimizers and targets"
-USAGE = "%(prog)s [presets | operators | formats | matrix | calibrators | optimizers | targets] [OPTION ...]"
+SUMMARY = (
+    "list presets, operators, number formats, how they can be used, calibrators, optimizers, targets and conversions"
+)
+USAGE = (
+    "%(prog)s [presets | operators | formats | matrix | calibrators | optimizers | targets | conversions] [OPTION ...]"
+)
 EXAMPLE = """\
 example:
   quark-onnx list calibrators"""
@@ -117,6 +121,14 @@ def _targets() -> list[Row]:
     return rows
 
 
+def _conversions() -> list[Row]:
+    rows: list[Row] = []
+    for each in map(CONVERSIONS.__getitem__, CONVERSIONS):
+        item = {"name": each.name, "keeps_function": each.keeps, "description": each.summary}
+        rows.append(((each.name, each.keeps, each.summary), item))
+    return rows
+
+
 def _about(thing: object) -> str:
     """The first line of a docstring, without its markup."""
     return (inspect.getdoc(thing) or "").partition("\n")[0].replace("``", "")
@@ -130,4 +142,5 @@ _KINDS: dict[str, tuple[tuple[str, ...], Callable[[], list[Row]]]] = {
     "calibrators": (("name", "settings", "what it does"), lambda: _classes(CALIBRATORS)),
     "optimizers": (("name", "settings", "what it does"), lambda: _classes({n: OPTIMIZERS[n] for n in OPTIMIZERS})),
     "targets": (("name", "processors", "presets", "source"), _targets),
+    "conversions": (("name", "function kept", "what it does"), _conversions),
 }

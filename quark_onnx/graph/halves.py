@@ -51,34 +51,42 @@ class Narrowing:
 
     def restore_interface(self, model: ModelProto) -> ModelProto:
         """A copy of a model whose inputs and outputs have their types back."""
-        result = ModelProto()
-        result.CopyFrom(model)
-        graph = result.graph
-        taken = {name for node in graph.node for name in (*node.input, *node.output)} | {
-            t.name for t in graph.initializer
-        }
-        wide = {name: _fresh(f"{name}_float", taken) for name in (*self.inputs, *self.outputs)}
-        for node in graph.node:
-            _rename(node, wide)
-        casts = [
-            helper.make_node("Cast", [name], [wide[name]], _fresh(f"{name}_Cast", taken), to=int(TensorProto.FLOAT))
-            for name in self.inputs
-        ]
-        nodes = [*casts, *graph.node]
-        nodes += [
-            helper.make_node("Cast", [wide[name]], [name], _fresh(f"{name}_Cast", taken), to=kind)
-            for name, kind in self.outputs.items()
-            if name not in self.inputs
-        ]
-        del graph.node[:]
-        graph.node.extend(nodes)
-        for tensor in graph.initializer:
-            tensor.name = wide.get(tensor.name, tensor.name) if tensor.name in self.outputs else tensor.name
-        for value in (*graph.input, *graph.output):
-            kind = {**self.inputs, **self.outputs}.get(value.name)
-            if kind is not None:
-                value.type.tensor_type.elem_type = kind
-        return result
+        return cast_interface(model, self.inputs, self.outputs, TensorProto.FLOAT)
+
+
+def cast_interface(model: ModelProto, inputs: dict[str, int], outputs: dict[str, int], inside: int) -> ModelProto:
+    """A copy of a model whose inputs and outputs get these types, by a Cast each from and to the type inside.
+
+    Args:
+        inputs, outputs: the ``TensorProto.DataType`` of those that are to change.
+        inside: in which the model computes them.
+    """
+    result = ModelProto()
+    result.CopyFrom(model)
+    graph = result.graph
+    taken = {name for node in graph.node for name in (*node.input, *node.output)} | {t.name for t in graph.initializer}
+    suffix = TensorProto.DataType.Name(inside).lower()
+    own = {name: _fresh(f"{name}_{suffix}", taken) for name in (*inputs, *outputs)}
+    for node in graph.node:
+        _rename(node, own)
+    casts = [
+        helper.make_node("Cast", [name], [own[name]], _fresh(f"{name}_Cast", taken), to=int(inside)) for name in inputs
+    ]
+    nodes = [*casts, *graph.node]
+    nodes += [
+        helper.make_node("Cast", [own[name]], [name], _fresh(f"{name}_Cast", taken), to=kind)
+        for name, kind in outputs.items()
+        if name not in inputs
+    ]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    for tensor in graph.initializer:
+        tensor.name = own.get(tensor.name, tensor.name) if tensor.name in outputs else tensor.name
+    for value in (*graph.input, *graph.output):
+        kind = {**inputs, **outputs}.get(value.name)
+        if kind is not None:
+            value.type.tensor_type.elem_type = kind
+    return result
 
 
 def add_narrow(graph: Graph, name: str, array: NDArray[Any]) -> str:

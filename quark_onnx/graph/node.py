@@ -65,6 +65,10 @@ class Node:
         del self._proto.attribute[:]
         self._proto.attribute.extend(kept)
 
+    def rename(self, op_type: str, domain: str = "") -> None:
+        """Become an operator that takes the same inputs."""
+        self._proto.op_type, self._proto.domain = op_type, domain
+
     def set_body(self, attribute: str, place: int, body: GraphProto) -> None:
         """Replace a subgraph; ``place`` counts where the attribute holds several."""
         for candidate in self._proto.attribute:

@@ -1,4 +1,4 @@
-"""Raise the standard operator set to the least version that the chosen number formats need."""
+"""Bring a model to another version of the standard operator set."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from onnx import ModelProto, OperatorSetIdProto, helper, version_converter
 
 from calibrators.session import tensor_bytes
+from quark_onnx.errors import ModelError
 from quark_onnx.graph import Graph
 from quark_onnx.graph.node import STANDARD_DOMAINS
 from quark_onnx.passes.fold_constants import store_constants
@@ -20,6 +21,19 @@ _LARGE = 4096
 
 def raise_opset(model: ModelProto, opset: int) -> ModelProto | None:
     """``model`` at a higher opset, None if onnx's converter cannot convert it."""
+    try:
+        return to_opset(model, opset)
+    except ModelError as error:
+        logger.debug("%s", error)
+        return None
+
+
+def to_opset(model: ModelProto, opset: int) -> ModelProto:
+    """``model`` at a higher or a lower opset.
+
+    Raises:
+        ModelError: onnx's converter cannot convert it.
+    """
     light = ModelProto()
     light.CopyFrom(model)
     heavy = {tensor.name: tensor for tensor in model.graph.initializer if tensor_bytes(tensor) > _LARGE}
@@ -32,8 +46,7 @@ def raise_opset(model: ModelProto, opset: int) -> ModelProto | None:
     try:
         converted = version_converter.convert_version(light, opset)
     except Exception as error:  # the converter raises several unrelated types
-        logger.debug("the opset converter failed: %s", error)
-        return None
+        raise ModelError(f"onnx cannot convert the model to opset {opset}: {error}") from error
     result = ModelProto()
     result.CopyFrom(model)
     result.graph.CopyFrom(converted.graph)

@@ -2,8 +2,8 @@
 
 from quark_onnx.steps.calibrate import HoldOut, Ranges, calibrate
 from quark_onnx.steps.destination import destination, keeps_weights_beside
-from quark_onnx.steps.finish import finish
-from quark_onnx.steps.fuse import fuse
+from quark_onnx.steps.finish import check, finish
+from quark_onnx.steps.fuse import Agreement, fuse
 from quark_onnx.steps.guard import guard
 from quark_onnx.steps.insert import define_functions, insert
 from quark_onnx.steps.inside import Inside, all_plans, give_up_late, plan_insides, wanted
@@ -24,6 +24,7 @@ from quark_onnx.steps.solve import Params, solve, solve_biases
 from quark_onnx.steps.tolerate import tolerated
 
 __all__ = [
+    "Agreement",
     "HoldOut",
     "Inside",
     "Limits",
@@ -33,6 +34,7 @@ __all__ = [
     "Sample",
     "all_plans",
     "calibrate",
+    "check",
     "check_folder",
     "clean",
     "define_functions",

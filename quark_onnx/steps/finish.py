@@ -57,7 +57,7 @@ def finish(
     if bare:
         del model.functions[:]
         as_standard(model)
-        _check(model, reference.model)
+        check(model, reference.model)
     if output is None:
         if narrowing and not bare:
             _load(model, lean=lean)
@@ -73,7 +73,7 @@ def finish(
 def _measured(
     model: ModelProto | Path, reference: Reference, samples: Sequence[Sample], min_sqnr: float | None, *, lean: bool
 ) -> list[OutputError]:
-    _check(model, reference.model)
+    check(model, reference.model)
     session = _load(model, lean=lean)
     try:
         errors = measure(reference.session, session, samples)
@@ -115,15 +115,19 @@ def _loads_plainly(model: ModelProto | Path) -> bool:
     return True
 
 
-def _check(model: ModelProto | Path, original: ModelProto) -> None:
-    """onnx's full check; where the float model does not pass it, the one without shape inference, or none."""
+def check(model: ModelProto | Path, original: ModelProto, name: str = "quantized") -> None:
+    """onnx's full check; where the original does not pass it, the one without shape inference, or none.
+
+    Raises:
+        ModelError: the model does not pass; the message calls it by ``name``.
+    """
     for full in (True, False):
         error = _objection(model, full=full)
         if error is None:
             return
         if _objection(original, full=full) is not None:
             continue
-        raise ModelError(f"the quantized model does not pass onnx's check: {error}") from error
+        raise ModelError(f"the {name} model does not pass onnx's check: {error}") from error
 
 
 def _objection(model: ModelProto | Path, *, full: bool) -> Exception | None:

@@ -47,7 +47,7 @@ def fuse(graph: Graph, samples: Sequence[Sample]) -> tuple[Graph, list[str]]:
     fused, done = _fused(graph, None)
     if not done:
         return graph, []
-    check = _Check(graph, samples[:SAMPLES])
+    check = Agreement(graph, samples[:SAMPLES])
     if not check.objection(fused):
         return fused, [*_counted(done), *_slow(fused)]
     kept, notes = list[Place](), list[str]()
@@ -135,7 +135,7 @@ def _slow(graph: Graph) -> list[str]:
     return [f"{slow}: uint8 ones (A8W8) run several times faster there"] if signed else []
 
 
-class _Check:
+class Agreement:
     """What Q/DQ pairs compute, operator by operator as they stand, to hold other graphs against."""
 
     def __init__(self, graph: Graph, samples: Sequence[Sample]) -> None:

@@ -24,15 +24,16 @@ TOLERANCE = 1e-4
 class Reference:
     """The float model as it came, which everything is compared with; its session is opened once."""
 
-    def __init__(self, model: ModelProto, path: Path | None = None) -> None:
-        """``path`` is the file that ``model`` was read from, if it was."""
+    def __init__(self, model: ModelProto, path: Path | None = None, *, optimize: bool = True) -> None:
+        """``path`` is the file that ``model`` was read from, if it was; ``optimize`` as for ``open_session``."""
         self.model = model
         self._path = path
+        self._optimize = optimize
 
     @cached_property
     def session(self) -> Any:
         lean = any(map(is_stored, self.model.graph.initializer))
-        return _open(self._path or self.model, self.model, lean=lean)
+        return _open(self._path or self.model, self.model, lean=lean, optimize=self._optimize)
 
     def outputs(self, sample: Sample) -> dict[str, Any]:
         """What it computes on a sample, by name.
@@ -57,9 +58,9 @@ def run(model: ModelProto, sample: Sample) -> dict[str, Any]:
     return _run(_open(model, model), sample)
 
 
-def _open(source: ModelProto | Path, model: ModelProto, *, lean: bool = False) -> Any:
+def _open(source: ModelProto | Path, model: ModelProto, *, lean: bool = False, optimize: bool = True) -> Any:
     try:
-        return open_session(source, lean=lean)
+        return open_session(source, lean=lean, optimize=optimize)
     except Exception as error:  # onnxruntime raises several unrelated types
         named = {
             node.op_type: node for node in reversed(model.graph.node) if f"{node.domain}:{node.op_type}(" in str(error)

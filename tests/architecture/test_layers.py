@@ -25,7 +25,7 @@ rules passes fusions optimizers targets onnxruntime_spelling
 report
 steps
 job
-api
+api convert
 analysis npu
 quark_onnx
 cli

@@ -72,6 +72,7 @@ DATA = (
             "--journal --json --quiet --verbose",
         ),
         ("compare", f"FLOAT QUANT {DATA} --min-sqnr --json --quiet --verbose"),
+        ("convert", "MODEL --output --to --shape --opset --io float16 without-qdq --json --quiet --verbose"),
         ("list", "presets operators formats calibrators --json --quiet --verbose"),
     ],
 )

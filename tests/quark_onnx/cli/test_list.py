@@ -11,7 +11,7 @@ import pytest
 
 from calibrators import CALIBRATORS
 from quark_onnx.config import from_dict
-from quark_onnx.registry import DTYPES, OPTIMIZERS, PRESETS, RULES, TARGETS
+from quark_onnx.registry import CONVERSIONS, DTYPES, OPTIMIZERS, PRESETS, RULES, TARGETS
 from quark_onnx.targets import Target
 
 REGISTRIES: dict[str, Collection[str]] = {
@@ -22,6 +22,7 @@ REGISTRIES: dict[str, Collection[str]] = {
     "calibrators": list(CALIBRATORS),
     "optimizers": list(OPTIMIZERS),
     "targets": list(TARGETS),
+    "conversions": list(CONVERSIONS),
 }
 
 
@@ -55,8 +56,9 @@ def test_json(cli: Any) -> None:
         "calibrators": ["name", "settings", "description"],
         "optimizers": ["name", "settings", "description"],
         "targets": [field.name for field in dataclasses.fields(Target)],
+        "conversions": ["name", "keeps_function", "description"],
     }
-    assert all(row["description"] for row in document["operators"] + document["calibrators"])
+    assert all(row["description"] for row in document["operators"] + document["calibrators"] + document["conversions"])
     for row in document["presets"]:
         assert from_dict(row["config"]) == PRESETS[row["name"]]
     conv = next(row for row in document["operators"] if row["name"] == "Conv")

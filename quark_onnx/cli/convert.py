@@ -1,0 +1,84 @@
+"""quark-onnx convert: a model in another form: other number formats, fixed shapes, without Q/DQ pairs, and so on."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from dataclasses import asdict
+
+import quark_onnx
+from quark_onnx.cli.output import Answer, columns, entry
+from quark_onnx.cli.parsing import Parser, add_common_options, count, path, shape
+from quark_onnx.registry import CONVERSIONS
+from quark_onnx.report import OutputError
+
+NAME = "convert"
+SUMMARY = "convert a model: 16-bit floats, fixed shapes, another opset, without Q/DQ pairs, operators on codes"
+USAGE = "%(prog)s MODEL -o OUT --to WHAT [WHAT ...] [OPTION ...]"
+EXAMPLE = """\
+examples:
+  quark-onnx convert model.onnx -o model_fp16.onnx --to float16
+  quark-onnx convert model.onnx -o fixed.onnx --to fixed-shapes opset --shape image=1,3,224,224 --opset 17
+  quark-onnx convert quark.onnx -o plain.onnx --to standard-qdq shared-initializers
+
+Conversions are done in the order given. Those that keep the function of a model are verified by running it on random
+input; of the others the error is measured. 'quark-onnx list conversions' has them all.
+
+exit codes: 0 done; 1 the outputs changed; 2 bad input; 3 internal error; 128 + N ended by signal N"""
+
+
+def add_arguments(parser: Parser) -> None:
+    parser.add_argument("model", metavar="MODEL", type=path, help="an .onnx file, of any tool; it is not changed")
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="OUT",
+        type=path,
+        required=True,
+        help="the converted model, written when it is verified",
+    )
+    parser.add_argument("--to", metavar="WHAT", nargs="+", required=True, help=", ".join(CONVERSIONS))
+    parser.add_argument(
+        "--shape",
+        metavar="NAME=N,N,...",
+        nargs="+",
+        type=shape,
+        default=[],
+        help="for fixed-shapes: the shape of an input; without one its batch becomes 1",
+    )
+    parser.add_argument("--opset", metavar="N", type=count, help="for opset: the version to convert to")
+    parser.add_argument("--io", action="store_true", help="for float16 and bfloat16: inputs and outputs, too")
+    add_common_options(parser)
+
+
+def run(options: Namespace) -> Answer:
+    done = quark_onnx.convert(
+        options.model,
+        options.to,
+        options.output,
+        shapes=dict(options.shape),
+        opset=options.opset,
+        io=options.io,
+    )
+    lines = [
+        entry("model", [f"{options.model} -> {options.output}"]),
+        entry("size", [f"{done.bytes_before:,} -> {done.bytes_after:,} bytes"]),
+    ]
+    for step in done.steps:
+        lines.append(f"{step.name}: {'; '.join(step.notes) or 'there was nothing to convert'}")
+        if step.outputs:
+            lines.append(columns([("output", "SQNR dB", "largest change"), *map(_row, step.outputs)]))
+    document = {
+        "command": NAME,
+        "model": options.model,
+        "output": options.output,
+        "bytes_before": done.bytes_before,
+        "bytes_after": done.bytes_after,
+        "steps": [asdict(step) for step in done.steps],
+    }
+    return Answer("\n".join(lines), document)
+
+
+def _row(output: OutputError) -> tuple[str, str, str]:
+    if output.sqnr is None:
+        return output.name, "-", "random" if output.random else f"{output.agreement:.2%} of the values are equal"
+    return output.name, "equal" if output.sqnr == float("inf") else f"{output.sqnr:.2f}", f"{output.max_error:.4g}"

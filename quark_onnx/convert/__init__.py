@@ -1,0 +1,28 @@
+"""Conversions of models: each is one file, the tuple is the order in which they are listed."""
+
+from quark_onnx.convert.base import Conversion, Settings
+from quark_onnx.convert.convert import Converted, Step, convert
+from quark_onnx.convert.domains import microsoft_qdq, standard_qdq, vendor_qdq
+from quark_onnx.convert.fixed_shapes import fixed_shapes
+from quark_onnx.convert.float32 import float32
+from quark_onnx.convert.initializers import shared_initializers, unique_initializers
+from quark_onnx.convert.narrow import bfloat16, float16
+from quark_onnx.convert.operators import qdq_to_qoperator
+from quark_onnx.convert.opset import opset
+from quark_onnx.convert.pairs_from_operators import qoperator_to_qdq
+from quark_onnx.convert.signs import s8s8, s16s8, u8s8, u16s8
+from quark_onnx.convert.without_qdq import without_qdq
+from quark_onnx.registry import CONVERSIONS
+
+for each in (
+    *(float16, bfloat16, float32),
+    fixed_shapes,
+    opset,
+    *(without_qdq, qdq_to_qoperator, qoperator_to_qdq),
+    *(s8s8, u8s8, s16s8, u16s8),
+    *(unique_initializers, shared_initializers),
+    *(standard_qdq, microsoft_qdq, vendor_qdq),
+):
+    CONVERSIONS.add(each.name, each)
+
+__all__ = ["Conversion", "Converted", "Settings", "Step", "convert"]

@@ -1,0 +1,139 @@
+"""standard-qdq, microsoft-qdq and vendor-qdq: Q/DQ nodes as operators of another domain.
+
+The operators of com.microsoft and com.amd.quark are versions of ONNX's for more types, or for earlier opsets. Those of
+com.vai.quantize are what com.amd.quark had before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from onnx import TensorProto
+
+from quark_onnx.convert.base import Settings, conversion, counted, everywhere, reloaded
+from quark_onnx.convert.opset import at_opset
+from quark_onnx.convert.pairs import code_type, parameters, write_zero_point
+from quark_onnx.dtypes import BODY_OPSET, Float4, Integer, Scaled
+from quark_onnx.errors import ModelError
+from quark_onnx.functions import DOMAIN
+from quark_onnx.fusions.base import CONTRIB
+from quark_onnx.graph import Graph, Node
+from quark_onnx.graph.bodies import bodies
+from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
+from quark_onnx.registry import DTYPES
+
+#: First opset of Q/DQ nodes with a scale for each channel.
+_PER_AXIS_OPSET = 13
+_BLOCKS_OPSET = 21
+
+#: The least opset at which a node can be one of another domain; None if it cannot.
+Need = Callable[[Graph, Node], "int | None"]
+
+
+@conversion("standard-qdq", keeps="exactly")
+def standard_qdq(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
+    """Q/DQ nodes of com.microsoft, com.amd.quark and com.vai.quantize as those of ONNX; the opset rises if need be."""
+    return _converted(graph, "", _standard)
+
+
+@conversion("microsoft-qdq", keeps="exactly")
+def microsoft_qdq(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
+    """Q/DQ nodes as those of com.microsoft, which has 4 to 16 bits at any opset."""
+    return _converted(graph, CONTRIB, _microsoft)
+
+
+@conversion("vendor-qdq", keeps="exactly")
+def vendor_qdq(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
+    """Q/DQ nodes as ExtendedQuantizeLinear and ExtendedDequantizeLinear of com.amd.quark, with bodies."""
+    return _converted(graph, DOMAIN, _vendor)
+
+
+def _row(graph: Graph, node: Node) -> Scaled | None:
+    """The number format of a node's codes."""
+    kind = code_type(graph, node)
+    rows = (DTYPES[name] for name in DTYPES)
+    return next(
+        (row for row in rows if isinstance(row, Scaled) and row.onnx == kind and not isinstance(row, Float4)), None
+    )
+
+
+def _standard(graph: Graph, node: Node) -> int | None:
+    own, row = parameters(graph, node), _row(graph, node)
+    quantizes = node.op_type in QUANTIZE
+    if row is None or not (row.emitted if quantizes else row.read):
+        return None
+    if own is None or (row.onnx == TensorProto.INT32 and own.zero_point.any()):
+        return None
+    blocks = _BLOCKS_OPSET if own.block_size else 0
+    return max(row.min_opset, _PER_AXIS_OPSET if own.scale.ndim else 0, blocks)
+
+
+def _microsoft(graph: Graph, node: Node) -> int | None:
+    own, row = parameters(graph, node), _row(graph, node)
+    known = isinstance(row, Integer) and row.bits >= 4 and (row.emitted if node.op_type in QUANTIZE else row.read)
+    return 1 if known and own is not None and not own.block_size else None
+
+
+def _vendor(graph: Graph, node: Node) -> int | None:
+    own, row = parameters(graph, node), _row(graph, node)
+    known = isinstance(row, Integer) and row.bits >= 8 and own is not None and not own.block_size
+    return BODY_OPSET if known else None
+
+
+def _converted(graph: Graph, domain: str, need: Need) -> tuple[Graph, list[str]]:
+    needs = list(_needs(graph, domain, need))
+    opsets = [opset for opset in needs if opset is not None]
+    notes = list[str]()
+    if opsets and max(opsets) > graph.opset:
+        try:
+            graph, notes = at_opset(graph, max(opsets))
+        except ModelError as error:
+            notes = [str(error)]
+    count = everywhere(graph, lambda inner: _rename_all(inner, domain, need))
+    notes = [*(f"{line} renamed" for line in counted(count, "node")), *(notes if count else ())]
+    left = len(needs) - count
+    if left:
+        notes.append(f"{left} Q/DQ nodes stay as they are: {domain or 'ONNX'} has no such type, or a scale is computed")
+    return (reloaded(graph) if count else graph), notes
+
+
+def _needs(graph: Graph, domain: str, need: Need) -> Iterator[int | None]:
+    """What each Q/DQ node of another domain needs, those in bodies included."""
+    for node in graph.nodes:
+        if node.op_type in QUANTIZE | DEQUANTIZE and node.domain != domain:
+            yield need(graph, node)
+    for body in bodies(graph):
+        yield from _needs(Graph(body.model), domain, need)
+
+
+def _rename_all(graph: Graph, domain: str, need: Need) -> int:
+    count = 0
+    for node in graph.nodes:
+        if node.op_type in QUANTIZE | DEQUANTIZE and node.domain != domain:
+            opset = need(graph, node)
+            if opset is not None and opset <= graph.opset:
+                _rename(graph, node, domain)
+                count += 1
+    return count
+
+
+def _rename(graph: Graph, node: Node, domain: str) -> None:
+    plain = "QuantizeLinear" if node.op_type in QUANTIZE else "DequantizeLinear"
+    node.rename(f"Extended{plain}" if domain == DOMAIN else plain, domain)
+    if domain:
+        graph.import_domain(domain)
+        node.drop_attribute("output_dtype")
+        node.drop_attribute("saturate")
+        write_zero_point(graph, node)
+    for place, name in enumerate(node.inputs[1:3], 1):
+        array = graph.constant(name)
+        if name and array is not None and array.ndim == 1 and array.size == 1:  # for ONNX that is a vector
+            [scalar] = graph.once(("scalar", name), partial(_scalar, graph, name))
+            graph.set_input(node, place, scalar)
+
+
+def _scalar(graph: Graph, name: str) -> list[str]:
+    array = graph.constant(name)
+    assert array is not None
+    return [graph.add_constant(f"{name}_scalar", array.reshape(()))]

@@ -1,0 +1,234 @@
+"""float16 and bfloat16: a float32 model computes in 16 bits.
+
+Every float32 tensor gets the other type under the same name. What an operator's definition in ONNX does not have in 16
+bits, as the scales of Resize, stays float32 with a Cast on each side; so do operators on codes, whose scales would be
+rounded, and operators of other domains, whose definitions are not at hand.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import TensorProto, TypeProto, defs, numpy_helper
+
+from quark_onnx.convert.base import Settings, conversion
+from quark_onnx.dtypes import BFLOAT16, FLOAT16, Half
+from quark_onnx.errors import ModelError
+from quark_onnx.graph import Graph, Node, cast_interface
+from quark_onnx.graph.bodies import bodies, put_back
+from quark_onnx.passes import store_constants
+from quark_onnx.plan.existing import is_quantizing
+
+_TENSOR = {FLOAT16.onnx: "tensor(float16)", BFLOAT16.onnx: "tensor(bfloat16)"}
+#: Attributes that say of which type a result is.
+_TYPES = ("to", "dtype", "output_dtype", "output_datatype")
+_FLOAT = int(TensorProto.FLOAT)
+
+
+@conversion("float16", keeps="no", reads=["io"])
+def float16(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
+    """Weights and arithmetic of a float32 model in float16; inputs and outputs stay float32 without --io."""
+    return _narrowed(graph, FLOAT16, settings.io)
+
+
+@conversion("bfloat16", keeps="no", reads=["io"])
+def bfloat16(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
+    """Weights and arithmetic of a float32 model in bfloat16; inputs and outputs stay float32 without --io."""
+    return _narrowed(graph, BFLOAT16, settings.io)
+
+
+def _narrowed(graph: Graph, half: Half, io: bool) -> tuple[Graph, list[str]]:
+    if graph.opset < half.min_opset:
+        raise ModelError(
+            f"{half.name} needs opset {half.min_opset}, the model has {graph.opset}; convert that first (--to opset "
+            f"{half.name} --opset 22)"
+        )
+    narrow = _Narrow(half)
+    interface = [
+        {value.name: _FLOAT for value in values if value.type.tensor_type.elem_type == _FLOAT}
+        for values in (graph.inputs, graph.outputs)
+    ]
+    defaults = {name: graph.initializers[name] for name in interface[0] if name in graph.initializers}
+    narrow.graph(graph)
+    if not narrow.count:
+        return graph, []
+    model = graph.to_model()
+    del model.graph.value_info[:]  # of the types that were
+    if not io:
+        model = cast_interface(model, interface[0], interface[1], half.onnx)
+        for tensor in model.graph.initializer:
+            tensor.CopyFrom(defaults.get(tensor.name, tensor))
+    return Graph.of(model, graph.store), narrow.notes()
+
+
+class _Narrow:
+    """Narrows a graph, and remembers what was done."""
+
+    def __init__(self, half: Half) -> None:
+        self.half = half
+        self.count = self.clipped = self.raised = 0
+        self.wide: Counter[str] = Counter()
+
+    def notes(self) -> list[str]:
+        """What was done, a line each."""
+        name = self.half.name
+        lines = [f"{self.count} tensors became {name}"]
+        if self.wide:
+            kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(self.wide.items()))
+            lines.append(f"stay float32, at this opset or altogether: {kinds}")
+        if self.clipped:
+            lines.append(f"{self.clipped} constants reach beyond {name} and were clipped to {self.half.largest:.5g}")
+        if self.raised:
+            lines.append(f"{self.raised} constants would have become zero and are now the least {name}")
+        return lines
+
+    def graph(self, graph: Graph, borrowed: Collection[str] = ()) -> None:
+        """Narrow a graph and the bodies of its nodes, in place; what a body has borrowed is counted elsewhere."""
+        store_constants(graph)
+        sparse = [name for name in graph.sparse if graph.elem_type(name) in (_FLOAT, TensorProto.UNDEFINED)]
+        if sparse:
+            raise ModelError(f"the sparse constant {sparse[0]!r} cannot be converted; make it dense first")
+        for body in list(bodies(graph)):
+            if body.node.domain:
+                raise ModelError(
+                    f"{body.node!r} has a graph of its own, of which nothing is known; it cannot be converted"
+                )
+            inner = Graph(body.model, store=graph.store)
+            inner.reserve(graph.names)
+            self.graph(inner, body.borrowed)
+            put_back(graph, body, inner)
+        kinds = {name for node in graph.nodes for name in node.outputs if graph.elem_type(name) == _FLOAT}
+        self.count += len(kinds)
+        kinds |= {value.name for value in graph.inputs if graph.elem_type(value.name) == _FLOAT}
+        constants = {name: t for name, t in graph.initializers.items() if t.data_type == _FLOAT}
+        before = {name: graph.constant(name) for name in self._read_wide(graph, constants)}
+        for node in list(graph.nodes):
+            self._node(graph, node, kinds, before)
+        for name in constants:
+            graph.set_constant(name, self._array(graph, name))
+        for value in (*graph.inputs, *graph.outputs):
+            self._type(value.type)
+        graph.drop_unused()
+        self.count += len(constants.keys() & graph.initializers.keys() - set(borrowed))
+
+    def _read_wide(self, graph: Graph, constants: dict[str, Any]) -> set[str]:
+        """Constants that an operator reads as float32."""
+        return {
+            name
+            for node in graph.nodes
+            for place, name in enumerate(node.inputs)
+            if name in constants and not self._takes(graph, node, place)
+        }
+
+    def _node(self, graph: Graph, node: Node, kinds: set[str], before: dict[str, Any]) -> None:
+        """Let a node read and compute 16 bits, or put a Cast on each side."""
+        wide = False
+        schema = _schema(graph, node)
+        if node.has_subgraph and not (schema and self._allowed(schema, schema.outputs, 0)):
+            raise ModelError(f"{node!r} has no {self.half.name} at opset {graph.opset}; convert to a later one first")
+        for place, name in enumerate(node.inputs):
+            if name in before and not self._takes(graph, node, place):
+                key = ("float32", name)
+                [kept] = graph.once(key, partial(_added, graph, f"{name}_float", before[name]))
+                graph.set_input(node, place, kept)
+            elif name in kinds and not self._takes(graph, node, place):
+                wide = True
+                [kept] = graph.once(("cast", name), partial(_cast, graph, name))
+                graph.set_input(node, place, kept)
+        for place, name in enumerate(node.outputs):
+            if name in kinds and not self._makes(graph, node, place):
+                wide = True
+                kept = graph.fresh(f"{name}_float")
+                graph.set_output(node, place, kept)
+                graph.add("Cast", [kept], [name], to=self.half.onnx)
+        self.wide[node.kind] += wide
+        self.wide += Counter()  # without those that were not
+
+    def _takes(self, graph: Graph, node: Node, place: int) -> bool:
+        """Whether an input may have 16 bits."""
+        schema = _schema(graph, node)
+        return schema is not None and self._allowed(schema, schema.inputs, place)
+
+    def _makes(self, graph: Graph, node: Node, place: int) -> bool:
+        """Whether a result has 16 bits if the inputs have; what a node says of its type is changed."""
+        schema = _schema(graph, node)
+        if schema is None or not self._allowed(schema, schema.outputs, place):
+            return False
+        kind = _formal(schema.outputs, place).type_str
+        given = {_formal(schema.inputs, at).type_str for at, name in enumerate(node.inputs) if name}
+        if kind in given or node.has_subgraph:
+            return True
+        for name in _TYPES:
+            if node.attribute(name) == _FLOAT:
+                node.set_attribute(name, self.half.onnx)
+                return True
+        value = node.attribute("value")
+        if node.kind == "ConstantOfShape":
+            number = numpy_helper.to_array(value) if value is not None else np.zeros(1, np.float32)
+            node.set_attribute("value", numpy_helper.from_array(self._fitted(number)))
+            return True
+        return False
+
+    def _allowed(self, schema: Any, formals: Any, place: int) -> bool:
+        kind = _formal(formals, place).type_str
+        types = {each.type_param_str: each.allowed_type_strs for each in schema.type_constraints}.get(kind, [kind])
+        return _TENSOR[self.half.onnx] in types
+
+    def _array(self, graph: Graph, name: str) -> NDArray[Any]:
+        array = graph.constant(name)
+        assert array is not None or graph.is_input(name), name
+        if array is None:  # the default of an input
+            array = numpy_helper.to_array(graph.initializers[name])
+        return self._fitted(array)
+
+    def _fitted(self, array: NDArray[Any]) -> NDArray[Any]:
+        """Values in 16 bits: clipped if they are finite, and a single one not zero if it was not, as an epsilon."""
+        largest, finite = self.half.largest, np.isfinite(array)
+        beyond = finite & (np.abs(array) > largest)
+        self.clipped += bool(beyond.any())
+        with np.errstate(over="ignore"):
+            result: NDArray[Any] = np.where(beyond, np.copysign(largest, array), array).astype(self.half.numpy)
+        if array.size == 1 and array.any() and not result.astype(np.float32).any():
+            self.raised += 1
+            least = np.array(1, np.uint16).view(self.half.numpy).astype(np.float32)
+            result = np.copysign(least, array).astype(self.half.numpy)
+        return result
+
+    def _type(self, type_: TypeProto) -> None:
+        kind = type_.WhichOneof("value")
+        if kind == "tensor_type" and type_.tensor_type.elem_type == _FLOAT:
+            type_.tensor_type.elem_type = self.half.onnx
+        elif kind == "sequence_type":
+            self._type(type_.sequence_type.elem_type)
+        elif kind == "optional_type":
+            self._type(type_.optional_type.elem_type)
+
+
+def _added(graph: Graph, name: str, array: NDArray[Any]) -> list[str]:
+    return [graph.add_constant(name, array)]
+
+
+def _cast(graph: Graph, name: str) -> list[str]:
+    kept = graph.fresh(f"{name}_float")
+    graph.add("Cast", [name], [kept], to=_FLOAT)
+    return [kept]
+
+
+def _schema(graph: Graph, node: Node) -> Any:
+    """The definition of an operator; None for those that stay float32."""
+    if node.domain or is_quantizing(node) or not defs.has(node.op_type):
+        return None
+    try:
+        return defs.get_schema(node.op_type, graph.opset, "")
+    except defs.SchemaError:
+        return None
+
+
+def _formal(formals: Any, place: int) -> Any:
+    """What a definition says of an input or output; the last one may stand for many."""
+    return formals[min(place, len(formals) - 1)]
