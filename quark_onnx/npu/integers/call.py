@@ -63,6 +63,19 @@ class Call:
             raise self.refused(f"its input {self.node.input(index)!r} is float; quantize it, too")
         return exact(value)
 
+    def moved(self, change: Callable[[NDArray[Any]], NDArray[Any]]) -> list[Value]:
+        """The first input at other places, or some of its values, whatever kind of number they are."""
+        value = self.inputs[0]
+        if isinstance(value, Real):
+            return [Real(change(value.values), value.given)]
+        return [self.fixed(0).shaped(change)]
+
+    def size(self) -> tuple[int, ...]:
+        """The shape of the first input."""
+        value = self.inputs[0]
+        assert value is not None
+        return (value.values if isinstance(value, Fixed | Real) else value).shape
+
     def known(self, index: int) -> NDArray[Any]:
         """An input whose value is known beforehand.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import reduce
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -9,6 +11,14 @@ from quark_onnx.npu.integers.call import Call, Operator, Real, Value
 from quark_onnx.npu.integers.fixed import Fixed, Ints, aligned
 
 Floats = NDArray[np.float32]
+
+#: Where the middle of a place lies, among the outputs and among the inputs.
+_CENTRES = {
+    "asymmetric": (0, 0),
+    "half_pixel": (0.5, 0.5),
+    "pytorch_half_pixel": (0.5, 0.5),
+    "tf_half_pixel_for_nn": (0.5, 0),
+}
 
 
 def move(call: Call) -> list[Value]:
@@ -23,9 +33,7 @@ def move(call: Call) -> list[Value]:
 
 def shape(call: Call) -> list[Value]:
     """Shape and Size, of whatever kind of number."""
-    value = call.inputs[0]
-    values = value.values if isinstance(value, Fixed | Real) else value
-    return list(call.evaluated({0: np.asarray(values)}))
+    return list(call.evaluated({0: np.empty(call.size(), np.bool_)}))
 
 
 def join(call: Call) -> list[Value]:
@@ -45,20 +53,20 @@ def join(call: Call) -> list[Value]:
 
 def resize(call: Call) -> list[Value]:
     """Resize to the nearest input, axis by axis."""
-    node, x = call.node, call.fixed(0)
+    node, taken, rank = call.node, list[tuple[int, Ints]](), len(call.size())
     kept = ("mode", "nearest"), ("keep_aspect_ratio_policy", "stretch"), ("antialias", 0)
     for name, value in kept:
         if node.attribute(name, value) != value:
             raise call.refused(f"{name} is {node.attribute(name)!r}")
-    values, old = x.values, call.graph.opset < 11  # scales came second
+    old = call.graph.opset < 11  # scales came second
     scales, sizes = (call.known(place) if call.has(place) else np.empty(0) for place in (1 if old else 2, 3))
-    for index, axis in enumerate(node.attribute("axes", range(values.ndim))):
-        size = values.shape[axis]
+    for index, axis in enumerate(node.attribute("axes", range(rank))):
+        size = call.size()[axis]
         output = int(sizes[index] if sizes.size else np.floor(np.float32(size) * np.float32(scales[index])))
         scale = np.float32(scales[index] if scales.size else output / size)
         if scale != 1:
-            values = values.take(_nearest(call, size, output, scale), axis=axis)
-    return [Fixed(values, x.position, x.divisor)]
+            taken.append((axis, _nearest(call, size, output, scale)))
+    return call.moved(lambda values: reduce(lambda part, each: part.take(each[1], axis=each[0]), taken, values))
 
 
 def _nearest(call: Call, size: int, output: int, scale: np.float32) -> Ints:
@@ -66,16 +74,15 @@ def _nearest(call: Call, size: int, output: int, scale: np.float32) -> Ints:
     node = call.node
     old = call.graph.opset < 11
     way = node.attribute("coordinate_transformation_mode", "asymmetric" if old else "half_pixel")
-    at, half = np.arange(output, dtype=np.float32), np.float32(0.5)
-    x: Floats
+    at: Floats = np.arange(output, dtype=np.float32)
+    half = np.float32(0.5)
     if output == 1 and way in ("pytorch_half_pixel", "align_corners"):
         x = at  # which is zero
-    elif way in ("half_pixel", "pytorch_half_pixel"):
-        x = (at + half) / scale - half
     elif way == "align_corners":
         x = at * np.float32(size - 1) / np.float32(output - 1)
-    elif way in ("asymmetric", "tf_half_pixel_for_nn"):
-        x = (at if way == "asymmetric" else at + half) / scale
+    elif way in _CENTRES:
+        before, behind = map(np.float32, _CENTRES[way])
+        x = (at + before) / scale - behind
     else:
         raise call.refused(f"coordinate_transformation_mode is {way!r}")
     roundings: dict[str, Floats] = {

@@ -7,14 +7,19 @@ into its models, as a Mul behind the average; where it is, it is not applied twi
 
 from __future__ import annotations
 
+from functools import partial
 from math import ceil, lcm, log2, prod
+from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from quark_onnx.kernels.patches import windowed
 from quark_onnx.npu.integers.call import Call, Operator, Value
 from quark_onnx.npu.integers.fixed import Fixed, Ints, times
 from quark_onnx.npu.integers.windows import covered, placed, places
+
+T = TypeVar("T", np.int64, np.float64)
 
 #: Side of a square window -> k, n.
 _FACTORS = {3: (7, 6), 5: (10, 8), 6: (7, 8), 7: (21, 10), 14: (21, 12)}
@@ -26,9 +31,14 @@ def max_pool(call: Call) -> list[Value]:
     """MaxPool, without indices."""
     if any(call.node.outputs[1:]):
         raise call.refused("indices of the greatest values are not computed")
-    x = call.fixed(0)
-    least = int(x.values.min(initial=0))  # what lies outside of the input is 0 there, and never greater than an input
-    return [x.shaped(lambda values: _windows(call, values - least)[0].max(axis=0) + least)]
+    return call.moved(partial(_greatest, call))
+
+
+def _greatest(call: Call, values: NDArray[T]) -> NDArray[T]:
+    rows, _ = _windows(call, values)
+    inside, _ = _windows(call, np.ones((1, 1, *values.shape[2:]), np.int64))
+    greatest: NDArray[T] = np.where(inside != 0, rows, values.min(initial=0)).max(axis=0)
+    return greatest
 
 
 def average_pool(call: Call) -> list[Value]:
@@ -48,7 +58,7 @@ def global_average(call: Call) -> list[Value]:
 
 def global_max(call: Call) -> list[Value]:
     """GlobalMaxPool."""
-    return [call.fixed(0).shaped(lambda values: values.max(axis=tuple(range(2, values.ndim)), keepdims=True))]
+    return call.moved(lambda values: values.max(axis=tuple(range(2, values.ndim)), keepdims=True))
 
 
 def reduce_mean(call: Call) -> list[Value]:
@@ -80,7 +90,7 @@ def searched(count: int) -> tuple[int, int]:
     return min(found, key=lambda pair: abs(pair[0] / 2 ** pair[1] - 1 / count))
 
 
-def _windows(call: Call, values: Ints) -> tuple[Ints, tuple[int, ...]]:
+def _windows(call: Call, values: NDArray[T]) -> tuple[NDArray[T], tuple[int, ...]]:
     """The inputs of each window, (taps, batch, channels, ...), zeros outside; and the sizes of the output."""
     kernel, (batch, channels) = tuple(call.node.attribute("kernel_shape")), values.shape[:2]
     window, output = placed(call.node, values.shape[2:], kernel)
