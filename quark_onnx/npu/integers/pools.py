@@ -121,8 +121,8 @@ def _corrected(call: Call) -> bool:
     graph, result = call.graph, call.node.outputs[0]
     behind = graph.consumers(result)
     others = [name for node in behind for name in node.inputs if name != result]
-    sources = [producer.input(0) if (producer := graph.producer(name)) else name for name in others]
-    return [node.kind for node in behind] == ["Mul"] and all(map(graph.is_constant, sources))
+    made = [producer.inputs if (producer := graph.producer(name)) else (name,) for name in others]
+    return [node.kind for node in behind] == ["Mul"] and all(graph.is_constant(name) for each in made for name in each)
 
 
 POOLS: dict[str, Operator] = {

@@ -373,13 +373,17 @@ def test_the_engine_multiplies_and_shifts() -> None:
     assert simulate(model, feeds, average="dpu").codes["y_codes"].item() == 98
 
 
-def test_a_factor_that_the_model_has_is_not_applied_twice() -> None:
-    """amd-quark's form: 49 * 21 / 1024 behind an average of 7 x 7."""
-    text = "g (float[1,2,7,7] x) => (float y) { h = GlobalAveragePool (x) y = Mul (h, factor) }"
-    model = qdq(parse(text, factor=np.float32(49 * 21 / 1024)), {"x": 4, "y": 6}, np.uint8, 128)
+@pytest.mark.parametrize("written", ["initializer", "node"])
+def test_a_factor_that_the_model_has_is_not_applied_twice(written: str) -> None:
+    """amd-quark's form: 49 * 21 / 1024 behind an average of 7 x 7, as the value of a Constant."""
+    factor = 49 * 21 / 1024
+    node = f"factor = Constant <value = float {{{factor}}}> ()" if written == "node" else ""
+    text = f"g (float[1,2,7,7] x) => (float y) {{ h = GlobalAveragePool (x) {node} y = Mul (h, factor) }}"
+    constants = {"factor": np.float32(factor)} if written == "initializer" else {}
+    model = qdq(parse(text, **constants), {"x": 4, "y": 6}, np.uint8, 128)
     feeds = {"x": normal(1, 2, 7, 7) + np.float32([[[[0.9]], [[-0.3]]]])}
-    once, twice = (simulate(model, feeds, average=each).codes["y_codes"] for each in ("exact", "dpu"))
-    assert once.tolist() == twice.tolist() == oracle(model, feeds)["y_codes"].tolist()
+    exact, engine = (simulate(model, feeds, average=each).codes["y_codes"] for each in ("exact", "dpu"))  # type: ignore[arg-type]
+    assert exact.tolist() == engine.tolist() == oracle(model, feeds)["y_codes"].tolist()
 
 
 # What is computed in float
