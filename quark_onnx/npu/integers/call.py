@@ -89,8 +89,9 @@ class Call:
 
     def refused(self, reason: str) -> ModelError:
         """The error of a node that cannot be simulated."""
-        first = next((name for name in self.node.inputs if not self.graph.is_constant(name)), "")
-        return ModelError(f"{self.node!r} cannot be simulated: {reason}; until={first!r} stops in front of it")
+        first = self.node.input(0)
+        way = f"; until={first!r} stops in front of it" if self.graph.producer(first) else ""
+        return ModelError(f"{self.node!r} cannot be simulated: {reason}{way}")
 
     def evaluated(self, arrays: Mapping[int, NDArray[Any]]) -> list[NDArray[Any]]:
         """All outputs, by the reference evaluator of ONNX.

@@ -115,10 +115,17 @@ SINGLE = {
     "concat": "y = Concat <axis = 1> (x, x2)",
     "max pool": "y = MaxPool <kernel_shape = [3,2], strides = [2,1], pads = [1,0,1,1]> (x)",
     "max pool, ceil": "y = MaxPool <kernel_shape = [3,3], strides = [2,2], ceil_mode = 1> (x)",
+    "max pool, a window in the padding": (
+        "y = MaxPool <kernel_shape = [2,2], strides = [3,2], pads = [0,0,1,0], ceil_mode = 1> (x)"
+    ),
     "max pool, dilated": "y = MaxPool <kernel_shape = [2,2], dilations = [2,3]> (x)",
     "average pool": "y = AveragePool <kernel_shape = [3,2], strides = [2,1], pads = [1,0,1,1]> (x)",
     "average pool, padding": "y = AveragePool <kernel_shape = [3,3], pads = [1,1,1,1], count_include_pad = 1> (x)",
     "average pool, ceil": "y = AveragePool <kernel_shape = [3,3], strides = [2,2], ceil_mode = 1> (x)",
+    "average pool, a window beyond the padding": (
+        "y = AveragePool <kernel_shape = [3,3], strides = [2,2], pads = [1,1,1,1],"
+        " ceil_mode = 1, count_include_pad = 1> (x)"
+    ),
     "average pool, same": 'y = AveragePool <kernel_shape = [3,3], strides = [2,2], auto_pad = "SAME_UPPER"> (x)',
     "global average": "h = MaxPool <kernel_shape = [2,3]> (x) y = GlobalAveragePool (h)",
     "global max": "y = GlobalMaxPool (x)",
@@ -291,13 +298,13 @@ def test_the_bias_of_a_conv_is_finer_than_its_products() -> None:
     assert simulate(model, {"x": np.float32([[[1, 2]]])}).codes["y_codes"].tolist() == [[[1, 1]]]
 
 
-@pytest.mark.parametrize(("alpha", "wanted"), [(26 / 256, [-10, -1, 0, 5]), (0.1, [-10, 0, 0, 5])])
+@pytest.mark.parametrize(
+    ("alpha", "wanted"), [(26 / 256, [-10, -8, -1, 5]), (0.1, [-10, -7, -1, 5]), (0.125, [-12, -9, -1, 5])]
+)
 def test_leaky_relu_is_rounded_once(alpha: float, wanted: list[int]) -> None:
-    """-5 * 26 / 256 = -0.508, and -5 * float32(0.1) = -0.5000000075."""
+    """-74 * 26 / 256 = -7.5156; -5 * float32(0.1) lies below -0.5, where float32 sees a tie."""
     text = f"g (float[4] x) => (float[4] y) {{ y = LeakyRelu <alpha = {alpha}> (x) }}"
-    found = simulate(qdq(parse(text), {"x": 0, "y": 0}), {"x": np.float32([-100, -5, 0, 5])})
-    if alpha == 0.1:
-        wanted[1] = -1  # exactly; what float32 makes a tie is none
+    found = simulate(qdq(parse(text), {"x": 0, "y": 0}), {"x": np.float32([-100, -74, -5, 5])})
     assert found.codes["y_codes"].tolist() == wanted
 
 
