@@ -63,8 +63,8 @@ def simulate(
 
     Args:
         model: a path or a model, with Q/DQ pairs of any tool whose scales are powers of two.
-        feeds: one value for each input, as for onnxruntime. A QuantizeLinear of an input is the CPU's work on every
-            target, and rounds ties to even whatever ``rounding`` says.
+        feeds: one value for each input, as for onnxruntime. A QuantizeLinear of an input stays on the CPU (Ryzen AI
+            documentation 1.8, 2026-07-23, inst.rst), and rounds ties to even whatever ``rounding`` says.
         rounding: of ties: "even" as QuantizeLinear does, or "up" as the engine does.
         average: "exact", or "dpu" for the engine's product and shift instead of a division.
         codes: codes that operators read instead of those that are simulated, by the names that
