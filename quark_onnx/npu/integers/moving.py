@@ -24,11 +24,10 @@ _CENTRES = {
 def move(call: Call) -> list[Value]:
     """The first input moves, the others say where."""
     value = call.inputs[0]
-    if isinstance(value, Fixed):
-        return [Fixed(found, value.position, value.divisor) for found in call.evaluated({0: value.values})]
     if isinstance(value, Real):
         return [Real(found, value.given) for found in call.evaluated({0: value.values})]
-    return list(call.evaluated({}))
+    x = call.fixed(0)
+    return [Fixed(found, x.position, x.divisor) for found in call.evaluated({0: x.values})]
 
 
 def shape(call: Call) -> list[Value]:

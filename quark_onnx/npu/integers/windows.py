@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -45,16 +46,15 @@ def covered(node: Node, window: Window, size: tuple[int, ...], output: tuple[int
 
     With ``count_include_pad`` what is padded counts, but not what a last window hangs over.
     """
-    rank = len(output)
+    rank, padded = len(output), bool(node.attribute("count_include_pad", 0))
+    pads, automatic = node.attribute("pads", [0] * 2 * rank), node.attribute("auto_pad", "NOTSET") in _SAME
+    seen = replace(window, pads=(0,) * rank) if padded else window
     counts: NDArray[np.int64] = np.ones((1,) * rank, np.int64)
     for axis in range(rank):
-        seen, room = window, size[axis]
-        if node.attribute("count_include_pad", 0):
-            seen = Window(window.kernel, window.strides, window.dilations, (0,) * rank)
-            pads = node.attribute("pads", [0] * 2 * rank)
+        room = size[axis]
+        if padded:
             last = (output[axis] - 1) * window.strides[axis] + (window.kernel[axis] - 1) * window.dilations[axis] + 1
-            automatic = node.attribute("auto_pad", "NOTSET") in _SAME
-            room += window.pads[axis] + (last - size[axis] - window.pads[axis] if automatic else pads[rank + axis])
+            room = last if automatic else room + pads[axis] + pads[rank + axis]
         inside = seen.seen(axis, room, output[axis])[1].sum(axis=0)
         counts = counts * inside.reshape([-1 if other == axis else 1 for other in range(rank)])
     return np.broadcast_to(counts, output)

@@ -126,6 +126,9 @@ SINGLE = {
         "y = AveragePool <kernel_shape = [3,3], strides = [2,2], pads = [1,1,1,1],"
         " ceil_mode = 1, count_include_pad = 1> (x)"
     ),
+    "average pool, same, padding": (
+        'y = AveragePool <kernel_shape = [3,2], strides = [2,1], auto_pad = "SAME_LOWER", count_include_pad = 1> (x)'
+    ),
     "average pool, same": 'y = AveragePool <kernel_shape = [3,3], strides = [2,2], auto_pad = "SAME_UPPER"> (x)',
     "global average": "h = MaxPool <kernel_shape = [2,3]> (x) y = GlobalAveragePool (h)",
     "global max": "y = GlobalMaxPool (x)",
