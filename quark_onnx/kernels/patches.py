@@ -11,11 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
+T = TypeVar("T", bound=np.generic)
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,9 @@ class Window:
         return found.clip(0, max(0, size - 1)), inside
 
 
-def windowed(x: Floats, places: NDArray[np.int64], output: tuple[int, ...], window: Window, groups: int) -> Floats:
+def windowed(
+    x: NDArray[T], places: NDArray[np.int64], output: tuple[int, ...], window: Window, groups: int
+) -> NDArray[T]:
     """Rows of a convolution, (groups, places, channels / groups * kernel); in memory the places come last.
 
     Args:
@@ -70,13 +74,13 @@ def windowed(x: Floats, places: NDArray[np.int64], output: tuple[int, ...], wind
     taken = _planes(x).take(index.reshape(-1), axis=1)
     if outside.any():
         taken[:, np.flatnonzero(np.broadcast_to(outside, index.shape))] = 0
-    rows: Floats = taken.reshape(groups, -1, len(places)).swapaxes(1, 2)
+    rows: NDArray[T] = taken.reshape(groups, -1, len(places)).swapaxes(1, 2)
     return rows
 
 
-def _planes(x: Floats) -> Floats:
+def _planes(x: NDArray[T]) -> NDArray[T]:
     """(channels, everything else); without a copy for a batch of one."""
-    planes: Floats = x.swapaxes(0, 1).reshape(x.shape[1], -1)
+    planes: NDArray[T] = x.swapaxes(0, 1).reshape(x.shape[1], -1)
     return planes
 
 

@@ -1,4 +1,4 @@
-"""Ryzen AI processors: whether a model runs there, and why not."""
+"""Ryzen AI processors: whether a model runs there, and why not; and what it computes there, to the bit."""
 
 from quark_onnx.npu.check import Check, check
 from quark_onnx.npu.deploy import Bundle, deploy
@@ -7,6 +7,7 @@ from quark_onnx.npu.finding import RULES, Finding, Rule
 from quark_onnx.npu.legalize import Legalized, legalize
 from quark_onnx.npu.placement import Verdict
 from quark_onnx.npu.preflight import Preflight, preflight
+from quark_onnx.npu.simulate import Simulation, simulate
 
 __all__ = [
     "RULES",
@@ -18,6 +19,7 @@ __all__ = [
     "Preflight",
     "Rule",
     "Scored",
+    "Simulation",
     "Verdict",
     "check",
     "deploy",
@@ -25,4 +27,5 @@ __all__ = [
     "preflight",
     "read_report",
     "score",
+    "simulate",
 ]

@@ -20,14 +20,15 @@ _WITH_ACTIVATION = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "Add", 
 def scale_findings(pairs: Pairs) -> Iterator[Finding]:
     """Everything that power-of-two scales are asked, C1 to C10 included."""
     for node in (*pairs.quantizing, *pairs.dequantizing):
-        yield from _grid_findings(node, pairs.grid(node))
+        yield from grid_findings(node, pairs.grid(node))
     yield from _unlike(pairs)
     yield from _rounded_between(pairs)
     for constraint, figures in constraints_of(pairs.graph, pairs.graph.nodes, pairs).broken(pairs.positions):
         yield Finding(constraint.rule, constraint.node, figures)
 
 
-def _grid_findings(node: Node, grid: Grid) -> Iterator[Finding]:
+def grid_findings(node: Node, grid: Grid) -> Iterator[Finding]:
+    """What is asked of the scale and zero point of a Q or DQ node."""
     if grid.scale is None or grid.zero_point is None:
         yield Finding("S4", node.name, "its scale is computed as the model runs")
         return

@@ -1,0 +1,13 @@
+"""Operators on integers that stand for numbers under power-of-two scales."""
+
+from quark_onnx.npu.integers.call import Call, Operator, Real, Value, exact
+from quark_onnx.npu.integers.fixed import Fixed, Rounding, rounded
+from quark_onnx.npu.integers.moving import MOVING
+from quark_onnx.npu.integers.pointwise import POINTWISE
+from quark_onnx.npu.integers.pools import POOLS
+from quark_onnx.npu.integers.products import PRODUCTS
+
+__all__ = ["OPERATORS", "Call", "Fixed", "Operator", "Real", "Rounding", "Value", "exact", "rounded"]
+
+#: Every operator that can be simulated.
+OPERATORS: dict[str, Operator] = {**PRODUCTS, **POOLS, **POINTWISE, **MOVING}

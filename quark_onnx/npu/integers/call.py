@@ -1,0 +1,127 @@
+"""Call: one node with the values that it reads, and what an operator needs to know beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx.reference import ReferenceEvaluator
+
+from quark_onnx.errors import ModelError
+from quark_onnx.graph import Graph, Node
+from quark_onnx.graph.segment import segment
+from quark_onnx.npu.integers.fixed import Fixed
+
+
+@dataclass(frozen=True)
+class Real:
+    """Floats: what the model is given, and what is computed in float.
+
+    Attributes:
+        values: float64.
+        given: they are values of an input, at most moved.
+    """
+
+    values: NDArray[np.float64]
+    given: bool = False
+
+
+#: A bare array is known beforehand, a constant or a shape.
+Value = Fixed | Real | NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Call:
+    """A node that is to be computed.
+
+    Attributes:
+        graph, node: where it stands.
+        inputs: one value for each input, None for one that is left out.
+        engine_averages: averages are products and shifts.
+    """
+
+    graph: Graph
+    node: Node
+    inputs: tuple[Value | None, ...]
+    engine_averages: bool = False
+
+    def has(self, index: int) -> bool:
+        """Whether an input is there."""
+        return index < len(self.inputs) and self.inputs[index] is not None
+
+    def fixed(self, index: int) -> Fixed:
+        """An input on integers.
+
+        Raises:
+            ModelError: it is float.
+        """
+        value = self.inputs[index]
+        if value is None or isinstance(value, Real):
+            raise self.refused(f"its input {self.node.input(index)!r} is float; quantize it, too")
+        return exact(value)
+
+    def moved(self, change: Callable[[NDArray[Any]], NDArray[Any]]) -> list[Value]:
+        """The first input at other places, or some of its values, whatever kind of number they are."""
+        value = self.inputs[0]
+        if isinstance(value, Real):
+            return [Real(change(value.values), value.given)]
+        return [self.fixed(0).shaped(change)]
+
+    def size(self) -> tuple[int, ...]:
+        """The shape of the first input."""
+        value = self.inputs[0]
+        assert value is not None
+        return (value.values if isinstance(value, Fixed | Real) else value).shape
+
+    def known(self, index: int) -> NDArray[Any]:
+        """An input whose value is known beforehand.
+
+        Raises:
+            ModelError: it is computed.
+        """
+        value = self.inputs[index]
+        if not isinstance(value, np.ndarray):
+            raise self.refused(f"its input {self.node.input(index)!r} is no constant")
+        return value
+
+    def refused(self, reason: str) -> ModelError:
+        """The error of a node that cannot be simulated."""
+        first = self.node.input(0)
+        way = f"; until={first!r} stops in front of it" if self.graph.producer(first) else ""
+        return ModelError(f"{self.node!r} cannot be simulated: {reason}{way}")
+
+    def evaluated(self, arrays: Mapping[int, NDArray[Any]]) -> list[NDArray[Any]]:
+        """All outputs, by the reference evaluator of ONNX.
+
+        Args:
+            arrays: instead of the values of some inputs, by their index.
+        """
+        given = {
+            name: np.asarray(arrays.get(index, self.inputs[index]))
+            for index, name in enumerate(self.node.inputs)
+            if self.has(index)
+        }
+        names = [name for name in self.node.outputs if name]
+        try:
+            evaluator = ReferenceEvaluator(segment(self.graph, [self.node], given, names))
+            return [np.asarray(array) for array in evaluator.run(None, given)]
+        except Exception as error:  # of whatever type the operator there raises
+            raise self.refused(f"the reference evaluator of ONNX fails: {error}") from error
+
+
+Operator = Callable[[Call], "list[Value]"]
+
+
+def exact(value: Fixed | NDArray[Any]) -> Fixed:
+    """Integers as they are, constants as the integers that they are under some position."""
+    return value if isinstance(value, Fixed) else Fixed.exactly(value)
+
+
+def reals(value: Value) -> NDArray[np.float64]:
+    """The floats nearest to a value."""
+    if isinstance(value, Fixed):
+        return value.reals()
+    return value.values if isinstance(value, Real) else value.astype(np.float64)

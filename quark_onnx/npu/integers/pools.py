@@ -1,0 +1,134 @@
+"""Pools on integers: the greatest code of a window, and averages, which are a sum and a divisor until they are rounded.
+
+The engine has no division: it multiplies a sum by k and shifts it by n bits, so that an average of R inputs comes out
+as R * k / 2**n of itself (amd-quark 0.13, onnx/postprocess/simulation/simulate_dpu.py). amd-quark writes that factor
+into its models, as a Mul behind the average; where it is, it is not applied twice.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from math import ceil, lcm, log2, prod
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quark_onnx.kernels.patches import windowed
+from quark_onnx.npu.integers.call import Call, Operator, Value
+from quark_onnx.npu.integers.fixed import Fixed, Ints, times
+from quark_onnx.npu.integers.windows import covered, placed, places
+
+T = TypeVar("T", np.int64, np.float64)
+
+#: Side of a square window -> k, n.
+_FACTORS = {3: (7, 6), 5: (10, 8), 6: (7, 8), 7: (21, 10), 14: (21, 12)}
+#: From this side on the engine's factor is not imitated.
+_WIDE = 256
+
+
+def max_pool(call: Call) -> list[Value]:
+    """MaxPool, without indices."""
+    if any(call.node.outputs[1:]):
+        raise call.refused("indices of the greatest values are not computed")
+    return call.moved(partial(_greatest, call))
+
+
+def _greatest(call: Call, values: NDArray[T]) -> NDArray[T]:
+    rows, _ = _windows(call, values)
+    inside, _ = _windows(call, np.ones((1, 1, *values.shape[2:]), np.int64))
+    greatest: NDArray[T] = np.where(inside != 0, rows, values.min(initial=0)).max(axis=0)
+    return greatest
+
+
+def average_pool(call: Call) -> list[Value]:
+    """AveragePool, padding counted or not."""
+    x, kernel = call.fixed(0), tuple(call.node.attribute("kernel_shape"))
+    rows, output = _windows(call, x.values)
+    window, _ = placed(call.node, x.values.shape[2:], kernel)
+    counts = covered(call.node, window, x.values.shape[2:], output)
+    return [_average(call, Fixed(rows.sum(axis=0), x.position, x.divisor), counts, engine_factor(kernel))]
+
+
+def global_average(call: Call) -> list[Value]:
+    """GlobalAveragePool."""
+    size = call.fixed(0).values.shape[2:]
+    return [_mean(call, tuple(range(2, 2 + len(size))), True, engine_factor(size))]
+
+
+def global_max(call: Call) -> list[Value]:
+    """GlobalMaxPool."""
+    return call.moved(lambda values: values.max(axis=tuple(range(2, values.ndim)), keepdims=True))
+
+
+def reduce_mean(call: Call) -> list[Value]:
+    """ReduceMean over constant axes."""
+    shape = call.fixed(0).values.shape
+    axes = call.known(1).tolist() if call.has(1) else call.node.attribute("axes", [])
+    if not axes and call.node.attribute("noop_with_empty_axes", 0):
+        return [call.fixed(0)]
+    chosen = tuple(sorted({axis % len(shape) for axis in axes or range(len(shape))}))
+    count = prod(shape[axis] for axis in chosen)
+    return [_mean(call, chosen, bool(call.node.attribute("keepdims", 1)), (count, *searched(count)))]
+
+
+def engine_factor(kernel: tuple[int, ...]) -> tuple[int, int, int]:
+    """R, k and n of the engine's average over a window: ``R * k / 2**n`` of the exact one; 1, 1, 0 where that is exact.
+
+    >>> engine_factor((7, 7)), engine_factor((2, 2)), engine_factor((3, 5))
+    ((49, 21, 10), (4, 1, 2), (1, 1, 0))
+    """
+    if len(kernel) != 2 or kernel[0] != kernel[1] or kernel[0] >= _WIDE:
+        return 1, 1, 0
+    count = kernel[0] * kernel[1]
+    return count, *_FACTORS.get(kernel[0], searched(count))
+
+
+def searched(count: int) -> tuple[int, int]:
+    """k and n for which ``k / 2**n`` is nearest to one in ``count``; of several the least n, up to 6 bits below it."""
+    found = [(round(2**n / count), n) for n in range(7 + ceil(log2(count)))]
+    return min(found, key=lambda pair: abs(pair[0] / 2 ** pair[1] - 1 / count))
+
+
+def _windows(call: Call, values: NDArray[T]) -> tuple[NDArray[T], tuple[int, ...]]:
+    """The inputs of each window, (taps, batch, channels, ...), zeros outside; and the sizes of the output."""
+    kernel, (batch, channels) = tuple(call.node.attribute("kernel_shape")), values.shape[:2]
+    window, output = placed(call.node, values.shape[2:], kernel)
+    rows = windowed(values, np.arange(places(batch, output)), output, window, channels)
+    return np.moveaxis(rows.transpose(2, 1, 0).reshape(-1, batch, *output, channels), -1, 2), output
+
+
+def _mean(call: Call, axes: tuple[int, ...], keepdims: bool, factor: tuple[int, int, int]) -> Fixed:
+    x = call.fixed(0)
+    count = prod(x.values.shape[axis] for axis in axes)
+    sums = Fixed(x.values.sum(axis=axes, keepdims=keepdims), x.position, x.divisor)
+    return _average(call, sums, np.array(count), factor)
+
+
+def _average(call: Call, sums: Fixed, counts: Ints, factor: tuple[int, int, int]) -> Fixed:
+    """Sums over so many each."""
+    common = lcm(*np.unique(counts).tolist())
+    scaled = times(sums, Fixed(common // counts, 0))
+    average = Fixed(scaled.values, scaled.position, scaled.divisor * common)
+    if not call.engine_averages or _corrected(call):
+        return average
+    inputs, k, n = factor
+    return times(average, Fixed(np.array(inputs * k), n))
+
+
+def _corrected(call: Call) -> bool:
+    """Whether a Mul with a constant stands behind an average."""
+    graph, result = call.graph, call.node.outputs[0]
+    behind = graph.consumers(result)
+    others = [name for node in behind for name in node.inputs if name != result]
+    made = [producer.inputs if (producer := graph.producer(name)) else (name,) for name in others]
+    return [node.kind for node in behind] == ["Mul"] and all(graph.is_constant(name) for each in made for name in each)
+
+
+POOLS: dict[str, Operator] = {
+    "AveragePool": average_pool,
+    "GlobalAveragePool": global_average,
+    "GlobalMaxPool": global_max,
+    "MaxPool": max_pool,
+    "ReduceMean": reduce_mean,
+}

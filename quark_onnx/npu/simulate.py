@@ -1,0 +1,206 @@
+"""simulate: what an integer engine computes of a model with power-of-two scales, bit for bit, without the engine.
+
+Between a DequantizeLinear and the next QuantizeLinear every number is an integer under a position
+(``integers/fixed.py``), so that nothing is rounded but where the model says so: there the integer is shifted to the
+position of the codes, rounded, and saturated. The positions are those of the model; the arithmetic of each operator
+names its source where it stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto, helper
+
+from quark_onnx.errors import ConfigError, DataError, nearest
+from quark_onnx.graph import Graph, Node
+from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
+from quark_onnx.graph.walk import reach
+from quark_onnx.job import load
+from quark_onnx.npu.integers import OPERATORS, Call, Fixed, Real, Rounding, Value, exact, rounded
+from quark_onnx.npu.integers.call import reals
+from quark_onnx.npu.pairs import Grid, Pairs
+from quark_onnx.npu.scales import grid_findings
+
+Array = NDArray[Any]
+Averages = Literal["exact", "dpu"]
+
+#: Rules of the checker without which there is no position.
+_POSITION = ("S1", "S3", "S4")
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What was computed.
+
+    Attributes:
+        codes: of every tensor that is rounded, by the name of its codes, the output of a QuantizeLinear.
+        outputs: the model's outputs, or the tensor at which it was to stop; float32 where they are no whole numbers.
+        inexact: names of those codes whose numbers were computed in float (a softmax, a sigmoid), which no documented
+            integer arithmetic stands behind.
+    """
+
+    codes: dict[str, Array]
+    outputs: dict[str, Array]
+    inexact: tuple[str, ...]
+
+
+def simulate(
+    model: str | Path | ModelProto,
+    feeds: Mapping[str, Array],
+    rounding: Rounding = "even",
+    *,
+    average: Averages = "exact",
+    codes: Mapping[str, Array] | None = None,
+    until: str = "",
+) -> Simulation:
+    """Compute a model on integers.
+
+    Args:
+        model: a path or a model, with Q/DQ pairs of any tool whose scales are powers of two.
+        feeds: one value for each input, as for onnxruntime. A QuantizeLinear of an input stays on the CPU (Ryzen AI
+            documentation 1.8, 2026-07-23, inst.rst), and rounds ties to even whatever ``rounding`` says.
+        rounding: of ties: "even" as QuantizeLinear does, or "up" as the engine does.
+        average: "exact", or "dpu" for the engine's product and shift instead of a division.
+        codes: codes that operators read instead of those that are simulated, by the names that
+            ``Simulation.codes`` has. With all codes of another machine, each tensor is simulated from its inputs alone.
+        until: stop with this tensor; only what it depends on is computed. Empty for all outputs.
+
+    Raises:
+        ConfigError: a setting or a name is unknown.
+        DataError: the feeds or codes do not fit the model.
+        ModelError: the model cannot be read, has other scales, or operators that are not known here; the message says
+            which node it is.
+
+    >>> from onnx import parser
+    >>> text = '''<ir_version: 9, opset_import: ["": 17]> g (float[3] x) => (float[3] y)
+    ...     <float s = {0.5}, float t = {1.0}, int8 z = {0}> {
+    ...         q = QuantizeLinear (x, s, z) d = DequantizeLinear (q, s, z) r = Relu (d)
+    ...         c = QuantizeLinear (r, t, z) y = DequantizeLinear (c, t, z) }'''
+    >>> found = simulate(parser.parse_model(text), {"x": np.float32([-1, 0.5, 100])}, "up")
+    >>> found.codes["q"], found.codes["c"]
+    (array([ -2,   1, 127], dtype=int8), array([ 0,  1, 64], dtype=int8))
+    """
+    for option, value, known in (("rounding", rounding, Rounding), ("average", average, Averages)):
+        if value not in get_args(known):
+            raise ConfigError(f"{option} is {value!r}; it is one of {', '.join(map(repr, get_args(known)))}")
+    graph = Graph.of(load(model))
+    run = _Run(graph, rounding, average == "dpu", dict(codes or {}))
+    wanted = [until] if until else [value.name for value in graph.outputs]
+    return run.of(wanted, feeds)
+
+
+class _Run:
+    """One simulation: the values that are known so far."""
+
+    def __init__(self, graph: Graph, rounding: Rounding, engine_averages: bool, codes: dict[str, Array]) -> None:
+        self._graph, self._pairs = graph, Pairs(graph)
+        self._rounding, self._engine_averages, self._given = rounding, engine_averages, codes
+        self._values: dict[str, Value] = {}
+        self._codes: dict[str, Array] = {}
+        self._inexact: list[str] = []
+        written = [node.outputs[0] for node in self._pairs.quantizing]
+        for name in codes:
+            if name not in written:
+                raise ConfigError(
+                    f"codes are given for {name!r}, which no QuantizeLinear writes{nearest(name, written)}"
+                )
+
+    def of(self, wanted: list[str], feeds: Mapping[str, Array]) -> Simulation:
+        """Compute some tensors."""
+        graph = self._graph
+        known = [name for node in graph.nodes for name in node.outputs]
+        for name in wanted:
+            if name not in known:
+                raise ConfigError(f"no node computes the tensor {name!r}{nearest(name, known)}")
+        needed = reach([node for name in wanted if (node := graph.producer(name))], graph.leaders)
+        for value in graph.inputs:
+            if any(node in needed for node in graph.consumers(value.name)):
+                self._values[value.name] = self._feed(value.name, feeds)
+        for node in graph.nodes:
+            if node in needed:
+                self._compute(node)
+        outputs = {name: self._result(name) for name in wanted}
+        return Simulation(self._codes, outputs, tuple(self._inexact))
+
+    def _feed(self, name: str, feeds: Mapping[str, Array]) -> Value:
+        if name not in feeds:
+            raise DataError(f"the input {name!r} has no value{nearest(name, feeds)}")
+        array = np.asarray(feeds[name])
+        if array.dtype.kind != "f":
+            return array
+        if not np.isfinite(array).all():
+            raise DataError(f"the input {name!r} holds values that are infinite or no numbers; give finite ones")
+        return Real(array.astype(np.float64), given=True)
+
+    def _result(self, name: str) -> Array:
+        value = self._values[name]
+        return value if isinstance(value, np.ndarray) else reals(value).astype(np.float32)
+
+    def _compute(self, node: Node) -> None:
+        inputs = tuple(self._read(name) for name in node.inputs)
+        call = Call(self._graph, node, inputs, self._engine_averages)
+        try:
+            found = self._found(call)
+        except OverflowError as error:
+            raise call.refused(str(error)) from error
+        self._values.update(zip((name for name in node.outputs if name), found, strict=True))
+
+    def _read(self, name: str) -> Value | None:
+        if not name:
+            return None
+        return self._values[name] if name in self._values else self._graph.constant(name)
+
+    def _found(self, call: Call) -> list[Value]:
+        node = call.node
+        if node.op_type in QUANTIZE:
+            return [self._quantized(call)]
+        if node.op_type in DEQUANTIZE:
+            return [self._dequantized(call)]
+        operator = OPERATORS.get(node.kind)
+        if all(value is None or isinstance(value, np.ndarray) for value in call.inputs):
+            return list(call.evaluated({}))  # shapes and the like, whatever computes them
+        if operator is None:
+            raise call.refused(f"no integer arithmetic is known here for {node.kind}")
+        return operator(call)
+
+    def _quantized(self, call: Call) -> Value:
+        name, (grid, position) = call.node.outputs[0], self._grid(call)
+        kind, value = np.dtype(helper.tensor_dtype_to_np_dtype(grid.elem_type)), call.inputs[0]
+        if kind.kind not in "iu":
+            raise call.refused(f"its codes are {kind.name}")
+        assert value is not None and grid.zero_point is not None
+        least, greatest = np.iinfo(kind).min, np.iinfo(kind).max
+        zero = int(grid.zero_point.reshape(-1)[0])
+        if isinstance(value, Real):  # computed by a CPU
+            whole = np.rint(np.ldexp(value.values, position)).clip(least - zero, greatest - zero).astype(np.int64)
+            self._inexact += [] if value.given else [name]
+        else:
+            whole = rounded(exact(value), position, self._rounding)
+        codes = (whole + zero).clip(least, greatest).astype(kind)
+        self._codes[name] = codes
+        given = self._given.get(name, codes)
+        if given.shape != codes.shape or given.dtype != codes.dtype:
+            found = f"{given.dtype.name} of shape {given.shape}"
+            raise DataError(f"the codes given for {name!r} are {found}, and {codes.dtype.name} of {codes.shape} here")
+        return given
+
+    def _dequantized(self, call: Call) -> Value:
+        codes, (grid, position) = call.known(0), self._grid(call)
+        assert grid.zero_point is not None
+        return Fixed(codes.astype(np.int64) - int(grid.zero_point.reshape(-1)[0]), position)
+
+    def _grid(self, call: Call) -> tuple[Grid, int]:
+        """The grid of a Q or DQ node, and its position."""
+        grid = self._pairs.grid(call.node)
+        position = grid.position
+        for finding in grid_findings(call.node, grid):
+            if finding.rule in _POSITION:
+                raise call.refused(str(finding))
+        assert position is not None
+        return grid, position
