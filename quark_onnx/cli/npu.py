@@ -19,7 +19,7 @@ from quark_onnx.registry import TARGETS
 
 NAME = "npu"
 SUMMARY = "see what a Ryzen AI processor would make of a model, why, and bring the model into a form that it takes"
-USAGE = "%(prog)s {check,legalize,preflight,deploy} MODEL [OPTION ...]"
+USAGE = "%(prog)s {check,legalize,preflight,cut,deploy} MODEL [OPTION ...]"
 EXAMPLE = """\
 examples:
   quark-onnx npu legalize model.onnx -o legal.onnx --shape input=1,3,224,224
@@ -36,7 +36,7 @@ _FORMAT = "float, or quantized by any tool"
 
 def add_arguments(parser: Parser) -> None:
     actions = parser.add_subparsers(
-        dest="action", metavar="{check,legalize,preflight,deploy}", required=True, parser_class=Parser
+        dest="action", metavar="{check,legalize,preflight,cut,deploy}", required=True, parser_class=Parser
     )
     for name, summary, usage, add, perform in _ACTIONS:
         action = actions.add_parser(
@@ -140,6 +140,28 @@ def _forecast(found: npu.Preflight) -> dict[str, Any]:
     }
 
 
+def _cut_options(parser: Parser) -> None:
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar=("FIRST.onnx", "SECOND.onnx"),
+        nargs=2,
+        type=path,
+        required=True,
+        help="the two models",
+    )
+    parser.add_argument(
+        "--at", metavar="TENSOR", nargs="+", default=[], help="where to cut (default: behind the last products)"
+    )
+
+
+def _cut(options: Namespace) -> Answer:
+    first, second = options.output
+    found = npu.cut(options.model, options.at, first=first, second=second)
+    document = {"first": first, "second": second, "tensors": list(found.tensors), "verified": found.verified}
+    return Answer(str(found), document)
+
+
 def _deploy_options(parser: Parser) -> None:
     parser.add_argument("-o", "--output", metavar="DIR", type=path, required=True, help="the folder to make")
     _add_shape(parser)
@@ -188,6 +210,13 @@ _ACTIONS: tuple[_Action, ...] = (
         "%(prog)s MODEL [OPTION ...]",
         _preflight_options,
         _preflight,
+    ),
+    (
+        "cut",
+        "split a model in two, for a tail that the processor does not take",
+        "%(prog)s MODEL -o FIRST.onnx SECOND.onnx [--at TENSOR ...] [OPTION ...]",
+        _cut_options,
+        _cut,
     ),
     (
         "deploy",

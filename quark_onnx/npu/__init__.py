@@ -1,6 +1,7 @@
 """Ryzen AI processors: whether a model runs there, and why not; and what it computes there, to the bit."""
 
 from quark_onnx.npu.check import Check, check
+from quark_onnx.npu.cut import Parts, cut
 from quark_onnx.npu.deploy import Bundle, deploy
 from quark_onnx.npu.ep_report import EPReport, Scored, read_report, score
 from quark_onnx.npu.finding import RULES, Finding, Rule
@@ -16,12 +17,14 @@ __all__ = [
     "EPReport",
     "Finding",
     "Legalized",
+    "Parts",
     "Preflight",
     "Rule",
     "Scored",
     "Simulation",
     "Verdict",
     "check",
+    "cut",
     "deploy",
     "legalize",
     "preflight",

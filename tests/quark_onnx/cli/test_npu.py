@@ -96,3 +96,15 @@ def test_preflight_beside_a_report(cli: Any) -> None:
     finished = cli("npu", "preflight", "model.onnx", "--report", "report.json")
     assert finished.code == 0 and "CPU: " in finished.out and "3 reported" in finished.out
     assert cli("npu", "preflight", "model.onnx", "--report", "none.json").code == 2
+
+
+def test_cut(cli: Any) -> None:
+    finished = cli("npu", "cut", "model.onnx", "-o", "first.onnx", "second.onnx")
+    assert finished.code in (0, 2) and "Traceback" not in finished.err
+    document = cli("npu", "cut", "model.onnx", "-o", "first.onnx", "second.onnx", "--at", first_result(), "--json").json
+    assert document["verified"] and document["tensors"] == [first_result()]
+    assert {"first.onnx", "second.onnx"} <= {path.name for path in Path().iterdir()}
+
+
+def first_result() -> str:
+    return str(onnx.load("model.onnx").graph.node[0].output[0])

@@ -1,0 +1,167 @@
+"""cut: split a model in two, so that what a processor does not take becomes a second model.
+
+On XDNA1 float operators behind a detector, which decode its boxes, can push the whole model off the processor; cut off,
+all of the rest runs there (measured on YOLOv8n: XDNA1 study, Ryzen AI 1.7.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from onnx import ModelProto, ValueInfoProto, helper
+
+from quark_onnx.errors import ConfigError, ModelError, nearest
+from quark_onnx.graph import Graph, Node, inlined, reach
+from quark_onnx.graph.io import staged
+from quark_onnx.job import load
+from quark_onnx.steps import Reference, destination, probe
+
+#: What the processor is for.
+_PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A model in two.
+
+    Attributes:
+        first: from the inputs to the cut; outputs of the model that are computed on the way stay its outputs.
+        second: from the cut, and whatever inputs of the model it reads, to the outputs.
+        tensors: where it was cut: outputs of the first, inputs of the second model.
+        verified: whether both, one after the other, were run beside the whole.
+    """
+
+    first: ModelProto
+    second: ModelProto
+    tensors: tuple[str, ...]
+    verified: bool
+
+    def __str__(self) -> str:
+        sizes = f"{len(self.first.graph.node)} and {len(self.second.graph.node)} nodes"
+        checked = "" if self.verified else "; it runs on no random input, so that nothing was verified"
+        return f"cut at {', '.join(self.tensors)}: {sizes}{checked}"
+
+
+def cut(
+    model: str | Path | ModelProto,
+    tensors: Sequence[str] = (),
+    *,
+    first: str | Path | None = None,
+    second: str | Path | None = None,
+) -> Parts:
+    """Split a model.
+
+    Args:
+        tensors: where; empty to cut behind the last Conv, ConvTranspose, Gemm and MatMul on every path.
+        first, second: where the two models are written.
+
+    Raises:
+        ConfigError: there is no such tensor, the cut does not part the model, or an output cannot be written.
+        ModelError: the model cannot be read, or the parts compute something else.
+
+    >>> from onnx import parser
+    >>> text = '''g (float[1,2] x) => (float[1,2] y) <float[2,2] w = {1, 2, 3, 4}>
+    ...     { a = MatMul (x, w) b = Exp (a) y = Add (b, x) }'''
+    >>> parts = cut(parser.parse_model('<ir_version: 9, opset_import: ["": 17]>' + text))
+    >>> parts.tensors, [value.name for value in parts.second.graph.input]
+    (('a',), ['x', 'a'])
+    """
+    places = [destination(model, place) for place in (first, second)]
+    original = load(model)
+    graph = Graph.of(inlined(original))
+    front = _ancestors(graph, _ends(graph, tensors))
+    tail = [node for node in graph.nodes if node not in front]
+    if not front or not tail:
+        raise ConfigError("the cut leaves one part empty; name tensors in the middle of the model")
+    read = {name for node in tail for name in _read(node)}
+    crossing = tuple(name for node in graph.nodes if node in front for name in node.outputs if name in read)
+    missing = [name for name in crossing if tensors and name not in tensors]
+    if missing:
+        raise ConfigError(f"behind the cut {missing[0]!r} is read, too, which is computed in front; name it as well")
+    outputs = [value for value in graph.outputs if graph.producer(value.name) in front]
+    names = {value.name for value in outputs}
+    parts = [
+        _part(graph, front, graph.inputs, [*outputs, *(_value(graph, name) for name in crossing if name not in names)]),
+        _part(
+            graph,
+            tail,
+            [*_still_read(graph, tail), *(_value(graph, name) for name in crossing)],
+            [value for value in graph.outputs if value.name not in names],
+        ),
+    ]
+    verified = _same(graph, original, parts)
+    for part, place in zip(parts, places, strict=True):
+        if place is not None:
+            with staged(part, place, external=False) as path:
+                Reference(part, path).session  # noqa: B018  (that it opens is the check)
+    return Parts(parts[0], parts[1], crossing, verified)
+
+
+def _ends(graph: Graph, tensors: Sequence[str]) -> list[Node]:
+    """The last nodes in front of the cut."""
+    if not tensors:
+        ends = [node for node in graph.nodes if node.kind in _PRODUCTS]
+        if not ends:
+            raise ConfigError("the model has no Conv, Gemm or MatMul to cut behind; name the tensors to cut at")
+        return ends
+    known = [name for node in graph.nodes for name in node.outputs if name]
+    for name in tensors:
+        if name not in known:
+            raise ConfigError(f"no node computes the tensor {name!r}{nearest(name, known)}")
+    return [node for name in tensors if (node := graph.producer(name)) is not None]
+
+
+def _ancestors(graph: Graph, ends: Iterable[Node]) -> set[Node]:
+    return set(reach(list(ends), graph.leaders))
+
+
+def _read(node: Node) -> tuple[str, ...]:
+    return (*node.inputs, *node.captures)
+
+
+def _still_read(graph: Graph, tail: Sequence[Node]) -> list[ValueInfoProto]:
+    """Inputs of the model that are read behind the cut."""
+    names = {name for node in tail for name in _read(node)}
+    return [value for value in graph.inputs if value.name in names]
+
+
+def _value(graph: Graph, name: str) -> ValueInfoProto:
+    return helper.make_tensor_value_info(name, graph.elem_type(name), graph.shape(name))
+
+
+def _part(
+    graph: Graph, nodes: Iterable[Node], inputs: Sequence[ValueInfoProto], outputs: Sequence[ValueInfoProto]
+) -> ModelProto:
+    """The model of some nodes."""
+    kept, model = {node.name for node in nodes}, graph.to_model()
+    chosen = [node for node in model.graph.node if node.name in kept]
+    del model.graph.node[:], model.graph.input[:], model.graph.output[:]
+    model.graph.node.extend(chosen)
+    model.graph.input.extend(inputs)
+    model.graph.output.extend(outputs)
+    part = Graph(model, store=graph.store)
+    part.drop_unused()
+    return part.to_model()
+
+
+def _same(graph: Graph, original: ModelProto, parts: Sequence[ModelProto]) -> bool:
+    """Run both parts beside the whole; False if it runs on no random input.
+
+    Raises:
+        ModelError: they compute something else.
+    """
+    whole = Reference(original)
+    sample = probe(graph, whole)
+    if sample is None:
+        return False
+    expected, known = whole.repeatable(sample), dict(sample)
+    for part in parts:
+        asked = {value.name: known[value.name] for value in part.graph.input}
+        known |= Reference(part).outputs(asked)
+    for name, value in expected.items():
+        if not np.allclose(known[name], value, rtol=1e-4, atol=1e-5, equal_nan=True):
+            raise ModelError(f"the two parts compute another {name!r} than the whole; this is a defect")
+    return True
