@@ -236,9 +236,10 @@ class Job:
         narrowing, min_sqnr, judges = self.narrowing, config.min_sqnr, data.judges
         narrowing.store_constants(result)
         if not inside and not any(isinstance(entry, Quantize) for entry in plan.entries.values()):
-            result, narrowing, judges = Graph.of(self.original), Narrowing(), []
             notes.append("nothing was quantized: the result is the float model")
             min_sqnr = None  # which it meets
+            if not config.target:  # for which it was legalized
+                result, narrowing, judges = Graph.of(self.original), Narrowing(), []
         quantized, errors = finish(
             result,
             self.reference,

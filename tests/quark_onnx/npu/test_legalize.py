@@ -109,3 +109,12 @@ def test_a_model_that_runs_on_nothing_random_says_so() -> None:
     with pytest.raises(ModelError, match=r"runs on no random input.*give the shapes of x"):
         npu.legalize(model)
     assert npu.legalize(model, shapes={"x": (1, 217)}).model.graph.node[0].op_type == "Reshape"
+
+
+def test_a_model_of_which_nothing_is_quantized_is_legalized_all_the_same() -> None:
+    model = parse(
+        "g (float[N,3,9,9] x) => (float[N,3,4,4] y) { y = AveragePool <kernel_shape = [3, 3], strides = [2, 2]> (x) }"
+    )
+    made = quantize(model, [{"x": normal(1, 3, 9, 9)}], QConfig.of("XINT8").with_(target="stx"))
+    assert kinds(made.model) == ["AveragePool"] and "nothing was quantized" in " ".join(made.report.notes)
+    assert {finding.rule for finding in npu.check(made.model, "stx").findings} == set()

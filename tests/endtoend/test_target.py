@@ -1,0 +1,30 @@
+"""ONNX's own test models, made for a target: no rule is broken but what the graph itself breaks."""
+
+from __future__ import annotations
+
+import pytest
+
+from quark_onnx import QConfig, QuarkError, npu, quantize
+from tests.endtoend.backend_models import load_cases, open_case, run_float
+
+#: A fixed batch, sequences, two convolutions, and operators that end the compiler: quantizing cannot mend them.
+OF_THE_GRAPH = {"G1", "G2", "G6", "G8"}
+STEP, PARTS = 8, 4
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_standard_models_for_a_target(part: int) -> None:
+    made = 0
+    for name, case in list(load_cases().items())[STEP * part :: STEP * PARTS]:
+        opened = open_case(name, case)
+        if run_float(opened) is not None:
+            continue
+        try:
+            result = quantize(opened.model, [opened.feeds], QConfig.of("XINT8").with_(target="stx", search=0)).model
+        except QuarkError as error:
+            assert "quantized already" in str(error), name
+            continue
+        made += 1
+        findings = npu.check(result, "stx", kind="XINT8").findings
+        assert [str(finding) for finding in findings if finding.rule not in OF_THE_GRAPH] == [], name
+    assert made > 40
