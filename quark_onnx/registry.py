@@ -65,3 +65,5 @@ OPTIMIZERS: Registry[Any] = Registry("optimizer")
 TARGETS: Registry[Any] = Registry("target")
 #: What a model can be converted to: name -> Conversion.
 CONVERSIONS: Registry[Any] = Registry("conversion")
+#: Which configuration for which kind of model: name -> Recipe.
+RECIPES: Registry[Any] = Registry("recipe")

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 
-from quark_onnx import QConfig, npu
+from quark_onnx import npu
+from quark_onnx.registry import RECIPES
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "examples/digits/digits.onnx"
@@ -28,8 +29,7 @@ def main() -> None:
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "out/ryzen_ai/bundle"
     digits = np.load(MODEL.with_name("digits.npz"))
     calibration, test = (digits[name] / np.float32(16) for name in ("calibration", "test"))
-    config = QConfig.of("XINT8").with_(optimizers=("cle", "adaquant:iterations=200", "bias_correction"))
-    bundle = npu.deploy(MODEL, [{"image": calibration}], folder, "stx", config)
+    bundle = npu.deploy(MODEL, [{"image": calibration}], folder, "stx", RECIPES["classifier"].config)
     print(bundle)
     for name, model in (("float32", MODEL), ("the bundle", folder / "model.onnx")):
         print(f"accuracy of {name}: {accuracy(model, test, digits['labels']):.4f}")

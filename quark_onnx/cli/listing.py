@@ -17,14 +17,16 @@ from quark_onnx.cli.parsing import Parser, add_common_options
 from quark_onnx.config import QConfig, to_dict
 from quark_onnx.config.support import WAYS
 from quark_onnx.dtypes import Block, DType, Half, Scaled
-from quark_onnx.registry import CONVERSIONS, DTYPES, OPTIMIZERS, PRESETS, RULES, TARGETS
+from quark_onnx.registry import CONVERSIONS, DTYPES, OPTIMIZERS, PRESETS, RECIPES, RULES, TARGETS
 
 NAME = "list"
 SUMMARY = (
-    "list presets, operators, number formats, how they can be used, calibrators, optimizers, targets and conversions"
+    "list presets, operators, number formats, how they can be used, calibrators, optimizers, targets, recipes, and "
+    "conversions"
 )
 USAGE = (
-    "%(prog)s [presets | operators | formats | matrix | calibrators | optimizers | targets | conversions] [OPTION ...]"
+    "%(prog)s [presets | operators | formats | matrix | calibrators | optimizers | targets | recipes | conversions] "
+    "[OPTION ...]"
 )
 EXAMPLE = """\
 example:
@@ -121,6 +123,15 @@ def _targets() -> list[Row]:
     return rows
 
 
+def _recipes() -> list[Row]:
+    rows: list[Row] = []
+    for recipe in map(RECIPES.__getitem__, RECIPES):
+        item = dataclasses.asdict(recipe)
+        how = " ".join([recipe.preset, *recipe.optimizers])
+        rows.append(((recipe.name, recipe.models, how, recipe.advice), item))
+    return rows
+
+
 def _conversions() -> list[Row]:
     rows: list[Row] = []
     for each in map(CONVERSIONS.__getitem__, CONVERSIONS):
@@ -142,5 +153,6 @@ _KINDS: dict[str, tuple[tuple[str, ...], Callable[[], list[Row]]]] = {
     "calibrators": (("name", "settings", "what it does"), lambda: _classes(CALIBRATORS)),
     "optimizers": (("name", "settings", "what it does"), lambda: _classes({n: OPTIMIZERS[n] for n in OPTIMIZERS})),
     "targets": (("name", "processors", "presets", "source"), _targets),
+    "recipes": (("name", "models", "configuration", "advice"), _recipes),
     "conversions": (("name", "function kept", "what it does"), _conversions),
 }

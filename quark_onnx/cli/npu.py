@@ -10,12 +10,12 @@ from typing import Any
 from quark_onnx import npu
 from quark_onnx.cli.data import add_data_options, data_of
 from quark_onnx.cli.output import Answer
-from quark_onnx.cli.parsing import Parser, add_common_options, path, shape
+from quark_onnx.cli.parsing import Parser, UsageError, add_common_options, path, shape
 from quark_onnx.cli.settings import add_config_options, add_gate_option, config_of
 from quark_onnx.errors import ConstraintError
 from quark_onnx.npu.page import write_page
 from quark_onnx.npu.support import KINDS, RELEASE
-from quark_onnx.registry import TARGETS
+from quark_onnx.registry import RECIPES, TARGETS
 
 NAME = "npu"
 SUMMARY = "see what a Ryzen AI processor would make of a model, why, and bring the model into a form that it takes"
@@ -25,7 +25,7 @@ examples:
   quark-onnx npu legalize model.onnx -o legal.onnx --shape input=1,3,224,224
   quark-onnx npu preflight model.onnx --target stx --kind XINT8 --page forecast.html
   quark-onnx npu check quantized.onnx --target phx
-  quark-onnx npu deploy model.onnx -o bundle --target stx --data samples/ --optimize cle adaquant bias_correction
+  quark-onnx npu deploy model.onnx -o bundle --target stx --data samples/ --recipe classifier
 
 'quark-onnx npu ACTION --help' has the options of an action. No processor is needed."""
 
@@ -167,11 +167,17 @@ def _deploy_options(parser: Parser) -> None:
     _add_shape(parser)
     add_data_options(parser)
     add_config_options(parser)
+    parser.add_argument(
+        "--recipe", choices=list(RECIPES), help="a configuration by the kind of model: see 'quark-onnx list recipes'"
+    )
     add_gate_option(parser, f"(default here: {_GATE:g}) nothing is written")
-    parser.set_defaults(config="XINT8", target="stx")
+    parser.set_defaults(config=None, target="stx")
 
 
 def _deploy(options: Namespace) -> Answer:
+    if options.recipe is not None and options.config is not None:
+        raise UsageError("--recipe and --config both name a configuration; give one of them")
+    options.config = options.config or (RECIPES[options.recipe].config if options.recipe else "XINT8")
     config = config_of(options)
     found = npu.deploy(
         options.model,

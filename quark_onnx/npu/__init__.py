@@ -8,6 +8,7 @@ from quark_onnx.npu.finding import RULES, Finding, Rule
 from quark_onnx.npu.legalize import Legalized, legalize
 from quark_onnx.npu.placement import Verdict
 from quark_onnx.npu.preflight import Preflight, preflight
+from quark_onnx.npu.recipes import Recipe
 from quark_onnx.npu.simulate import Simulation, simulate
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "Legalized",
     "Parts",
     "Preflight",
+    "Recipe",
     "Rule",
     "Scored",
     "Simulation",

@@ -66,7 +66,8 @@ def check(model: str | Path | ModelProto, target: str = "npu", *, kind: str = ""
     kind = kind or kind_of(pairs, row)
     findings = [*structure_findings(found, graph)]
     if kind == "XINT8":
-        findings += [*scale_findings(pairs), *convolution_findings(graph)]
+        findings += [*scale_findings(pairs)]
+        findings += [*convolution_findings(graph)] if row.compiler != "X2" else []
     findings.sort(key=lambda finding: finding.severity)
     return Check(row, kind, tuple(findings))
 

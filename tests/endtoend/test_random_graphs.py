@@ -70,8 +70,6 @@ def test_the_same_input_gives_the_same_bytes() -> None:
 
 @pytest.mark.parametrize("part", range(500 // PART))
 def test_nothing_that_is_made_for_a_target_breaks_its_rules(part: int) -> None:
-    """But that of a graph with a single convolution, which is no one's fault."""
     for seed in range(part * PART, (part + 1) * PART):
         quantized = quantize_static(*draw(seed), config("XINT8").with_(target="stx"))
-        found = check(quantized, "stx", kind="XINT8").findings
-        assert [str(finding) for finding in found if finding.rule != "G6"] == []
+        assert [str(finding) for finding in check(quantized, "stx", kind="XINT8").findings] == []

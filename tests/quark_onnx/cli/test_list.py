@@ -11,7 +11,8 @@ import pytest
 
 from calibrators import CALIBRATORS
 from quark_onnx.config import from_dict
-from quark_onnx.registry import CONVERSIONS, DTYPES, OPTIMIZERS, PRESETS, RULES, TARGETS
+from quark_onnx.npu import Recipe
+from quark_onnx.registry import CONVERSIONS, DTYPES, OPTIMIZERS, PRESETS, RECIPES, RULES, TARGETS
 from quark_onnx.targets import Target
 
 REGISTRIES: dict[str, Collection[str]] = {
@@ -22,6 +23,7 @@ REGISTRIES: dict[str, Collection[str]] = {
     "calibrators": list(CALIBRATORS),
     "optimizers": list(OPTIMIZERS),
     "targets": list(TARGETS),
+    "recipes": list(RECIPES),
     "conversions": list(CONVERSIONS),
 }
 
@@ -56,6 +58,7 @@ def test_json(cli: Any) -> None:
         "calibrators": ["name", "settings", "description"],
         "optimizers": ["name", "settings", "description"],
         "targets": [field.name for field in dataclasses.fields(Target)],
+        "recipes": [field.name for field in dataclasses.fields(Recipe)],
         "conversions": ["name", "keeps_function", "description"],
     }
     assert all(row["description"] for row in document["operators"] + document["calibrators"] + document["conversions"])

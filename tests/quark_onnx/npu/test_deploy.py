@@ -17,6 +17,7 @@ from onnx import ModelProto
 
 from quark_onnx import npu
 from quark_onnx.errors import AccuracyError, ConfigError
+from quark_onnx.registry import RECIPES
 from tests.models import normal, parse, run, weight
 
 
@@ -210,3 +211,10 @@ def test_what_is_not_deployed_leaves_nothing(arguments: Any, error: Any, message
 def test_data_that_can_be_read_once(tmp_path: Path) -> None:
     npu.deploy(network(), iter(data()), tmp_path / "bundle")
     assert [path.name for path in (tmp_path / "bundle" / "samples").iterdir()] == ["0000.npz"]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_makes_a_bundle(name: str, tmp_path: Path) -> None:
+    recipe = RECIPES[name]
+    made = npu.deploy(network(), data(24), tmp_path / "bundle", "stx", recipe.config)
+    assert made.kind == recipe.preset and recipe.source and recipe.advice
