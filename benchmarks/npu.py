@@ -2,7 +2,7 @@
 
     QUARK_ONNX_DATA=... python benchmarks/npu.py [--models resnet20 ...] [--amd-quark-python VENV/bin/python]
 
-All get the same 100 calibration samples, and one procedure judges them: the metric on the test set, and the
+All get the same 80 calibration samples, and one procedure judges them: the metric on the test set, and the
 signal-to-noise ratio of the outputs on 20 samples that follow those of the calibration. What `quark_onnx.npu.check`
 finds is counted by rule. The tables go to OUT/npu.md.
 """
@@ -28,7 +28,7 @@ from _tools import AmdQuark, OnnxRuntime
 from quark_onnx import QConfig, compare, npu, quantize
 
 MODELS = ("resnet20", "resnet44", "squeezenet", "mobilenetv2")
-CALIBRATION, JUDGES, TARGET = 100, 20, "stx"
+CALIBRATION, JUDGES, TARGET = 80, 20, "stx"
 _BEST = ("cle:relu6=replace", "adaquant:iterations=200", "bias_correction")
 _ROUNDED = ("cle:relu6=replace", "adaround:iterations=200", "bias_correction")
 

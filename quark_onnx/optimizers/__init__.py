@@ -6,6 +6,7 @@ from quark_onnx.optimizers.adaround import AdaRound
 from quark_onnx.optimizers.base import FloatOptimizer, LayerOptimizer, Rewrites, Samples
 from quark_onnx.optimizers.bias_correction import BiasCorrection
 from quark_onnx.optimizers.cle import CLE
+from quark_onnx.optimizers.dpu import DPU
 from quark_onnx.optimizers.gptq import GPTQ
 from quark_onnx.optimizers.mixed import AutoMixedPrecision
 from quark_onnx.optimizers.quarot import QuaRot
@@ -13,6 +14,7 @@ from quark_onnx.optimizers.smoothquant import SmoothQuant
 
 __all__ = [
     "CLE",
+    "DPU",
     "GPTQ",
     "AdaQuant",
     "AdaRound",

@@ -1,0 +1,57 @@
+"""DPU: compute in float what the integer engine of Ryzen AI processors computes, so that accuracy is that of it.
+
+amd-quark 0.13 does the same in front of XINT8 (postprocess/simulation/simulate_dpu.py). What the engine does with
+averages is in ``quark_onnx.npu.simulate`` instead: as a factor in the model it would be computed twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from quark_onnx.graph import Graph, Node
+from quark_onnx.kernels.noise import EIGHT_BITS, Rounding
+from quark_onnx.optimizers.base import Samples, register, require_flag
+
+#: The engine multiplies by a slope of so many bits behind the point.
+_SLOPE = 256
+_SIXTH, _HALF = 1 / 6, 0.5
+
+
+@register
+@dataclass(frozen=True)
+class DPU:
+    """Slopes and gates as the engine has them; the float model becomes another one.
+
+    Attributes:
+        slopes: the slope of a LeakyRelu becomes a multiple of 1/256.
+        gates: Sigmoid becomes HardSigmoid, ``min(1, max(0, x / 6 + 0.5))``.
+    """
+
+    name: ClassVar[str] = "dpu"
+    stage: ClassVar[str] = "float"
+    needs_data: ClassVar[bool] = False
+    exact: ClassVar[bool] = False
+
+    slopes: bool = True
+    gates: bool = True
+
+    def __post_init__(self) -> None:
+        require_flag(self, "slopes", "gates")
+
+    def __call__(self, graph: Graph, samples: Samples = (), rounding: Rounding = EIGHT_BITS) -> int:
+        """Rewrite in place; how many operators."""
+        return sum(self._rewrite(graph, node) for node in graph.nodes)
+
+    def _rewrite(self, graph: Graph, node: Node) -> bool:
+        if node.kind == "LeakyRelu" and self.slopes:
+            slope = float(node.attribute("alpha", 0.01))
+            known = round(slope * _SLOPE) / _SLOPE
+            node.set_attribute("alpha", known)
+            return known != slope
+        if node.kind == "Sigmoid" and self.gates:
+            source, result = node.inputs[0], node.outputs[0]
+            graph.remove([node])
+            graph.add("HardSigmoid", [source], [result], name=node.name, alpha=_SIXTH, beta=_HALF)
+            return True
+        return False
