@@ -7,16 +7,18 @@ from quark_onnx.passes.fold_constants import fold_constants, store_constants
 from quark_onnx.passes.fold_shapes import fold_shapes
 from quark_onnx.passes.mean_to_pool import mean_to_pool
 from quark_onnx.passes.own_parameters import own_parameters
+from quark_onnx.passes.plain_gemm import plain_gemm
 from quark_onnx.passes.raise_opset import raise_opset, to_opset
 from quark_onnx.passes.remove_identity import remove_identity
 from quark_onnx.passes.split_large_pools import split_large_pools
 from quark_onnx.passes.split_to_slices import split_to_slices
 from quark_onnx.passes.write_attributes import write_attributes
+from quark_onnx.passes.write_defaults import write_defaults
 
 #: Constants first: a weight may hide behind a Cast or a Transpose, and a BatchNormalization behind Constant nodes.
 CLEANING: tuple[Pass, ...] = (fold_constants, remove_identity, fold_batch_norm)
 #: What the compiler of an accelerator takes of a graph, quantized or not, that says the same in other words.
-SPELLING: tuple[Pass, ...] = (own_parameters, write_attributes)
+SPELLING: tuple[Pass, ...] = (plain_gemm, own_parameters, write_attributes, write_defaults)
 #: Operators that stay off the accelerator as those that do not; in front of quantization, for they need scales.
 REPLACING: tuple[Pass, ...] = (split_to_slices, mean_to_pool, batch_norm_to_conv, split_large_pools)
 #: All of them, for a float graph; sizes first, which reshapes are computed from.
@@ -34,6 +36,7 @@ __all__ = [
     "fold_shapes",
     "mean_to_pool",
     "own_parameters",
+    "plain_gemm",
     "raise_opset",
     "remove_identity",
     "split_large_pools",
@@ -41,4 +44,5 @@ __all__ = [
     "store_constants",
     "to_opset",
     "write_attributes",
+    "write_defaults",
 ]

@@ -345,5 +345,24 @@ def test_what_an_accelerator_wants(case: str) -> None:
 )
 def test_what_stays(text: str) -> None:
     model = parse(text, opset=18, **({"a": np.array([-1], np.int64)} if ", a)" in text else {}))
-    for single in LEGALIZING:
-        assert applied(single, model)[0] == 0
+    for name in {each.__name__ for each in LEGALIZING} - {"write_defaults"}:
+        assert applied(PASSES[name], model)[0] == 0
+
+
+def test_defaults_are_those_of_the_opset() -> None:
+    text = "g (float[2,3,4] x) => (float[2,3,4] y) { a = Softmax (x) y = LeakyRelu (a) }"
+    for opset, axis in ((11, 1), (13, -1)):
+        _, after = applied(PASSES["write_defaults"], parse(text, opset=opset))
+        softmax, leaky = after.graph.node
+        assert [(a.name, a.i) for a in softmax.attribute] == [("axis", axis)]
+        assert [(a.name, round(a.f, 6)) for a in leaky.attribute] == [("alpha", 0.01)]
+
+
+@pytest.mark.parametrize("inputs", ["x, w", "x, w, c"])
+def test_factors_of_a_product_go_into_its_constants(inputs: str) -> None:
+    text = f"g (float[2,4] x) => (float[2,3] y) {{ y = Gemm <alpha = 0.5, beta = 3.0, transB = 1> ({inputs}) }}"
+    model = parse(text, w=weight(3, 4), **({"c": normal(3)} if "c" in inputs else {}))
+    done, after = applied(PASSES["plain_gemm"], model)
+    factors = {a.name: a.f for a in after.graph.node[0].attribute if a.name in ("alpha", "beta")}
+    assert done == 1 and factors == {"alpha": 1.0, "beta": 1.0}
+    assert applied(PASSES["plain_gemm"], after)[0] == 0

@@ -1,0 +1,28 @@
+"""Multiply the factors of a Gemm into its constants: compilers do not look at them (zmaychek84/vaip, 2025-03)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from quark_onnx.graph import Graph, Node
+from quark_onnx.passes.base import register
+
+
+@register
+def plain_gemm(graph: Graph) -> int:
+    """Make alpha and beta of every Gemm with constant parameters 1."""
+    return sum(_fold(graph, node) for node in graph.nodes if node.kind == "Gemm")
+
+
+def _fold(graph: Graph, node: Node) -> bool:
+    factors = {1: float(node.attribute("alpha", 1.0)), 2: float(node.attribute("beta", 1.0)) if node.input(2) else 1.0}
+    arrays = {index: graph.constant(node.input(index)) for index, factor in factors.items() if factor != 1.0}
+    if not arrays or any(array is None for array in arrays.values()):
+        return False
+    for index, array in arrays.items():
+        assert array is not None
+        product = (array.astype(np.float64) * factors[index]).astype(array.dtype)
+        graph.set_input(node, index, graph.add_constant(f"{node.input(index)}_{node.name}_times", product))
+    for name in ("alpha", "beta"):
+        node.set_attribute(name, 1.0)
+    return True
