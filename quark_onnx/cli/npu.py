@@ -10,7 +10,7 @@ from typing import Any
 from quark_onnx import npu
 from quark_onnx.cli.data import add_data_options, data_of
 from quark_onnx.cli.output import Answer
-from quark_onnx.cli.parsing import Parser, UsageError, add_common_options, path, shape
+from quark_onnx.cli.parsing import Parser, UsageError, add_common_options, page, path, shape
 from quark_onnx.cli.settings import add_config_options, add_gate_option, config_of
 from quark_onnx.errors import ConstraintError
 from quark_onnx.npu.page import write_page
@@ -110,7 +110,7 @@ def _preflight_options(parser: Parser) -> None:
     _add_target(parser)
     parser.add_argument("--kind", choices=list(KINDS), help="what a float model will be quantized to")
     parser.add_argument("--release", default=RELEASE, help=f"of Ryzen AI (default: {RELEASE})")
-    parser.add_argument("--page", metavar="FILE.html", type=path, help="draw the model in pieces, on a page of its own")
+    parser.add_argument("--page", metavar="FILE.html", type=page, help="draw the model in pieces, on a page of its own")
     parser.add_argument(
         "--report", metavar="vitisai_ep_report.json", type=path, help="what the processor itself reported, beside it"
     )

@@ -127,6 +127,13 @@ def shape(text: str) -> tuple[str, tuple[int, ...]]:
     return name, tuple(count(size.strip()) for size in sizes.split(","))
 
 
+def page(text: str) -> Path:
+    """Where a page goes. No other name than *.html, lest it overwrites a model."""
+    if not text.lower().endswith((".html", ".htm")):
+        raise argparse.ArgumentTypeError(f"{text!r} is not named *.html")
+    return Path(text)
+
+
 def _json_file(text: str) -> str:
     """Where JSON goes. No other name than *.json, lest ``--json model.onnx`` overwrites a model."""
     if text != STDOUT and not text.lower().endswith(".json"):

@@ -146,7 +146,7 @@ class Graph:
         if value is None or not value.type.tensor_type.HasField("shape"):
             return None
         return tuple(
-            dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None
+            dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else dim.dim_param or None
             for dim in value.type.tensor_type.shape.dim
         )
 

@@ -220,13 +220,16 @@ def staged(model: ModelProto, path: Path, *, external: bool) -> Iterator[Path]:
         external: write external data even below the protobuf limit.
     """
     data = data_file(path).name
+    beside = external or estimate_bytes(model) > EXTERNAL_DATA_LIMIT
+    if beside and data_file(path).exists() and not _is_own(path, data):
+        raise ModelError(f"{path} needs {data_file(path)} for its weights, which exists and is not an earlier output's")
     with _writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         folder = tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.")
     with folder as name:
         temporary = Path(name) / path.name
         with _writing(path):
-            if external or estimate_bytes(model) > EXTERNAL_DATA_LIMIT:
+            if beside:
                 write_external(model, temporary, temporary.with_name(data))
             else:
                 temporary.write_bytes(loaded(model).SerializeToString())
@@ -250,6 +253,12 @@ def _writing(path: Path) -> Iterator[None]:
 
 def _remove_stale(path: Path, data: Path) -> None:
     """Data of an earlier version of the same output would only mislead."""
-    with contextlib.suppress(ModelError):  # what is no model has no data
-        if path.exists() and data.exists() and has_external_data(path):
-            data.unlink()
+    if data.exists() and _is_own(path, data.name):
+        data.unlink()
+
+
+def _is_own(path: Path, data: str) -> bool:
+    """Whether the model in a file keeps tensors in another file of that name; not if there is none."""
+    with contextlib.suppress(ModelError):
+        return path.exists() and data in external_files(read_stored(path))
+    return False

@@ -10,14 +10,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 from onnx import ModelProto, ValueInfoProto, helper
 
 from quark_onnx.errors import ConfigError, ModelError, nearest
 from quark_onnx.graph import Graph, Node, inlined, reach
 from quark_onnx.graph.io import staged
 from quark_onnx.job import load
-from quark_onnx.steps import Reference, destination, probe
+from quark_onnx.steps import Reference, destination, keeps_weights_beside, probe
+from quark_onnx.steps.run import agree
 
 #: What the processor is for.
 _PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
@@ -70,6 +70,9 @@ def cut(
     (('a',), ['x', 'a'])
     """
     places = [destination(model, place) for place in (first, second)]
+    if places[0] is not None and places[1] is not None and places[0].absolute() == places[1].absolute():
+        raise ConfigError(f"both models would be written to {places[0]}; give two names")
+    beside = [keeps_weights_beside(model, place) for place in places]
     original = load(model)
     graph = Graph.of(inlined(original))
     front = _ancestors(graph, _ends(graph, tensors))
@@ -81,21 +84,25 @@ def cut(
     missing = [name for name in crossing if tensors and name not in tensors]
     if missing:
         raise ConfigError(f"behind the cut {missing[0]!r} is read, too, which is computed in front; name it as well")
-    outputs = [value for value in graph.outputs if graph.producer(value.name) in front]
+    for name in crossing:
+        if not graph.elem_type(name):
+            raise ConfigError(f"the cut goes through {name!r}, which is no tensor; cut in front of it or behind it")
+    outputs = [value for value in graph.outputs if graph.producer(value.name) not in tail]
     names = {value.name for value in outputs}
+    fed = [value for value in graph.inputs if value.name not in graph.initializers]
     parts = [
-        _part(graph, front, graph.inputs, [*outputs, *(_value(graph, name) for name in crossing if name not in names)]),
+        _part(graph, front, fed, [*outputs, *(_value(graph, name) for name in crossing if name not in names)]),
         _part(
             graph,
             tail,
-            [*_still_read(graph, tail), *(_value(graph, name) for name in crossing)],
+            [*_still_read(fed, tail), *(_value(graph, name) for name in crossing)],
             [value for value in graph.outputs if value.name not in names],
         ),
     ]
     verified = _same(graph, original, parts)
-    for part, place in zip(parts, places, strict=True):
+    for part, place, external in zip(parts, places, beside, strict=True):
         if place is not None:
-            with staged(part, place, external=False) as path:
+            with staged(part, place, external=external) as path:
                 Reference(part, path).session  # noqa: B018  (that it opens is the check)
     return Parts(parts[0], parts[1], crossing, verified)
 
@@ -122,10 +129,10 @@ def _read(node: Node) -> tuple[str, ...]:
     return (*node.inputs, *node.captures)
 
 
-def _still_read(graph: Graph, tail: Sequence[Node]) -> list[ValueInfoProto]:
+def _still_read(inputs: Sequence[ValueInfoProto], tail: Sequence[Node]) -> list[ValueInfoProto]:
     """Inputs of the model that are read behind the cut."""
     names = {name for node in tail for name in _read(node)}
-    return [value for value in graph.inputs if value.name in names]
+    return [value for value in inputs if value.name in names]
 
 
 def _value(graph: Graph, name: str) -> ValueInfoProto:
@@ -162,6 +169,6 @@ def _same(graph: Graph, original: ModelProto, parts: Sequence[ModelProto]) -> bo
         asked = {value.name: known[value.name] for value in part.graph.input}
         known |= Reference(part).outputs(asked)
     for name, value in expected.items():
-        if not np.allclose(known[name], value, rtol=1e-4, atol=1e-5, equal_nan=True):
+        if not agree(value, known[name]):
             raise ModelError(f"the two parts compute another {name!r} than the whole; this is a defect")
     return True

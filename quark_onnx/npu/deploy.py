@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 import tempfile
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto
 
+from calibrators import CalibrationError
 from calibrators.session import open_session
 from quark_onnx.api import quantize
 from quark_onnx.config import QConfig
-from quark_onnx.errors import ConfigError, ConstraintError
+from quark_onnx.errors import ConfigError, ConstraintError, DataError
 from quark_onnx.graph import Graph
 from quark_onnx.graph.io import staged
 from quark_onnx.npu.check import Check, check
@@ -33,7 +34,9 @@ from quark_onnx.steps import Sample, first_sample, reader_for
 
 #: Samples that are shipped, with what the model computes of them on the CPU.
 _SHIPPED = 4
-_MODEL, _MARK = "model.onnx", "bundle.json"
+_MODEL, _MARK, _SUMS = "model.onnx", "bundle.json", "SHA256SUMS"
+#: What appears in the folder when it is used.
+_MADE = ("cache", "__pycache__")
 _FILES = ("npu_session.py", "compare.py", "npu_session.hpp")
 
 
@@ -102,7 +105,10 @@ def deploy(
         raise ConfigError(f"config is {kind}, but {target} ({row.summary}) takes {', '.join(row.presets)}")
     legal = legalize(model, target, shapes=shapes)
     reader = reader_for(Graph.of(legal.model), data, settings)
-    samples = list(islice(reader, _SHIPPED)) if reader.restartable else [first_sample(reader)]
+    try:
+        samples = list(islice(reader, _SHIPPED)) if reader.restartable else [first_sample(reader)]
+    except CalibrationError as error:
+        raise DataError(str(error)) from error
     result, report = legal.model, None
     if kind != "BF16":
         gate = settings.min_sqnr if settings.min_sqnr is not None else min_sqnr
@@ -142,15 +148,33 @@ def _place(folder: Path) -> Path:
     Raises:
         ConfigError: it is a file, or somebody else's.
     """
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"output {folder} is a file; name a folder")
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / _MARK).is_file():
-        raise ConfigError(f"output {folder} holds other files; name a new folder, or that of an earlier bundle")
     try:
-        folder.absolute().parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"output {folder} cannot be written: {error.strerror}") from error
-    return folder.absolute()
+        place = folder.resolve()
+        if place.exists() and not place.is_dir():
+            raise ConfigError(f"output {folder} is a file; name a folder")
+        if place.is_dir() and any(place.iterdir()) and (own := _unknown(place)):
+            raise ConfigError(f"output {folder} holds {own}, which is of no earlier bundle; name a new folder")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{place.name}."):
+            pass
+    except (OSError, ValueError) as error:  # a ValueError is a path that no folder can have
+        raise ConfigError(f"output {folder} cannot be written: {getattr(error, 'strerror', None) or error}") from error
+    return place
+
+
+def _unknown(folder: Path) -> str:
+    """The first file in a folder that no bundle has put there, or made as it was used; empty if there is none."""
+    try:
+        mark = json.loads((folder / _MARK).read_text(encoding="utf-8"))
+        sums = (folder / _SUMS).read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError):
+        return f"{min(path.name for path in folder.iterdir())!r}"
+    known = {line.partition("  ")[2] for line in sums} | {_SUMS}
+    if not isinstance(mark, dict) or mark.get("schema") != 1 or _MARK not in known:
+        return f"{_MARK!r}"
+    names = (path.relative_to(folder) for path in sorted(folder.rglob("*")) if not path.is_dir())
+    other = next((name for name in names if name.as_posix() not in known and name.parts[0] not in _MADE), None)
+    return "" if other is None else f"{other.as_posix()!r}"
 
 
 def _write(folder: Path, bundle: Bundle, model: ModelProto, samples: Sequence[Sample]) -> None:
@@ -180,7 +204,7 @@ def _write(folder: Path, bundle: Bundle, model: ModelProto, samples: Sequence[Sa
     _json(folder / _MARK, {"schema": 1, "format": kind, "target": target.name, "release": bundle.forecast.release})
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     sums = (f"{hashlib.sha256((folder / name).read_bytes()).hexdigest()}  {name}" for name in names)
-    _text(folder / "SHA256SUMS", "\n".join(sums) + "\n")
+    _text(folder / _SUMS, "\n".join(sums) + "\n")
 
 
 def _record(folder: Path, samples: Sequence[Sample]) -> None:
@@ -189,9 +213,17 @@ def _record(folder: Path, samples: Sequence[Sample]) -> None:
     for part in ("samples", "outputs"):
         (folder / part).mkdir()
     for place, sample in enumerate(samples):
-        np.savez(folder / "samples" / f"{place:04}.npz", allow_pickle=False, **sample)
+        _arrays(folder / "samples" / f"{place:04}.npz", sample)
         values = {f"output_{number}": value for number, value in enumerate(session.run(None, dict(sample)))}
-        np.savez(folder / "outputs" / f"{place:04}.npz", allow_pickle=False, **values)
+        _arrays(folder / "outputs" / f"{place:04}.npz", values)
+
+
+def _arrays(path: Path, arrays: Mapping[str, Any]) -> None:
+    """A .npz file; numpy's own function has no place for an array named "file"."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w") as file:
+                np.lib.format.write_array(file, np.asanyarray(array), allow_pickle=False)
 
 
 def _header(cache_key: str, devices: Mapping[str, Mapping[str, str]]) -> str:
@@ -212,10 +244,15 @@ def _header(cache_key: str, devices: Mapping[str, Mapping[str, str]]) -> str:
 
 def _replace(made: Path, place: Path, aside: Path) -> None:
     """Put a folder into its place; what was there goes aside first."""
+    before = aside / "before"
     if place.exists():
-        place.replace(aside / "before")
-    made.replace(place)
-    shutil.rmtree(aside / "before", ignore_errors=True)
+        place.replace(before)
+    try:
+        made.replace(place)
+    except OSError:
+        if before.exists():
+            before.replace(place)
+        raise
 
 
 def _json(path: Path, document: Any) -> None:

@@ -8,6 +8,8 @@ and knows nodes by the tensors they compute; it gives no reasons.
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,14 +65,15 @@ def read_report(path: str | Path) -> EPReport:
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # a ValueError is a path that no file can have, or no text
         raise ConfigError(f"report {path} cannot be read: {error}") from error
     try:
         found = json.loads(text)
-        counts = {_device(row["name"]): int(row["nodeNum"]) for row in found["deviceStat"] if row["name"] != "all"}
-        nodes = {str(row["output"][0]): _device(row["device"]) for row in found.get("nodeStat", []) if row["output"]}
-        pieces = {_device(row["device"]): int(row["count"]) for row in found.get("subgraphStat", [])}
-    except (ValueError, KeyError, TypeError, IndexError) as error:
+        counts = _summed((row["name"], row["nodeNum"]) for row in found["deviceStat"] if row["name"] != "all")
+        rows = [(list(row["output"]), row["device"]) for row in found.get("nodeStat", []) if _is_list(row["output"])]
+        nodes = {str(outputs[0]): _device(device) for outputs, device in rows if outputs}
+        pieces = _summed((row["device"], row["count"]) for row in found.get("subgraphStat", []))
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise ConfigError(
             f"report {path} is no vitisai_ep_report.json: {type(error).__name__} {error}; it needs deviceStat with "
             "name and nodeNum"
@@ -93,6 +96,27 @@ def score(forecast: Preflight, report: EPReport) -> Scored:
         if (real == "NPU") != (verdict.device == "NPU"):
             wrong.append((verdict.node, verdict.op_type, verdict.device, real))
     return Scored(counts, matched, tuple(wrong))
+
+
+def _summed(rows: Iterable[tuple[Any, Any]]) -> dict[str, int]:
+    """Counts by device; a device may have several rows, under older names.
+
+    Raises:
+        ValueError: a count is none.
+    """
+    found = Counter[str]()
+    for name, count in rows:
+        number = int(count)
+        if number < 0 or (isinstance(count, float) and number != count):
+            raise ValueError(f"{count!r} is no count")
+        found[_device(name)] += number
+    return dict(found)
+
+
+def _is_list(outputs: Any) -> bool:
+    if not isinstance(outputs, list):
+        raise TypeError(f"output is {outputs!r}, not a list")
+    return True
 
 
 def _device(name: Any) -> str:

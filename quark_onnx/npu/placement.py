@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from onnx import TensorProto
+
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
 from quark_onnx.npu.support import CONVERTED, SOURCE, listed, shown
@@ -21,6 +23,8 @@ _VAIP = "zmaychek84/vaip ad80269 (2025-03), to_xir_ops_pass.cpp"
 _DOCS = "Ryzen AI documentation 1.8 (2026-07-23), model_quantization.rst"
 _ONNXSIM = "onnxsim/onnxsim#1404 (2026-09-13)"
 _LEAST_CONVOLUTIONS = 2
+#: First opset whose Clip has its bounds as inputs.
+_BOUNDS_OPSET = 11
 #: Rank up to which the engine moves data about.
 _RANK = 4
 _INTEGER = ("XINT8", "A8W8")
@@ -68,12 +72,14 @@ class Case:
         target: the device.
         kind: the number format: "XINT8", "A8W8", "A16W8" or "BF16".
         release: of Ryzen AI, as "1.7".
+        quantized: whether the graph has Q/DQ pairs; else they are yet to come.
     """
 
     graph: Graph
     target: Target
     kind: str
     release: str
+    quantized: bool = False
 
     def around(self, node: Node) -> list[str]:
         """The tensors that a node reads and computes, constants and omitted ones left out."""
@@ -105,6 +111,11 @@ def whole_model(case: Case) -> tuple[str, str, str, str] | None:
     if case.kind not in case.target.presets:
         reason = f"{case.target.name} takes {', '.join(case.target.presets)}, the model is {case.kind}"
         return reason, f"quantize to {case.target.presets[0]}", "measured", f"{_DOCS}; XDNA1 study (2026-07)"
+    typed = [name for node in case.graph.nodes for name in case.around(node)]
+    halves = next((name for name in typed if case.graph.elem_type(name) == TensorProto.BFLOAT16), None)
+    if halves is not None:
+        reason = f"{halves!r} is bfloat16, which the provider refuses as an invalid graph"
+        return reason, "give it the float32 model and the config_file", "measured", _ONNXSIM
     for value in case.graph.inputs:
         shape = case.graph.shape(value.name) or ()
         if len(shape) > 1 and isinstance(shape[0], int) and shape[0] != 1:
@@ -247,10 +258,28 @@ def _results(case: Case, node: Node) -> Verdict | None:
     return None
 
 
+def _unquantized(case: Case, node: Node) -> Verdict | None:
+    """A product that was left out of quantization, or one of two computed tensors."""
+    if case.kind == "BF16" or node.kind not in ("Conv", "ConvTranspose", "Gemm", "MatMul"):
+        return None
+    weight = case.graph.producer(node.input(1))
+    codes = weight.inputs[0] if weight is not None and weight.op_type in DEQUANTIZE else node.input(1)
+    if not case.graph.is_constant(codes):
+        reason = "its weight is computed as the model runs"
+        return verdict(node, CPU, reason, "", "measured", f"{_ONNXSIM}; 1bit-MONSTER#1468")
+    if case.quantized and weight is None and case.target.compiler == "X1":
+        reason = "it is left float, which can push the whole model off the processor"
+        return verdict(node, CPU, reason, "quark-onnx npu cut", "measured", "XDNA1 study, Ryzen AI 1.7.1")
+    return None
+
+
 def _strict(case: Case, node: Node) -> Verdict | None:
     """What the converter of X1 does not take."""
     if case.target.compiler != "X1":
         return None
+    sizes = [case.graph.shape(name) for name in case.around(node)]
+    if sizes and (sizes[-1] == () or all(size == () for size in sizes[:-1])):
+        return verdict(node, CPU, "it computes a single number", "", "read", _VAIP)
     reason = next((text for kinds, text, refused in _REFUSED if node.kind in kinds and refused(case, node)), None)
     return None if reason is None else verdict(node, CPU, reason, "", "read", _VAIP)
 
@@ -259,28 +288,77 @@ def _inconstant(*places: int) -> Callable[[Case, Node], bool]:
     return lambda case, node: any(node.input(at) and not case.graph.is_constant(node.input(at)) for at in places)
 
 
+def _not_on_images(case: Case, node: Node) -> bool:
+    return len(case.graph.shape(node.outputs[0]) or ()) != _RANK
+
+
+def _bounded(case: Case, node: Node) -> bool:
+    if case.graph.opset >= _BOUNDS_OPSET:
+        return all(case.graph.is_constant(node.input(at)) for at in (1, 2))
+    return node.attribute("min") is not None and node.attribute("max") is not None
+
+
+def _odd(case: Case, node: Node) -> bool:
+    """Whether a Resize is of a kind that the converter of X1 has no rule for."""
+    mode, places = node.attribute("mode", "nearest"), node.attribute("coordinate_transformation_mode", "half_pixel")
+    known = {"half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric"}
+    known |= {"tf_half_pixel_for_nn"} if mode == "nearest" else set()
+    before, after = (case.graph.shape(name) or () for name in (node.inputs[0], node.outputs[0]))
+    images = len(before) == len(after) == _RANK and before[:2] == after[:2]
+    return mode not in ("linear", "nearest") or places not in known or not images
+
+
 _REFUSED: tuple[tuple[frozenset[str], str, Callable[[Case, Node], bool]], ...] = (
     (
         frozenset({"Conv", "GlobalAveragePool"}),
         "it is not on images",
-        lambda case, node: len(case.graph.shape(node.outputs[0]) or ()) != _RANK,
+        _not_on_images,
     ),
     (
         frozenset({"ConvTranspose"}),
         "it has output padding",
         lambda case, node: any(node.attribute("output_padding", [])),
     ),
+    (frozenset({"Clip"}), "it lacks a bound", lambda case, node: not _bounded(case, node)),
+    (frozenset({"MaxPool", "AveragePool"}), "its kernel is not of an image", _not_on_images),
+    (frozenset({"Split"}), "its parts are computed", _inconstant(1)),
+    (frozenset({"LpNormalization"}), "p is not 2", lambda case, node: node.attribute("p", 2) != 2),
     (
-        frozenset({"Clip"}),
-        "it lacks a bound",
-        lambda case, node: case.graph.opset >= 11 and not all(case.graph.is_constant(node.input(at)) for at in (1, 2)),
+        frozenset({"Flatten"}),
+        "its axis is the rank",
+        lambda case, node: node.attribute("axis", 1) == len(case.graph.shape(node.inputs[0]) or ()),
+    ),
+    (
+        frozenset({"Gemm"}),
+        "its converter does not look at alpha and beta: results would be wrong",
+        lambda case, node: node.attribute("alpha", 1.0) != 1.0 or node.attribute("beta", 1.0) != 1.0,
+    ),
+    (
+        frozenset({"ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum"}),
+        "its axes are an input",
+        lambda case, node: bool(node.input(1)),
+    ),
+    (
+        frozenset({"Pad"}),
+        "its mode is another than constant, reflect and edge",
+        lambda case, node: node.attribute("mode", "constant") not in ("constant", "reflect", "edge"),
+    ),
+    (
+        frozenset({"Resize"}),
+        "it is none of the resizings of images that are known",
+        lambda case, node: _odd(case, node),
     ),
     (
         frozenset({"HardSigmoid"}),
         "alpha is not 1/6, or beta not 0.5",
         lambda case, node: abs(node.attribute("alpha", 0.2) - 1 / 6) > 1e-6 or node.attribute("beta", 0.5) != 0.5,
     ),
-    (frozenset({"Slice"}), "its bounds or axes are computed, or the axes left out", _inconstant(1, 2, 3, 4)),
+    (frozenset({"Slice"}), "its bounds or axes are computed", _inconstant(1, 2, 3, 4)),
+    (
+        frozenset({"Slice"}),
+        "its axes are left out",
+        lambda case, node: case.graph.opset >= 10 and not node.input(3),
+    ),
     (frozenset({"Pad"}), "its pads are computed", _inconstant(1)),
     (frozenset({"Reshape", "Squeeze", "Unsqueeze"}), "its shape or axes are computed", _inconstant(1)),
     (frozenset({"Resize"}), "its sizes are computed", _inconstant(2, 3)),
@@ -291,6 +369,7 @@ _RULES: tuple[_Rule, ...] = (
     _ends_the_process,
     _shape,
     _results,
+    _unquantized,
     _strict,
     _ends,
     _gate,

@@ -110,7 +110,7 @@ def preflight(
     graph = Graph.of(inlined(load(model)))
     store_constants(graph)
     known = _kind(Pairs(graph))
-    case = Case(graph, row, known or kind or row.presets[0], release)
+    case = Case(graph, row, known or kind or row.presets[0], release, bool(known))
     nodes = [node for node in graph.nodes if node.op_type not in QUANTIZE | DEQUANTIZE]
     refusal = whole_model(case)
     verdicts = [verdict(node, CPU, *refusal) if refusal else verdict_of(case, node) for node in nodes]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections.abc import Iterable
 from html import escape
@@ -10,16 +11,20 @@ from pathlib import Path
 
 from quark_onnx.page.style import CSS
 
+#: What HTML forbids, in whatever way it is written.
+_FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+
 
 def document(title: str, parts: Iterable[str], style: str = "") -> str:
     """The text of a page with some parts, and rules of style of its own."""
-    return (
+    text = (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(title)}</title>\n<style>{CSS}{style}</style>\n</head>\n<body>\n<main>\n"
         + "\n".join(parts)
         + "\n</main>\n</body>\n</html>\n"
     )
+    return _FORBIDDEN.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def facts(rows: Iterable[tuple[str, str, str]]) -> str:
@@ -37,12 +42,17 @@ def write_whole(path: Path, text: str) -> None:
     Raises:
         OSError: the folder cannot be written to.
     """
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.absolute().parent)
+    try:
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.absolute().parent)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
     temporary = Path(name)
     try:
         with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
             file.write(text)
         temporary.chmod(0o644)
         temporary.replace(path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         temporary.unlink(missing_ok=True)

@@ -16,11 +16,22 @@ from npu_session import HERE, open_session
 
 
 def sqnr(expected: np.ndarray, found: np.ndarray) -> float:
-    """Signal-to-noise ratio in dB; infinite for equal arrays."""
-    wanted, error = expected.astype(np.float64), found.astype(np.float64) - expected.astype(np.float64)
-    noise = float(np.square(error).sum())
-    signal = float(np.square(wanted).sum())
-    return float("inf") if noise == 0 else 10 * float(np.log10(max(signal, 1e-300) / noise))
+    """Signal-to-noise ratio in dB: infinite for equal arrays, minus infinity where one alone is no number."""
+    if expected.dtype.kind not in "biuf":
+        return float("inf") if (expected == found).all() else -float("inf")
+    wanted, error = expected.astype(np.float64), deviation(expected, found)
+    noise, signal = float(np.square(error).sum()), float(np.square(wanted[np.isfinite(wanted)]).sum())
+    if noise == 0:
+        return float("inf")
+    return 10 * float(np.log10(max(signal, 1e-300) / noise)) if np.isfinite(noise) else -float("inf")
+
+
+def deviation(expected: np.ndarray, found: np.ndarray) -> np.ndarray:
+    """What is found less what is expected; 0 where both are the same, be they no numbers."""
+    wanted, got = expected.astype(np.float64), found.astype(np.float64)
+    same = (wanted == got) | (np.isnan(wanted) & np.isnan(got))
+    with np.errstate(invalid="ignore"):
+        return np.where(same, 0.0, np.where(np.isfinite(got) & np.isfinite(wanted), got - wanted, np.inf))
 
 
 def main() -> int:
@@ -42,9 +53,13 @@ def main() -> int:
                 print(f"{file.name} {name}: shape {found.shape}, recorded {wanted.shape}")
                 worst = -float("inf")
                 continue
-            ratio, greatest = sqnr(wanted, found), float(np.abs(found - wanted).max(initial=0))
-            same = "same" if np.argmax(found) == np.argmax(wanted) else "OTHER"
-            print(f"{file.name} {name}: {ratio:.1f} dB, greatest deviation {greatest:.3g}, {same} greatest value")
+            ratio = sqnr(wanted, found)
+            more = ""
+            if wanted.dtype.kind in "biuf":
+                same = "same" if np.argmax(found) == np.argmax(wanted) else "OTHER"
+                greatest = np.abs(deviation(wanted, found)).max(initial=0)
+                more = f", greatest deviation {greatest:.3g}, {same} greatest value"
+            print(f"{file.name} {name}: {ratio:.1f} dB{more}")
             worst = min(worst, ratio)
     print(f"on the {where.upper()}, {len(files)} samples: worst {worst:.1f} dB")
     if worst < options.least:

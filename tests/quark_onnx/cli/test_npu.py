@@ -117,3 +117,10 @@ def test_deploy(cli: Any) -> None:
         "npu", "deploy", "model.onnx", "-o", "b", "--random-data", "4", "--recipe", "classifier", "--config", "A8W8"
     )
     assert both.code == 2 and "--recipe and --config" in both.err and not Path("b").exists()
+
+
+@pytest.mark.parametrize("place", ["model.onnx", "report.json", "data"])
+def test_a_page_goes_to_html_files_alone(cli: Any, place: str) -> None:
+    before = Path("model.onnx").read_bytes()
+    finished = cli("npu", "preflight", "model.onnx", "--page", place)
+    assert finished.code == 2 and "is not named *.html" in finished.err and Path("model.onnx").read_bytes() == before

@@ -75,6 +75,49 @@ def test_cuts_that_part_nothing(tensors: tuple[str, ...], message: str) -> None:
         npu.cut(detector(), tensors)
 
 
+def test_sums_that_are_rounded_otherwise_are_no_defect() -> None:
+    conv = "Conv <pads = [1, 1, 1, 1]>"
+    text = f"g (float[1,64,16,16] x) => (float[1,64,16,16] y) {{ a = {conv} (x, w) r = Relu (a) b = {conv} (r, u)"
+    model = parse(
+        f"{text} c = Conv (r, v) y = Add (b, c) }}",
+        w=normal(64, 64, 3, 3),
+        u=normal(64, 64, 3, 3, seed=1),
+        v=normal(64, 64, 1, 1),
+    )
+    assert npu.cut(model).tensors == ("b", "c")
+
+
+def test_interfaces_of_all_kinds() -> None:
+    model = detector()
+    model.graph.input.append(
+        onnx.helper.make_tensor_value_info("w", 1, [4, 3, 1, 1])
+    )  # a constant that is an input, too
+    model.graph.output.append(model.graph.input[0])  # an input that is an output, too
+    parts = npu.cut(model)
+    assert parts.verified and [v.name for v in parts.first.graph.output] == ["features", "x", "a", "b"]
+    text = parse("g (float[1,2] x) => (string[1,2] y) { a = MatMul (x, w) y = Cast <to = 8> (a) }", w=weight(2, 2))
+    assert npu.cut(text).verified
+    sequence = parse(
+        "g (float[1,2] x) => (float[1,2] y) { a = MatMul (x, w) c = SequenceConstruct (a, x) y = SequenceAt (c, i) }",
+        w=weight(2, 2),
+        i=np.array(0, np.int64),
+    )
+    with pytest.raises(ConfigError, match="goes through 'c', which is no tensor"):
+        npu.cut(sequence, ["c"])
+
+
+def test_files_that_belong_to_others_stay(tmp_path: Path) -> None:
+    """Weights of the input, and the first part where both would have one name."""
+    model = tmp_path / "in.onnx"
+    onnx.save_model(detector(), model, save_as_external_data=True, location="first.onnx.data", size_threshold=0)
+    before = (tmp_path / "first.onnx.data").read_bytes()
+    with pytest.raises(ConfigError, match="holds weights of the input model"):
+        npu.cut(model, first=tmp_path / "first.onnx", second=tmp_path / "b.onnx")
+    assert (tmp_path / "first.onnx.data").read_bytes() == before
+    with pytest.raises(ConfigError, match="give two names"):
+        npu.cut(model, first=tmp_path / "o.onnx", second=tmp_path / "o.onnx")
+
+
 def test_a_model_without_products_and_one_without_a_tail() -> None:
     with pytest.raises(ConfigError, match="no Conv, Gemm or MatMul"):
         npu.cut(parse("g (float[1,2] x) => (float[1,2] y) { y = Relu (x) }"))

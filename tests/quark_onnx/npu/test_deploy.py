@@ -186,7 +186,7 @@ def test_an_earlier_bundle_is_replaced_and_another_folder_is_not(tmp_path: Path)
     assert json.loads((folder / "bundle.json").read_text())["format"] == "A8W8"
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("years of work")
-    with pytest.raises(ConfigError, match="holds other files"):
+    with pytest.raises(ConfigError, match=r"holds \'thesis\.tex\'"):
         npu.deploy(network(), data(), tmp_path / "mine")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bundle", "mine"]
 
@@ -211,6 +211,59 @@ def test_what_is_not_deployed_leaves_nothing(arguments: Any, error: Any, message
 def test_data_that_can_be_read_once(tmp_path: Path) -> None:
     npu.deploy(network(), iter(data()), tmp_path / "bundle")
     assert [path.name for path in (tmp_path / "bundle" / "samples").iterdir()] == ["0000.npz"]
+
+
+def test_a_file_called_like_the_mark_makes_no_bundle_of_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "web").mkdir()
+    (tmp_path / "web" / "bundle.json").write_text("{}")
+    (tmp_path / "web" / "thesis.txt").write_text("years of work")
+    with pytest.raises(ConfigError, match=r"holds \'bundle\.json\'"):
+        npu.deploy(network(), data(), tmp_path / "web")
+    npu.deploy(network(), data(), tmp_path / "bundle")
+    onnx.save(network(), tmp_path / "bundle" / "float.onnx")
+    with pytest.raises(ConfigError, match=r"holds \'float\.onnx\'"):
+        npu.deploy(tmp_path / "bundle" / "float.onnx", data(), tmp_path / "bundle")
+    assert (tmp_path / "web" / "thesis.txt").is_file() and (tmp_path / "bundle" / "float.onnx").is_file()
+
+
+def test_a_bundle_that_cannot_be_replaced_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    npu.deploy(network(), data(), tmp_path / "bundle")
+    before, real = (tmp_path / "bundle" / "model.onnx").read_bytes(), Path.replace
+
+    def full(self: Path, target: Path) -> Path:
+        if self.name == "bundle" and Path(target) == tmp_path / "bundle":
+            raise OSError(28, "No space left on device")
+        return real(self, target)
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(OSError, match="No space left"):
+        npu.deploy(network(), data(), tmp_path / "bundle", config="A8W8")
+    assert (tmp_path / "bundle" / "model.onnx").read_bytes() == before
+
+
+@pytest.mark.parametrize("folder", ["q/../../..", "/proc/foo", "a\0b", "x" * 300, "file/inside"])
+def test_folders_that_cannot_be(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("")
+    monkeypatch.setattr(sys.modules["quark_onnx.npu.deploy"], "legalize", lambda *a, **k: pytest.fail("work was done"))
+    with pytest.raises(ConfigError, match="output"):
+        npu.deploy(network(), data(), folder)
+
+
+def test_names_that_numpy_takes_for_its_own(tmp_path: Path) -> None:
+    model = network()
+    model.graph.input[0].name = model.graph.node[0].input[0] = "file"
+    npu.deploy(model, [{"file": sample["x"]} for sample in data()], tmp_path / "bundle")
+    assert called(tmp_path / "bundle", "compare.py").returncode == 0
+
+
+def test_a_machine_that_computes_no_numbers_is_found_out(bundle: npu.Bundle) -> None:
+    script = "import compare, numpy as np; e = np.float32([1, 2, np.nan]);"
+    script += (
+        "print([float(compare.sqnr(e, np.float32(f))) for f in ([1, 2, np.nan], [np.nan] * 3, [1, np.inf, np.nan])],"
+    )
+    script += "compare.sqnr(np.array([True, False]), np.array([True, True])) < 5)"
+    assert called(bundle.folder, "-c", script).stdout == "[inf, -inf, -inf] True\n"
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -49,13 +49,32 @@ def test_nodes_that_are_elsewhere_are_named(forecast: npu.Preflight, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"deviceStat": [{"name": "NPU"}]}', '{"deviceStat": 3}', "\udc80"], ids=repr
+    "text",
+    [
+        '{"deviceStat": [{"name": "CPU", "nodeNum": 1e999}]}',
+        '{"deviceStat": [{"name": "CPU", "nodeNum": -3}]}',
+        '{"deviceStat": [], "nodeStat": [{"output": "ab", "device": "NPU"}]}',
+        "[" * 100_000,
+        "",
+        "[]",
+        "{}",
+        '{"deviceStat": [{"name": "NPU"}]}',
+        '{"deviceStat": 3}',
+        "\udc80",
+    ],
+    ids=repr,
 )
 def test_what_is_no_report(text: str, tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     path.write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(ConfigError, match=r"report\.json"):
         npu.read_report(path)
+
+
+def test_a_device_under_several_names_is_one(tmp_path: Path) -> None:
+    rows = [{"name": name, "nodeNum": count} for name, count in (("NPU", 7), ("VAIML", 5), ("CPU", 1))]
+    (tmp_path / "r.json").write_text(json.dumps({"deviceStat": rows, "subgraphStat": []}), encoding="utf-8")
+    assert npu.read_report(tmp_path / "r.json").counts == {"NPU": 12, "CPU": 1}
 
 
 def test_a_report_that_is_not_there(tmp_path: Path) -> None:

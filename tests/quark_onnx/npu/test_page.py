@@ -26,6 +26,13 @@ def test_it_says_what_is_elsewhere_and_why(found: npu.Preflight) -> None:
     assert "http" not in text.replace("http-equiv", ""), "nothing comes from outside"
 
 
+def test_control_characters_do_not_get_into_the_page() -> None:
+    model = parse("g (float[1,4] x) => (float[1,4] y) { y = Softplus (x) }")
+    model.graph.node[0].name = "\x00\x01\x0b"
+    text = render(npu.preflight(model, "stx"))
+    assert not set("\x00\x01\x0b") & set(text) and "\N{REPLACEMENT CHARACTER}" in text
+
+
 def test_a_model_that_is_all_there() -> None:
     model = parse("g (float[1,4] x) => (float[1,4] y) { y = Relu (x) }")
     text = render(npu.preflight(model, "stx"))

@@ -167,6 +167,52 @@ def test_quantized_models_are_counted_as_they_are() -> None:
         assert result.counts["VITIS_EP_CPU"] == 2 and result.share == 1
 
 
+@pytest.mark.parametrize(
+    ("body", "op_type", "words"),
+    [
+        ("y = Slice (b, n, m)", "Slice", "axes are left out"),
+        ('y = Resize <mode = "cubic"> (b, , s)', "Resize", "none of the resizings"),
+        ("r = Resize (b, , t) m = ReduceMax <axes = [1]> (r) y = Add (b, m)", "Resize", "none of the resizings"),
+        ("p = ReduceMax <axes = [2]> (b) y = Add (b, p)", "ReduceMax", ""),
+        ("y = LpNormalization <p = 1> (b)", "LpNormalization", "p is not 2"),
+        ("y = Clip (b, , h)", "Clip", "lacks a bound"),
+        ("f = Flatten <axis = 4> (b) y = Add (b, f)", "Flatten", "axis is the rank"),
+        ("p = ReduceMean <keepdims = 0> (b) q = Relu (p) y = Add (b, q)", "Relu", "a single number"),
+    ],
+    ids=lambda value: str(value)[:24],
+)
+def test_what_the_converter_of_xdna1_does_not_take(body: str, op_type: str, words: str) -> None:
+    values = {"n": np.array([0], np.int64), "m": np.array([4], np.int64), "s": np.ones(4, np.float32)}
+    values |= {"t": np.float32([1, 2, 1, 1]), "h": np.array(6, np.float32)}
+    verdict = only(found(body, "phx", **values), op_type)
+    assert verdict.device == ("CPU" if words else "NPU") and words in verdict.reason
+
+
+def test_weights_that_are_computed_and_tensors_of_bfloat16() -> None:
+    computed = found("t = Transpose (b) y = MatMul (b, t)", kind="A8W8")
+    assert "its weight is computed" in only(computed, "MatMul").reason
+    narrow = parse("g (bfloat16[1,4] x) => (bfloat16[1,4] y) { y = Relu (x) }")
+    result = preflight(narrow, "stx", kind="BF16")
+    assert result.counts["NPU"] == 0 and "is bfloat16" in result.verdicts[0].reason
+
+
+def test_what_is_left_float_can_refuse_a_model_on_xdna1() -> None:
+    model = parse(f"g ({X} x) => ({X} y) {{ a = {CONV} (x, w) r = Relu (a) y = {CONV} (r, w) }}", w=weight(4, 4, 3, 3))
+    data = [{"x": normal(1, 4, 8, 8, seed=seed)} for seed in range(4)]
+    last = model.graph.node[-1].name = "last"
+    quantized = quantize(model, data, QConfig.of("XINT8").with_(target="phx", exclude=(last,))).model
+    verdicts = {verdict.node: verdict for verdict in preflight(quantized, "phx").verdicts}
+    assert "left float" in verdicts["last"].reason and verdicts["last"].mend == "quark-onnx npu cut"
+
+
+def test_sizes_below_zero_are_none() -> None:
+    model = parse("g (float[1,4,6,6] x) => (float[1,4,6,6] y) { y = Relu (x) }")
+    for value in (model.graph.input[0], model.graph.output[0]):
+        value.type.tensor_type.shape.dim[0].dim_value = -1
+    result = preflight(model, "stx")
+    assert 0 <= result.share <= 1 and "None" in result.verdicts[0].reason
+
+
 def test_operations() -> None:
     model = parse(
         """g (float[1,4,8,8] x) => (float[1,10] y) { c = Conv <group = 2, pads = [1, 1, 1, 1]> (x, w)
