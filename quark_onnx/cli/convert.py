@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import quark_onnx
 from quark_onnx.cli.output import Answer, columns, entry
-from quark_onnx.cli.parsing import Parser, add_common_options, count, path, shape
+from quark_onnx.cli.parsing import Parser, add_common_options, add_output_option, add_shape_option, count, path
 from quark_onnx.registry import CONVERSIONS
 from quark_onnx.report import OutputError
 
@@ -28,23 +28,9 @@ exit codes: 0 done; 1 the outputs changed; 2 bad input; 3 internal error; 128 + 
 
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("model", metavar="MODEL", type=path, help="an .onnx file, of any tool; it is not changed")
-    parser.add_argument(
-        "-o",
-        "--output",
-        metavar="OUT",
-        type=path,
-        required=True,
-        help="the converted model, written when it is verified",
-    )
+    add_output_option(parser, "converted")
     parser.add_argument("--to", metavar="WHAT", nargs="+", required=True, help=", ".join(CONVERSIONS))
-    parser.add_argument(
-        "--shape",
-        metavar="NAME=N,N,...",
-        nargs="+",
-        type=shape,
-        default=[],
-        help="for fixed-shapes: the shape of an input; without one its batch becomes 1",
-    )
+    add_shape_option(parser, "for fixed-shapes: the shape of an input; without one its batch becomes 1")
     parser.add_argument("--opset", metavar="N", type=count, help="for opset: the version to convert to")
     parser.add_argument("--io", action="store_true", help="for float16 and bfloat16: inputs and outputs, too")
     add_common_options(parser)

@@ -10,7 +10,15 @@ from typing import Any
 from quark_onnx import npu
 from quark_onnx.cli.data import add_data_options, data_of
 from quark_onnx.cli.output import Answer
-from quark_onnx.cli.parsing import Parser, UsageError, add_common_options, page, path, shape
+from quark_onnx.cli.parsing import (
+    Parser,
+    UsageError,
+    add_common_options,
+    add_output_option,
+    add_shape_option,
+    page,
+    path,
+)
 from quark_onnx.cli.settings import add_config_options, add_gate_option, config_of
 from quark_onnx.errors import ConstraintError
 from quark_onnx.npu.page import write_page
@@ -31,6 +39,7 @@ examples:
 
 #: The least signal-to-noise ratio of a model that is deployed, in dB, unless it is told otherwise.
 _GATE = 10.0
+_SHAPE = "sizes of an input whose shape is dynamic; a batch without one becomes 1"
 _FORMAT = "float, or quantized by any tool"
 
 
@@ -59,18 +68,6 @@ def _add_target(parser: Parser) -> None:
     parser.add_argument("--target", default="npu", help=f"what it is for; {rows} (default: npu)")
 
 
-def _add_shape(parser: Parser) -> None:
-    parser.add_argument(
-        "--shape",
-        metavar="NAME=1,3,224,224",
-        type=shape,
-        nargs="+",
-        action="extend",
-        default=[],
-        help="sizes of an input whose shape is dynamic; a batch without one becomes 1",
-    )
-
-
 def _check_options(parser: Parser) -> None:
     _add_target(parser)
     parser.add_argument("--fix", metavar="OUT.onnx", type=path, help="mend what can be mended, and check the result")
@@ -96,9 +93,9 @@ def _check(options: Namespace) -> Answer:
 
 
 def _legalize_options(parser: Parser) -> None:
-    parser.add_argument("-o", "--output", metavar="OUT.onnx", type=path, required=True, help="where the result goes")
+    add_output_option(parser, "legalized")
     _add_target(parser)
-    _add_shape(parser)
+    add_shape_option(parser, _SHAPE)
 
 
 def _legalize(options: Namespace) -> Answer:
@@ -164,7 +161,7 @@ def _cut(options: Namespace) -> Answer:
 
 def _deploy_options(parser: Parser) -> None:
     parser.add_argument("-o", "--output", metavar="DIR", type=path, required=True, help="the folder to make")
-    _add_shape(parser)
+    add_shape_option(parser, _SHAPE)
     add_data_options(parser)
     add_config_options(parser)
     parser.add_argument(

@@ -63,6 +63,25 @@ def add_common_options(parser: Parser) -> None:
     )
 
 
+def add_output_option(parser: Parser, what: str) -> None:
+    """Where the model goes that a command makes."""
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="OUT",
+        type=path,
+        required=True,
+        help=f"the {what} model, written when it is verified",
+    )
+
+
+def add_shape_option(parser: Parser, what: str) -> None:
+    """Shapes of inputs; several may follow the option, and it may be repeated."""
+    parser.add_argument(
+        "--shape", metavar="NAME=1,3,224,224", type=shape, nargs="+", action="extend", default=[], help=what
+    )
+
+
 def path(text: str) -> Path:
     """A path; an empty one, as an unset shell variable leaves it, would be the current folder."""
     if not text:

@@ -16,7 +16,7 @@ from time import perf_counter
 from quark_onnx import api
 from quark_onnx.cli.data import add_data_options, data_of
 from quark_onnx.cli.output import Answer, entry
-from quark_onnx.cli.parsing import Parser, add_common_options, count, path
+from quark_onnx.cli.parsing import Parser, add_common_options, add_output_option, count, path
 from quark_onnx.cli.settings import add_config_options, add_gate_option, add_mixing_options, config_of
 from quark_onnx.config import to_dict
 from quark_onnx.errors import ModelError
@@ -38,14 +38,7 @@ exit codes: 0 done; 1 --min-sqnr missed; 2 bad input; 3 internal error; 128 + N 
 
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("model", metavar="MODEL", type=path, help="the float model, an .onnx file; it is not changed")
-    parser.add_argument(
-        "-o",
-        "--output",
-        metavar="OUT",
-        type=path,
-        required=True,
-        help="the quantized model, written when it is verified",
-    )
+    add_output_option(parser, "quantized")
     add_data_options(parser)
     add_config_options(parser)
     add_mixing_options(parser)

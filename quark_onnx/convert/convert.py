@@ -142,7 +142,9 @@ def _settings(
     for setting in (name for name, there in given.items() if there and name not in read_by_some):
         users = [name for name in CONVERSIONS if setting in CONVERSIONS[name].reads]
         raise ConfigError(f"{setting} is given, which only {' and '.join(users)} reads; add it to what is converted to")
-    return Settings(sizes, None if opset is None else int(opset), bool(io))
+    return Settings(
+        {name: tuple(map(int, shape)) for name, shape in sizes.items()}, None if opset is None else int(opset), bool(io)
+    )
 
 
 def _apply(conversion: Conversion, before: Stage, settings: Settings) -> tuple[Stage, Step]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from quark_onnx.convert.base import Settings, conversion, counted, everywhere, reloaded
 from quark_onnx.errors import ConfigError
 from quark_onnx.graph import Graph, fixed
+from quark_onnx.graph.shapes import is_static
 from quark_onnx.passes import fold_constants, fold_shapes
 
 
@@ -16,21 +17,16 @@ def fixed_shapes(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
     """Inputs of the sizes of --shape, a batch of 1 without one; what was computed of sizes becomes constant."""
     graph, notes = fixed(graph, settings.shapes)
     for value in graph.inputs:
-        if value.type.WhichOneof("value") in ("tensor_type", None) and not _is_fixed(graph, value.name):
+        if value.type.WhichOneof("value") in ("tensor_type", None) and not is_static(graph.shape(value.name)):
             raise ConfigError(_missing(value.name, graph.shape(value.name)))
     folded = 0
     while count := everywhere(graph, lambda inner: fold_shapes(inner) + fold_constants(inner)):
         graph, folded = reloaded(graph), folded + count
     notes += [f"{line} folded" for line in counted(folded, "node")]
-    dynamic = [name for node in graph.nodes for name in node.outputs if name and not _is_fixed(graph, name)]
+    dynamic = [name for node in graph.nodes for name in node.outputs if name and not is_static(graph.shape(name))]
     if notes and dynamic:
         notes.append(f"{len(dynamic)} tensors have sizes that depend on values, {dynamic[0]!r} the first of them")
     return graph, notes
-
-
-def _is_fixed(graph: Graph, tensor: str) -> bool:
-    shape = graph.shape(tensor)
-    return shape is not None and all(isinstance(size, int) for size in shape)
 
 
 def _missing(name: str, shape: tuple[int | str | None, ...] | None) -> str:

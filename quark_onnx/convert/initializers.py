@@ -10,6 +10,7 @@ from calibrators.stored import values
 from quark_onnx.convert.base import Settings, conversion, counted, everywhere
 from quark_onnx.fusions.base import attributes
 from quark_onnx.graph import Graph, Node
+from quark_onnx.graph.codes import copied
 from quark_onnx.graph.node import DEQUANTIZE
 
 
@@ -57,17 +58,9 @@ def _copy(graph: Graph) -> int:
         kept = graph.is_output(name) or graph.captured(name)
         for reader in graph.consumers(name)[not kept :]:
             if name in reader.inputs:
-                _redirect(graph, reader, name, _duplicate(graph, name, f"{name}_of_{reader.name}"))
+                _redirect(graph, reader, name, copied(graph, name, f"{name}_of_{reader.name}"))
                 added += 1
     return added
-
-
-def _duplicate(graph: Graph, name: str, wish: str) -> str:
-    copy = TensorProto()
-    copy.CopyFrom(graph.initializers[name])
-    copy.name = graph.fresh(wish)
-    graph.initializers[copy.name] = copy
-    return copy.name
 
 
 def _redirect(graph: Graph, node: Node, old: str, new: str) -> None:

@@ -1,13 +1,44 @@
-"""The numbers that constant codes stand for."""
+"""Constant codes: the numbers that they stand for, where they are read, and copies of them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from onnx import TensorProto
 
-from quark_onnx.graph.node import Node
+from quark_onnx.graph.graph import Graph
+from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE, Node
+
+
+def constant_behind(graph: Graph, tensor: str) -> str:
+    """The constant that a tensor is, or the codes of one that a DequantizeLinear makes it of; empty if computed."""
+    producer = graph.producer(tensor)
+    name = producer.inputs[0] if producer is not None and producer.op_type in DEQUANTIZE else tensor
+    return name if graph.is_constant(name) else ""
+
+
+def copied(graph: Graph, name: str, wish: str) -> str:
+    """Another constant of the same values, by the name that is wished for, or one like it; its name."""
+    tensor = TensorProto()
+    tensor.CopyFrom(graph.initializers[name])
+    tensor.name = graph.fresh(wish)
+    graph.initializers[tensor.name] = tensor
+    return str(tensor.name)
+
+
+def beyond_pairs(node: Node, step: Callable[[Node], list[Node]]) -> list[Node]:
+    """What stands next to a node, Q and DQ nodes left out; ``step`` is ``Graph.leaders`` or ``followers``."""
+    found, todo = list[Node](), step(node)
+    while todo:
+        each = todo.pop()
+        if each.op_type in QUANTIZE | DEQUANTIZE:
+            todo += step(each)
+        else:
+            found.append(each)
+    return found
 
 
 def dequantized(node: Node, values: list[NDArray[Any]]) -> NDArray[np.float32]:

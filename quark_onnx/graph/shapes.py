@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import onnx
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper
@@ -15,6 +15,15 @@ logger = logging.getLogger(__name__)
 #: The contents of initializers above this size in bytes do not matter for shapes; leaving them out makes large models
 #: cheap.
 _LARGE = 4096
+
+
+def is_static(shape: Sequence[int | str | None] | None) -> bool:
+    """Whether every size of a shape is known.
+
+    >>> is_static((1, 3)), is_static(("N", 3)), is_static(()), is_static(None)
+    (True, False, True, False)
+    """
+    return shape is not None and all(isinstance(size, int) for size in shape)
 
 
 def infer_values(skeleton: ModelProto, initializers: Iterable[TensorProto]) -> dict[str, ValueInfoProto]:

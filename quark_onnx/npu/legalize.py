@@ -12,6 +12,7 @@ from quark_onnx.errors import ModelError
 from quark_onnx.graph import Graph, fixed, inlined
 from quark_onnx.graph.io import loaded, staged
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
+from quark_onnx.graph.shapes import is_static
 from quark_onnx.job import load
 from quark_onnx.passes import CLEANING, LEGALIZING, SPELLING, fold_shapes
 from quark_onnx.registry import TARGETS
@@ -70,7 +71,7 @@ def legalize(
     reference = Reference(original)
     sample = probe(graph, reference)
     if sample is None:
-        open_ = [value.name for value in graph.inputs if not _static(graph, value.name)]
+        open_ = [value.name for value in graph.inputs if not is_static(graph.shape(value.name))]
         hint = f"give the shapes of {', '.join(open_)}" if open_ else "its inputs may have to mean something"
         raise ModelError(f"the model runs on no random input, so that nothing can be verified; {hint}")
     quantized = any(node.op_type in QUANTIZE | DEQUANTIZE for node in graph.nodes)
@@ -81,8 +82,3 @@ def legalize(
         with staged(result, place, external=keeps_weights_beside(model, place)) as written:
             Reference(result, written).outputs(sample)
     return Legalized(loaded(result), (*notes, *done))
-
-
-def _static(graph: Graph, name: str) -> bool:
-    shape = graph.shape(name)
-    return shape is not None and all(isinstance(size, int) for size in shape)

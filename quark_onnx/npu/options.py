@@ -37,20 +37,15 @@ def devices_for(target: Target, kind: str) -> dict[str, dict[str, str]]:
     return {name: provider_options(rows[name], kind) for name in names}
 
 
-def compiler_config(kind_of_model: str = "cnn") -> dict[str, Any]:
-    """The ``config_file`` for BF16: modelrun.rst of the same release; ``targets`` is needed since 1.6.
-
-    Args:
-        kind_of_model: "cnn", or "transformer", whose data is not stored in vectors.
-    """
-    storage = "unvectorized" if kind_of_model == "transformer" else "auto"
+def compiler_config() -> dict[str, Any]:
+    """The ``config_file`` for BF16: modelrun.rst of the same release; ``targets`` is needed since 1.6."""
     return {
         "passes": [
             {"name": "init", "plugin": "vaip-pass_init"},
             {
                 "name": "vaiml_partition",
                 "plugin": "vaip-pass_vaiml_partition",
-                "vaiml_config": {"optimize_level": 1, "preferred_data_storage": storage},
+                "vaiml_config": {"optimize_level": 1, "preferred_data_storage": "auto"},
             },
         ],
         "target": "VAIML",

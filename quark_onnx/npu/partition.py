@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from quark_onnx.graph import Graph, Node
+from quark_onnx.graph.codes import beyond_pairs
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
 from quark_onnx.npu.placement import NPU
 from quark_onnx.targets import chain, is_fused
@@ -45,7 +46,7 @@ def pieces(graph: Graph, devices: Devices) -> list[Piece]:
     """
     levels, root = dict[Node, int](), dict[Node, Node]()
     for node in (node for node in graph.nodes if node in devices):
-        leaders, inside = before(graph, node), devices[node] == NPU
+        leaders, inside = beyond_pairs(node, graph.leaders), devices[node] == NPU
         steps = [levels[each] + (inside and devices[each] != NPU) for each in leaders]
         levels[node] = max(steps, default=-1)
         levels[node] = max(0, levels[node]) if inside else levels[node]
@@ -110,18 +111,6 @@ def _chain(graph: Graph, node: Node) -> list[Node]:
         return is_fused(each, behind) or (factor and each.kind in _FACTORED)
 
     return chain(graph, node, lambda each: False, follows)
-
-
-def before(graph: Graph, node: Node) -> list[Node]:
-    """What a node reads from, Q and DQ nodes left out."""
-    found, todo = list[Node](), graph.leaders(node)
-    while todo:
-        each = todo.pop()
-        if each.op_type in QUANTIZE | DEQUANTIZE:
-            todo += graph.leaders(each)
-        else:
-            found.append(each)
-    return found
 
 
 def _root(root: dict[Node, Node], node: Node) -> Node:

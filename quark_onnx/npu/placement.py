@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from onnx import TensorProto
 
 from quark_onnx.graph import Graph, Node
+from quark_onnx.graph.codes import beyond_pairs, constant_behind
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
+from quark_onnx.graph.shapes import is_static
 from quark_onnx.npu.support import CONVERTED, SOURCE, listed, shown
 from quark_onnx.targets import Target
 
@@ -153,8 +155,7 @@ def _has(node: Node, name: str) -> bool:
 
 
 def _dynamic(case: Case, tensor: str) -> bool:
-    shape = case.graph.shape(tensor)
-    return shape is None or not all(isinstance(size, int) for size in shape)
+    return not is_static(case.graph.shape(tensor))
 
 
 def _shape(case: Case, node: Node) -> Verdict | None:
@@ -215,24 +216,12 @@ def _beside_moving(case: Case, node: Node) -> Verdict | None:
     """A reshape or transpose that only prepares one in five dimensions goes with it."""
     if case.kind == "BF16" or node.kind not in _MOVING:
         return None
-    near = [*_real(case.graph, node, case.graph.leaders), *_real(case.graph, node, case.graph.followers)]
+    near = [*beyond_pairs(node, case.graph.leaders), *beyond_pairs(node, case.graph.followers)]
     found = next((each for other in near if (each := _ranks(case, other))), None)
     if found is None:
         return None
     reason = f"it stands beside {found.node}, which {found.reason.removeprefix('it ')}"
     return verdict(node, CPU, reason, found.mend, "inferred", found.source)
-
-
-def _real(graph: Graph, node: Node, step: Callable[[Node], list[Node]]) -> list[Node]:
-    """What stands next to a node, Q and DQ nodes left out."""
-    found, todo = list[Node](), step(node)
-    while todo:
-        each = todo.pop()
-        if each.op_type in QUANTIZE | DEQUANTIZE:
-            todo += step(each)
-        else:
-            found.append(each)
-    return found
 
 
 def _depthwise(case: Case, node: Node) -> Verdict | None:
@@ -262,12 +251,10 @@ def _unquantized(case: Case, node: Node) -> Verdict | None:
     """A product that was left out of quantization, or one of two computed tensors."""
     if case.kind == "BF16" or node.kind not in ("Conv", "ConvTranspose", "Gemm", "MatMul"):
         return None
-    weight = case.graph.producer(node.input(1))
-    codes = weight.inputs[0] if weight is not None and weight.op_type in DEQUANTIZE else node.input(1)
-    if not case.graph.is_constant(codes):
+    if not constant_behind(case.graph, node.input(1)):
         reason = "its weight is computed as the model runs"
         return verdict(node, CPU, reason, "", "measured", f"{_ONNXSIM}; 1bit-MONSTER#1468")
-    if case.quantized and weight is None and case.target.compiler == "X1":
+    if case.quantized and case.graph.is_constant(node.input(1)) and case.target.compiler == "X1":
         reason = "it is left float, which can push the whole model off the processor"
         return verdict(node, CPU, reason, "quark-onnx npu cut", "measured", "XDNA1 study, Ryzen AI 1.7.1")
     return None
@@ -346,7 +333,7 @@ _REFUSED: tuple[tuple[frozenset[str], str, Callable[[Case, Node], bool]], ...] =
     (
         frozenset({"Resize"}),
         "it is none of the resizings of images that are known",
-        lambda case, node: _odd(case, node),
+        _odd,
     ),
     (
         frozenset({"HardSigmoid"}),

@@ -14,15 +14,16 @@ from onnx import ModelProto, TensorProto
 
 from quark_onnx.errors import ConfigError
 from quark_onnx.graph import Graph, inlined
+from quark_onnx.graph.codes import beyond_pairs
 from quark_onnx.graph.cost import operations
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
 from quark_onnx.job import load
 from quark_onnx.npu.check import kind_of
 from quark_onnx.npu.pairs import Pairs
-from quark_onnx.npu.partition import EDGE, before, edges, expected_edges, pieces
+from quark_onnx.npu.partition import EDGE, edges, expected_edges, pieces
 from quark_onnx.npu.placement import ABORT, CPU, NPU, Case, Verdict, verdict, verdict_of, whole_model
 from quark_onnx.npu.support import KINDS, RELEASE, RELEASES
-from quark_onnx.passes.fold_constants import store_constants
+from quark_onnx.passes import store_constants
 from quark_onnx.registry import TARGETS
 from quark_onnx.targets import Target
 
@@ -116,7 +117,7 @@ def preflight(
     verdicts = [verdict(node, CPU, *refusal) if refusal else verdict_of(case, node) for node in nodes]
     devices = {node: found.device for node, found in zip(nodes, verdicts, strict=True)}
     numbers = {node: number for number, piece in enumerate(pieces(graph, devices)) for node in piece.nodes}
-    links = {(numbers[each], numbers[node]) for node in nodes for each in before(graph, node)}
+    links = {(numbers[each], numbers[node]) for node in nodes for each in beyond_pairs(node, graph.leaders)}
     counts = Counter(devices.values())
     if known:
         counts.update(edges(graph, devices))

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from onnx import ModelProto
 
 from quark_onnx.graph import Graph, Node
-from quark_onnx.graph.node import DEQUANTIZE
+from quark_onnx.graph.codes import constant_behind
+from quark_onnx.graph.shapes import is_static
 from quark_onnx.npu.finding import Finding
 
 _CONV = ("kernel_shape", "strides", "pads", "dilations", "group")
@@ -43,7 +44,7 @@ def convolution_findings(graph: Graph) -> Iterator[Finding]:
 def _shapes(graph: Graph) -> Iterator[Finding]:
     for value in graph.inputs:
         shape = graph.shape(value.name)
-        if shape is None or not all(isinstance(size, int) for size in shape):
+        if shape is None or not is_static(shape):
             yield Finding(
                 "G1", "", f"input {value.name!r} has the shape {list(shape) if shape is not None else 'unknown'}"
             )
@@ -65,9 +66,7 @@ def _shared(graph: Graph) -> Iterator[Finding]:
     readers: dict[str, list[Node]] = defaultdict(list)
     for node in graph.nodes:
         for name in node.inputs[1:3] if node.kind in ("Conv", "ConvTranspose", "Gemm") else ():
-            producer = graph.producer(name)
-            codes = producer.inputs[0] if producer is not None and producer.op_type in DEQUANTIZE else name
-            if graph.is_constant(codes):
+            if codes := constant_behind(graph, name):
                 readers[codes].append(node)
     for name, nodes in readers.items():
         if len(nodes) > 1:

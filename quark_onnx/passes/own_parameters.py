@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from onnx import TensorProto
-
 from quark_onnx.graph import Graph, Node
-from quark_onnx.graph.node import DEQUANTIZE
+from quark_onnx.graph.codes import constant_behind, copied
 from quark_onnx.passes.base import register
 
 _LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm"})
@@ -19,7 +17,7 @@ def own_parameters(graph: Graph) -> int:
     taken, count = set[str](), 0
     for node in [node for node in graph.nodes if node.kind in _LAYERS]:
         for index in range(1, len(node.inputs)):
-            codes = _codes(graph, node.inputs[index])
+            codes = constant_behind(graph, node.inputs[index])
             if codes in taken:
                 graph.set_input(node, index, _copied(graph, node.inputs[index], node))
                 count += 1
@@ -28,28 +26,14 @@ def own_parameters(graph: Graph) -> int:
     return count
 
 
-def _codes(graph: Graph, tensor: str) -> str:
-    """The constant that a layer's parameter is read from; empty if it is computed."""
-    producer = graph.producer(tensor)
-    name = producer.inputs[0] if producer is not None and producer.op_type in DEQUANTIZE else tensor
-    return name if graph.is_constant(name) else ""
-
-
 def _copied(graph: Graph, tensor: str, reader: Node) -> str:
     """Another tensor with the same values."""
     producer = graph.producer(tensor)
     if producer is None:
-        return _constant(graph, tensor, reader)
+        return copied(graph, tensor, f"{tensor}_{reader.name}")
     attributes = {name: value for name in _ATTRIBUTES if (value := producer.attribute(name)) is not None}
-    inputs = [_constant(graph, producer.inputs[0], reader), *producer.inputs[1:]]
+    codes = producer.inputs[0]
+    inputs = [copied(graph, codes, f"{codes}_{reader.name}"), *producer.inputs[1:]]
     result = graph.fresh(f"{tensor}_{reader.name}")
     graph.add(producer.op_type, inputs, [result], domain=producer.domain, **attributes)
     return result
-
-
-def _constant(graph: Graph, name: str, reader: Node) -> str:
-    tensor = TensorProto()
-    tensor.CopyFrom(graph.initializers[name])
-    tensor.name = graph.fresh(f"{name}_{reader.name}")
-    graph.initializers[tensor.name] = tensor
-    return str(tensor.name)

@@ -253,3 +253,9 @@ def test_a_branch_in_float16() -> None:
     for truth in (True, False):
         sample = {"x": normal(2, 4), "c": np.array(truth)}
         np.testing.assert_allclose(run(done, sample)[0], run(model, sample)[0], rtol=2e-3)
+
+
+def test_shapes_may_be_numbers_of_numpy() -> None:
+    model = parse("g (float[N,S] x) => (float[N,S] y) { y = Relu (x) }")
+    found = convert(model, "fixed-shapes", shapes={"x": np.array([2, 5])})
+    assert Graph.of(found.model).shape("y") == (2, 5)
