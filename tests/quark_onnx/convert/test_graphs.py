@@ -9,6 +9,7 @@ from onnx import ModelProto, numpy_helper
 
 from quark_onnx import convert
 from quark_onnx.errors import ConfigError
+from quark_onnx.graph import Graph
 from tests.models import MODELS, kinds, normal, parse, run, samples, weight
 
 
