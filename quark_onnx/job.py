@@ -43,6 +43,7 @@ from quark_onnx.steps import (
     guard,
     insert,
     keeps_weights_beside,
+    lower_opset,
     make_plan,
     mix,
     optimize_float,
@@ -191,8 +192,9 @@ class Job:
     def plan(self, sample: Sample | None, samples: Samples = (), progress: bool | None = False) -> _Planned:
         """Clean and optimize the float graph, and decide what becomes of each tensor."""
         graph, prepared = prepare(self.graph, self.config, self.reference, sample)
+        graph, lowered = lower_opset(graph, self.config.target, self.reference, sample)
         graph, improved = optimize_float(graph, self.config, self.reference, sample, samples)
-        notes = [*self.notes, *prepared, *improved]
+        notes = [*self.notes, *prepared, *lowered, *improved]
         give_biases(graph, self.config)
         config, early = self.config, list[str]()
         if any(optimizer.stage == "plan" for optimizer in config.optimizers):  # they build models to measure

@@ -12,7 +12,6 @@ from functools import partial
 from onnx import TensorProto
 
 from quark_onnx.convert.base import Settings, conversion, counted, everywhere, reloaded
-from quark_onnx.convert.opset import at_opset
 from quark_onnx.convert.pairs import code_type, parameters, write_zero_point
 from quark_onnx.dtypes import BODY_OPSET, Float4, Integer, Scaled
 from quark_onnx.errors import ModelError
@@ -21,6 +20,7 @@ from quark_onnx.fusions.base import CONTRIB
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.bodies import bodies
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
+from quark_onnx.passes import at_opset
 from quark_onnx.registry import DTYPES
 
 #: First opset of Q/DQ nodes with a scale for each channel.
@@ -87,7 +87,8 @@ def _converted(graph: Graph, domain: str, need: Need) -> tuple[Graph, list[str]]
     notes = list[str]()
     if opsets and max(opsets) > graph.opset:
         try:
-            graph, notes = at_opset(graph, max(opsets))
+            raised = at_opset(graph, max(opsets))
+            graph, notes = raised, [f"opset {graph.opset} became {raised.opset}"]
         except ModelError as error:
             notes = [str(error)]
     count = everywhere(graph, lambda inner: _rename_all(inner, domain, need))

@@ -21,7 +21,7 @@ DOMAIN = "com.amd.quark"
 #: First opset with all that the bodies use.
 MIN_OPSET = 17
 #: Last opset that they are known to be right for.
-MAX_OPSET = 26
+MAX_OPSET = 27
 
 _END = np.iinfo(np.int64).max
 

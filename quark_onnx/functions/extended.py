@@ -2,7 +2,7 @@
 
 Follows the ONNX operators QuantizeLinear and DequantizeLinear, of which these are versions for more types: 32-bit codes
 saturate(round-half-even(x / scale) + zero_point), and x / scale + zero_point as float16, clipped to its range, or as
-bfloat16. The operators are those of opset 17, which are the same up to opset 26.
+bfloat16. The operators are those of opset 17, which are the same up to opset 27.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def softmax_fails(graph: Graph, node: Node, scale: NDArray[Any]) -> bool:
     """Whether onnxruntime's 8-bit softmax may be wrong.
 
     Of a single value it makes 0, an empty result it forgets, and where more than 256 steps make up 1 it wraps around to
-    0 where it should saturate.
+    0 where it should saturate (up to 1.31).
     """
     shape = graph.shape(node.inputs[0])
     if shape is None or not all(isinstance(dim, int) and dim > 0 for dim in shape):

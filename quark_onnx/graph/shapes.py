@@ -40,6 +40,9 @@ def infer_values(skeleton: ModelProto, initializers: Iterable[TensorProto]) -> d
         elif tensor.name not in declared:
             value = helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
             skeleton.graph.input.append(value)
+    for node in skeleton.graph.node:
+        if node.domain == "com.microsoft" and node.op_type in ("QuantizeLinear", "DequantizeLinear"):
+            node.domain = ""  # whose rules are the same, and which onnx knows
     for mode in ({"data_prop": True}, {}):
         try:
             inferred = onnx.shape_inference.infer_shapes(skeleton, **mode)

@@ -16,7 +16,7 @@ from quark_onnx.graph.shapes import is_static
 from quark_onnx.job import load
 from quark_onnx.passes import CLEANING, LEGALIZING, SPELLING, fold_shapes
 from quark_onnx.registry import TARGETS
-from quark_onnx.steps import Reference, destination, keeps_weights_beside, probe, rewritten
+from quark_onnx.steps import Reference, destination, keeps_weights_beside, lower_opset, probe, rewritten
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,9 @@ def legalize(
     quantized = any(node.op_type in QUANTIZE | DEQUANTIZE for node in graph.nodes)
     passes = (fold_shapes, *CLEANING, *SPELLING) if quantized else LEGALIZING
     graph, done = rewritten(graph, passes, reference, sample)
+    graph, lowered = lower_opset(graph, target, reference, sample)
     result = graph.to_model()
     if place is not None:
         with staged(result, place, external=keeps_weights_beside(model, place)) as written:
             Reference(result, written).outputs(sample)
-    return Legalized(loaded(result), (*notes, *done))
+    return Legalized(loaded(result), (*notes, *done, *lowered))

@@ -25,6 +25,8 @@ _VAIP = "zmaychek84/vaip ad80269 (2025-03), to_xir_ops_pass.cpp"
 _DOCS = "Ryzen AI documentation 1.8 (2026-07-23), model_quantization.rst"
 _ONNXSIM = "onnxsim/onnxsim#1404 (2026-09-13)"
 _LEAST_CONVOLUTIONS = 2
+#: As AMD's own quantizer writes pairs of 16 bits, those of the models in its logs, too.
+_CONTRIBUTED = {"com.microsoft::QuantizeLinear", "com.microsoft::DequantizeLinear"}
 #: First opset whose Clip has its bounds as inputs.
 _BOUNDS_OPSET = 11
 #: Rank up to which the engine moves data about.
@@ -99,11 +101,12 @@ def verdict_of(case: Case, node: Node) -> Verdict:
         if node.kind in CONVERTED:
             return verdict(node, NPU, "its converter takes it", confidence="read", source=_VAIP)
         return verdict(node, CPU, "its converter has no rule for it", "", "read", _VAIP)
-    if listed(node.kind, case.kind):
+    kind = node.op_type if node.kind in _CONTRIBUTED else node.kind
+    if listed(kind, case.kind):
         return verdict(node, NPU, f"listed for {case.kind}")
-    if shown(node.kind, case.kind):
+    if shown(kind, case.kind):
         return verdict(node, NPU, "not listed, but models of AMD use it there", confidence="inferred")
-    others = [kind for kind in case.target.presets if kind != case.kind and listed(node.kind, kind)]
+    others = [preset for preset in case.target.presets if preset != case.kind and listed(kind, preset)]
     mend = f"it is listed for {' and '.join(others)}" if others else ""
     return verdict(node, CPU, f"not listed for {case.kind}", mend)
 

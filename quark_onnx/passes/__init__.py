@@ -6,9 +6,9 @@ from quark_onnx.passes.fold_batch_norm import fold_batch_norm
 from quark_onnx.passes.fold_constants import fold_constants, store_constants
 from quark_onnx.passes.fold_shapes import fold_shapes
 from quark_onnx.passes.mean_to_pool import mean_to_pool
+from quark_onnx.passes.opsets import at_opset, raise_opset
 from quark_onnx.passes.own_parameters import own_parameters
 from quark_onnx.passes.plain_gemm import plain_gemm
-from quark_onnx.passes.raise_opset import raise_opset, to_opset
 from quark_onnx.passes.remove_identity import remove_identity
 from quark_onnx.passes.split_large_pools import split_large_pools
 from quark_onnx.passes.split_to_slices import split_to_slices
@@ -30,6 +30,7 @@ __all__ = [
     "REPLACING",
     "SPELLING",
     "Pass",
+    "at_opset",
     "batch_norm_to_conv",
     "fold_batch_norm",
     "fold_constants",
@@ -42,7 +43,6 @@ __all__ = [
     "split_large_pools",
     "split_to_slices",
     "store_constants",
-    "to_opset",
     "write_attributes",
     "write_defaults",
 ]

@@ -11,8 +11,9 @@ from quark_onnx.steps.insides import quantize_insides
 from quark_onnx.steps.journal import check_folder
 from quark_onnx.steps.make_plan import make_plan
 from quark_onnx.steps.mixed import describe, mix
+from quark_onnx.steps.opsets import lower_opset, raise_opset_for
 from quark_onnx.steps.optimize import give_biases, optimize_float
-from quark_onnx.steps.prepare import clean, prepare, raise_opset_for, rewritten
+from quark_onnx.steps.prepare import clean, prepare, rewritten
 from quark_onnx.steps.probe import probe
 from quark_onnx.steps.read import first_sample, input_specs, reader_for
 from quark_onnx.steps.refine import refine
@@ -49,6 +50,7 @@ __all__ = [
     "input_specs",
     "insert",
     "keeps_weights_beside",
+    "lower_opset",
     "make_plan",
     "mix",
     "optimize_float",

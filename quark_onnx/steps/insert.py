@@ -20,6 +20,7 @@ from quark_onnx.graph.clipping import clip_bounds
 from quark_onnx.graph.node import subgraphs
 from quark_onnx.plan import BiasOf, Entry, Keep, Plan, Quantize, Use, fused_into
 from quark_onnx.steps.apart import behind_softmax, from_readers, is_small, moves_codes
+from quark_onnx.steps.opsets import newest_with_pairs
 from quark_onnx.steps.solve import Params
 
 _CONTRIB = "com.microsoft"
@@ -300,7 +301,7 @@ class _Writer:
             attributes.setdefault("axis", 0)  # onnx's evaluator does not know the default of a function's attribute
         elif not known or (self.vendor and not params.block_size and dtype.bits >= 8 and isinstance(dtype, Integer)):
             op_type, domain = f"Extended{op_type}", DOMAIN
-        elif self.graph.opset < max(dtype.min_opset, 13 if params.axis is not None else 0):
+        elif not max(dtype.min_opset, 13 if params.axis is not None else 0) <= self.graph.opset <= newest_with_pairs():
             domain = _CONTRIB
         if domain:
             self.graph.import_domain(domain)

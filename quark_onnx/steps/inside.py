@@ -15,7 +15,7 @@ from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.bodies import Body, bodies
 from quark_onnx.plan import EXCLUDED, Keep, Plan, Quantize, Use, select
 from quark_onnx.steps.make_plan import make_plan
-from quark_onnx.steps.prepare import contributed
+from quark_onnx.steps.opsets import contributed
 
 _CONTROL = frozenset({"If", "Loop", "Scan"})
 #: Before this opset a Scan ran over batches.

@@ -6,21 +6,12 @@ import logging
 from collections.abc import Sequence
 
 from quark_onnx.config import QConfig
-from quark_onnx.dtypes import BODY_OPSET, Integer
-from quark_onnx.errors import ConfigError, ModelError, QuarkError
+from quark_onnx.errors import QuarkError
 from quark_onnx.graph import Graph
-from quark_onnx.passes import CLEANING, LEGALIZING, Pass, raise_opset
-from quark_onnx.plan import Plan, Quantize
+from quark_onnx.passes import CLEANING, LEGALIZING, Pass
 from quark_onnx.steps.run import Reference, Sample, agree, run
 
 logger = logging.getLogger(__name__)
-
-#: First opset with Round, which onnxruntime writes when it makes an integer of a float bias beside a quantized weight.
-ROUND_OPSET = 11
-#: First opset with operators on codes, which onnxruntime makes of others between Q/DQ pairs.
-_CODES_OPSET = 10
-#: Operators that mean something else from an opset on, unless a converter minds it.
-_CHANGED = {11: {"Resize", "Upsample"}, 13: {"Softmax", "LogSoftmax", "Hardmax"}}
 
 
 def prepare(graph: Graph, config: QConfig, reference: Reference, sample: Sample | None) -> tuple[Graph, list[str]]:
@@ -90,77 +81,3 @@ def unchanged(graph: Graph, sample: Sample, expected: dict[str, object]) -> bool
         logger.warning("the rewritten model does not run: %s", error)
         return False
     return found.keys() >= expected.keys() and all(agree(expected[name], found[name]) for name in expected)
-
-
-def raise_opset_for(
-    graph: Graph,
-    plan: Plan,
-    config: QConfig,
-    reference: Reference,
-    sample: Sample | None,
-    inside: Sequence[Quantize] = (),
-) -> tuple[Graph, list[str]]:
-    """The graph at the least opset that the plan's number formats and onnxruntime's rewrites of them need, if onnx can
-    convert it without changing outputs and the config allows for it.
-
-    Otherwise the graph stays as it is, and Q/DQ nodes that its opset lacks are written in the com.microsoft domain,
-    which has them at any opset.
-
-    Args:
-        inside: what is wanted in the bodies of nodes; it is given up where the opset cannot be raised that far.
-
-    Raises:
-        ModelError: that domain does not have them either.
-        ConfigError: it would, if the config allowed for a higher opset.
-    """
-    quantized = [entry for entry in plan.entries.values() if isinstance(entry, Quantize)]
-    vendor = BODY_OPSET if config.form == "vendor" else 0
-    wanted = [*quantized, *inside]
-    needed = max(ROUND_OPSET, vendor, *(entry.min_opset for entry in wanted)) if wanted else 0
-    before, limit = graph.opset, config.max_opset or needed
-    if needed > limit:
-        for entry in wanted:
-            if not (entry.min_opset <= limit or contributed(entry)):
-                raise ConfigError(
-                    f"{entry.spec.dtype.name} needs opset {entry.min_opset}, but max_opset is {limit}; raise it, or "
-                    "choose another format"
-                )
-        needed = max(opset for opset in (ROUND_OPSET, vendor, *(e.min_opset for e in wanted)) if opset <= limit)
-    if before >= needed:
-        return graph, []
-    raised = graph
-    for opset in sorted({needed, ROUND_OPSET, _CODES_OPSET, *(e.min_opset for e in wanted)}, reverse=True):
-        candidate = _raised(graph, opset, reference, sample) if before < opset <= needed else None
-        if candidate is not None:
-            raised = candidate
-            break
-    for entry in quantized:
-        if entry.min_opset > raised.opset and not contributed(entry):
-            raise ModelError(
-                f"{entry.spec.dtype.name} needs opset {entry.min_opset}, and the model's opset {before} cannot be "
-                f"raised to {needed}; export the model at that opset, or choose another format"
-            )
-    notes = [f"opset raised from {before} to {raised.opset}"] if raised is not graph else []
-    if any(entry.min_opset > raised.opset for entry in quantized):
-        low = f"opset {before} could not be raised to {needed}"
-        notes.append(f"{low}: Q/DQ nodes that it lacks use the com.microsoft domain")
-    return raised, notes
-
-
-def _raised(graph: Graph, opset: int, reference: Reference, sample: Sample | None) -> Graph | None:
-    """The graph at another opset; None if onnx cannot convert it, or not without changing what it computes."""
-    kinds = {node.kind for node in graph.nodes}
-    if sample is None and any(graph.opset < at <= opset and kinds & changed for at, changed in _CHANGED.items()):
-        return None  # nobody would see it
-    converted = raise_opset(graph.to_model(), opset)
-    if converted is None:
-        return None
-    candidate = Graph(converted, store=graph.store)
-    same = sample is None or unchanged(candidate, sample, reference.repeatable(sample))
-    return candidate if same else None
-
-
-def contributed(entry: Quantize) -> bool:
-    """Whether the com.microsoft domain can write it."""
-    spec = entry.spec
-    return isinstance(spec.dtype, Integer) and spec.dtype.bits >= 4 and not spec.block_size and not spec.dynamic

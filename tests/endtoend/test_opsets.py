@@ -19,6 +19,7 @@ from quark_onnx import QConfig, quantize
 from quark_onnx.config import QuantizationSpec
 from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.job import Result
+from quark_onnx.steps.opsets import newest_with_pairs
 from tests.models import Feeds, interface, normal, parse, weight
 
 
@@ -287,9 +288,11 @@ def test_it_is_quantized(case: Case) -> None:
 
 def test_its_opset_is_the_least_that_its_formats_need(case: Case) -> None:
     needed, _ = NEEDS[case.preset]
-    assert opset_of(case.result.model) == max(case.opset, needed)
-    raised = f"opset raised from {case.opset} to {needed}"
-    assert (raised in case.result.report.notes) is (case.opset < needed)
+    newest = newest_with_pairs()
+    assert opset_of(case.result.model) == min(max(case.opset, needed), newest)
+    raised, lowered = (f"opset {how} from {case.opset} to" for how in ("raised", "lowered"))
+    assert (f"{raised} {needed}" in case.result.report.notes) is (case.opset < needed)
+    assert any(note.startswith(f"{lowered} {newest}: ") for note in case.result.report.notes) is (case.opset > newest)
 
 
 def test_max_opset_is_respected(case: Case) -> None:

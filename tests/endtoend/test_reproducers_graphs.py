@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
@@ -536,7 +537,10 @@ def test_ort_6004_sums_of_products_that_saturate(spelling: str) -> None:
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_ort_16105_largest_codes(preset: str) -> None:
-    """41: integer kernels were wrong for some weights; whatever runs the model, its outputs are those of ONNX."""
+    """41: integer kernels were wrong for some weights; whatever runs the model, its outputs are those of ONNX.
+
+    But where activations have 16 bits onnxruntime 1.32 rounds those of a MatMul to blocks of 8 bits, unless it is told.
+    """
     model = parse(
         "g (float[N,64] x) => (float[N,8] y) { h = Gemm (x, w, b) y = Relu (h) }",
         w=np.where(normal(64, 8) > 0, 1.0, -1.0).astype(np.float32),
@@ -547,9 +551,14 @@ def test_ort_16105_largest_codes(preset: str) -> None:
     quantized = static(model, data, preset, bound=25.0)
     reference = ReferenceEvaluator(quantized)
     step = max(float(array.max()) for name, array in stored(quantized, "float").items() if name.endswith("y_scale"))
+    options = ort.SessionOptions()
+    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
+    exact, default = ort.InferenceSession(quantized.SerializeToString(), options), open_session(quantized)
     for feeds in data:
-        [expected], [found] = list(reference.run(None, feeds)), open_session(quantized).run(None, feeds)
+        [expected], [found] = list(reference.run(None, feeds)), exact.run(None, feeds)
         np.testing.assert_allclose(found, expected, atol=1.01 * step)
+        [found] = default.run(None, feeds)
+        np.testing.assert_allclose(found, expected, atol=1.01 * step + np.abs(expected).max() * 2**-8)
 
 
 @pytest.mark.parametrize("preset", PRESETS)

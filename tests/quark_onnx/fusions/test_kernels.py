@@ -6,11 +6,14 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 from onnx import helper, numpy_helper
 
 from quark_onnx.fusions.moving import MOVING
 from tests.models import Array, run
+
+RUNTIME = tuple(map(int, onnxruntime.__version__.split(".")[:2]))
 
 Inputs = dict[str, Any]
 U, S = np.uint8, np.int8
@@ -116,13 +119,15 @@ def test_there_is_no_kernel_for_a_mean() -> None:
     assert not runs("QLinearReduceMean", inputs, U, axes=[2, 3], keepdims=1)
 
 
-def test_softmax_wraps_around_where_one_is_far_beyond_the_last_code() -> None:
+def test_softmax_may_wrap_around_where_one_is_far_beyond_the_last_code() -> None:
+    """Up to onnxruntime 1.31, where 1 is 500 steps; since 1.32 it saturates."""
+
     def certain(scale: float, dtype: Any) -> int:
         inputs = {"_x": dtype([[0, 120]]), "xs": np.float32(1), "xz": dtype(0), "ys": np.float32(scale), "yz": dtype(0)}
         return int(compute("QLinearSoftmax", inputs, dtype, axis=1, opset=13)[0, 1])
 
     assert certain(2**-8, U) == 255 and certain(2**-8, S) == 127
-    assert certain(0.002, U) != 255 and certain(0.002, S) != 127
+    assert (certain(0.002, U), certain(0.002, S)) == ((255, 127) if RUNTIME >= (1, 32) else (0, -128))
 
 
 def test_global_max_pool_takes_floats_only() -> None:

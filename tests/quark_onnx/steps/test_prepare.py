@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from onnx import ModelProto
 
-from quark_onnx import QConfig, quantize, quantize_static
-from quark_onnx.errors import ConfigError, ModelError
+from quark_onnx import QConfig, quantize
+from quark_onnx.errors import ModelError
 from quark_onnx.graph import Graph
 from quark_onnx.passes import CLEANING, Pass, fold_batch_norm
-from quark_onnx.steps import make_plan, prepare, raise_opset_for
+from quark_onnx.steps import prepare
 from quark_onnx.steps.run import Reference, agree
 from tests.models import (
     MODELS,
@@ -22,12 +22,11 @@ from tests.models import (
     hidden_weight,
     interface,
     kinds,
-    old_ir,
     parse,
     run,
     samples,
 )
-from tests.settings import CHANNEL, TENSOR, WIDE
+from tests.settings import TENSOR
 
 STEP = sys.modules[prepare.__module__]  # the package gives its name to the function
 
@@ -120,41 +119,6 @@ def test_a_model_that_does_not_run_is_the_users() -> None:
         prepared(model)
 
 
-# Opsets
-
-
-@pytest.mark.parametrize(
-    ("opset", "config", "note"),
-    [
-        (17, TENSOR, []),
-        (17, CHANNEL, []),
-        (11, CHANNEL, ["opset raised from 11 to 13"]),
-        (13, WIDE, ["opset raised from 13 to 21"]),
-        (21, WIDE, []),
-    ],
-)
-def test_the_opset_is_raised_to_what_is_needed(opset: int, config: QConfig, note: list[str]) -> None:
-    model = parse(
-        "g (float[N,2,4,4] x) => (float[N,2,4,4] y) { y = Conv (x, w) }",
-        opset=opset,
-        w=np.ones((2, 2, 1, 1), np.float32),
-    )
-    graph = Graph.of(model)
-    plan = make_plan(graph, config)
-    raised, notes = raise_opset_for(graph, plan, config, Reference(model), samples(model)[0])
-    assert notes == note and raised.opset == (int(note[0].split()[-1]) if note else opset)
-    assert interface(raised.to_model()) == interface(model)
-
-
-def test_a_model_that_cannot_be_raised_uses_another_domain(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(STEP, "raise_opset", lambda model, opset: None)
-    model = old_ir()
-    result = quantize(model, samples(model), WIDE)
-    assert "opset 9 could not be raised to 21" in " ".join(result.report.notes)
-    domains = {node.domain for node in result.model.graph.node if "uantize" in node.op_type}
-    assert domains == {"com.microsoft"} and result.report.worst_sqnr > 35
-
-
 def test_agreement_is_relative_and_mindful_of_what_is_no_number() -> None:
     a = np.float32([1e6, 1])
     assert agree(a, a + np.float32([10, 0])) and not agree(a, a + np.float32([1000, 0]))
@@ -166,23 +130,3 @@ def test_agreement_is_relative_and_mindful_of_what_is_no_number() -> None:
         agree({"a": 1.0}, {"a": 1.000001}) and not agree({"a": 1.0}, {"b": 1.0}) and not agree({"a": 1.0}, {"a": 2.0})
     )
     assert agree(np.int64([3]), np.int64([3])) and not agree(np.int64([3]), np.int64([4]))
-
-
-@pytest.mark.parametrize(
-    ("limit", "opset", "domains"), [(21, 21, {""}), (20, 13, {"", "com.microsoft"}), (None, 21, {""})]
-)
-def test_the_opset_has_a_limit(limit: int | None, opset: int, domains: set[str]) -> None:
-    model = parse(
-        "g (float[N,2,4,4] x) => (float[N,2,4,4] y) { y = Conv (x, w) }", opset=12, w=np.ones((2, 2, 1, 1), np.float32)
-    )
-    quantized = quantize_static(model, samples(model), WIDE.with_(max_opset=limit))
-    assert {entry.domain: entry.version for entry in quantized.opset_import}[""] == opset
-    assert {node.domain for node in quantized.graph.node} == domains
-
-
-def test_a_format_beyond_the_limit() -> None:
-    model = parse("g (float[N,2] x) => (float[N,2] y) { y = MatMul (x, w) }", w=np.eye(2, dtype=np.float32))
-    with pytest.raises(ConfigError, match="fp8e4m3 needs opset 19, but max_opset is 17"):
-        quantize_static(model, samples(model), QConfig.of("FP8E4M3").with_(max_opset=17))
-    with pytest.raises(ConfigError, match="max_opset is 9; it must be an opset, 11 or higher"):
-        QConfig(max_opset=9)

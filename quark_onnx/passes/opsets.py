@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator
 
-from onnx import ModelProto, OperatorSetIdProto, helper, version_converter
+from onnx import ModelProto, OperatorSetIdProto, defs, helper, version_converter
 
 from calibrators.session import tensor_bytes
 from quark_onnx.errors import ModelError
-from quark_onnx.graph import Graph
-from quark_onnx.graph.node import STANDARD_DOMAINS
+from quark_onnx.graph import Graph, Node
+from quark_onnx.graph.node import STANDARD_DOMAINS, inner_nodes
 from quark_onnx.passes.fold_constants import store_constants
 
 logger = logging.getLogger(__name__)
@@ -26,6 +26,23 @@ def raise_opset(model: ModelProto, opset: int) -> ModelProto | None:
     except ModelError as error:
         logger.debug("%s", error)
         return None
+
+
+def at_opset(graph: Graph, version: int) -> Graph:
+    """A graph at an opset, higher or lower.
+
+    Raises:
+        ModelError: onnx's converter cannot convert it, and operators differ in more than the types that they take.
+    """
+    model = graph.to_model()
+    try:
+        converted = to_opset(model, version)
+    except ModelError:  # onnx has few adapters downwards, also where a version but added types
+        nodes = [node for node in (*graph.nodes, *inner_nodes(graph.nodes)) if node.domain in STANDARD_DOMAINS]
+        if not all(_alike(node, graph.opset, version) for node in nodes):
+            raise
+        converted = _declared(model, version)
+    return Graph.of(converted, graph.store)
 
 
 def to_opset(model: ModelProto, opset: int) -> ModelProto:
@@ -65,3 +82,27 @@ def to_opset(model: ModelProto, opset: int) -> ModelProto:
 def _raised(imports: Iterable[OperatorSetIdProto], opset: int) -> Iterator[OperatorSetIdProto]:
     for entry in imports:
         yield helper.make_opsetid(entry.domain, opset if entry.domain in STANDARD_DOMAINS else entry.version)
+
+
+def _alike(node: Node, *versions: int) -> bool:
+    """Whether an operator is defined alike at two opsets, but for types and for attributes that the node leaves out."""
+    try:
+        old, new = (defs.get_schema(node.op_type, version, "") for version in sorted(versions))
+    except defs.SchemaError:
+        return False
+    added = new.attributes.keys() - old.attributes.keys()
+    if any(node.attribute(name) is not None for name in added) or old.attributes.keys() - new.attributes.keys():
+        return False
+    defaults = [{name: str(each.attributes[name].default_value) for name in old.attributes} for each in (old, new)]
+    formals = [[(each.name, each.option) for each in (*schema.inputs, *schema.outputs)] for schema in (old, new)]
+    return defaults[0] == defaults[1] and formals[0] == formals[1]
+
+
+def _declared(model: ModelProto, version: int) -> ModelProto:
+    """The model that declares another opset; whether it has the types is seen when it is checked."""
+    result = ModelProto()
+    result.CopyFrom(model)
+    for entry in result.opset_import:
+        if entry.domain in STANDARD_DOMAINS:
+            entry.version = version
+    return result
