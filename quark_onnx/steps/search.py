@@ -13,14 +13,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto, ValueInfoProto
 
-from calibrators.session import open_session
 from quark_onnx.errors import ConstraintError
 from quark_onnx.graph import Graph, Node
 from quark_onnx.plan import Plan, Quantize, Use
@@ -29,23 +25,19 @@ from quark_onnx.steps.insert import insert_live
 from quark_onnx.steps.run import Sample
 from quark_onnx.steps.settle import Limits
 from quark_onnx.steps.solve import Params
+from quark_onnx.steps.trial import Probe
 
 logger = logging.getLogger(__name__)
 
 Scales = dict[Use, NDArray[np.float32]]
 
-#: A sample counts as right from this share of noise on: no single good sample outweighs the others.
-_FLOOR = 1e-3
 #: Steps down and up, of scales that are powers of two and of those that are not.
 _OCTAVE, _QUARTER = (0.5, 2.0), (2**-0.25, 2**0.25)
-#: Operators behind which an output is judged by what they read: they only move values.
-_PUT_TOGETHER = frozenset({"Concat", "Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 #: The least normal number.
 _SMALLEST = np.finfo(np.float32).tiny
-#: A move has to lower the mean logarithm of the noise by this much; less is within the luck of few samples.
-_GAIN = 2e-3
-#: So many samples are run before it is asked whether the others are worth it: not if they are worse by this much.
-_AT_ONCE, _SLACK = 2, 0.02
+#: A move has to lower the mean logarithm of the noise by this much, and by so many of its standard errors: where codes
+#: are coarse, any change of a rounding changes the noise of every sample, for better or worse.
+_GAIN, _CERTAIN = 2e-3, 0.5
 
 
 def search(
@@ -68,7 +60,7 @@ def search(
     live, names = insert_live(graph, plan, params, [*movable, *bound])
     movable = [use for use in movable if names[use]]  # what nobody reads has no scale in the graph
     try:
-        probe = _Probe(graph, live, samples)
+        probe = Probe(graph, live, samples)
     except Exception as error:  # onnxruntime raises several unrelated types; without a search the scales are good too
         logger.warning("the scales are not searched, the model with its scales as inputs does not run: %s", error)
         return 0
@@ -82,8 +74,10 @@ def search(
         return probe.noise({names[use]: scales[use] for use in fed}, best)
 
     scales, best = dict(start), noise_of(start, [])
-    with Progress(show, len(movable), "searching scales", "scale") as progress:
+    with probe, Progress(show, len(movable), "searching scales", "scale") as progress:
         for done, use in enumerate(movable):
+            if probe.freeze({names[each]: scales[each] for each in fed}, [names[each] for each in movable[done:]]):
+                best = noise_of(scales, [])
             for factor in _factors(graph, plan, use):
                 moved = False
                 while (trial := _moved(scales, use, factor, limits)) and _better(noise := noise_of(trial, best), best):
@@ -91,7 +85,6 @@ def search(
                 if moved:
                     break
             progress.update(done + 1)
-    probe.close()
     for use, scale in scales.items():
         params.table[use] = params.table[use].with_scale(scale)
     return sum(bool((scales[use] != start[use]).any()) for use in start)
@@ -152,85 +145,8 @@ def _moved(scales: Scales, use: Use, factor: float, limits: Limits) -> Scales:
 
 
 def _better(noise: list[float], best: list[float]) -> bool:
-    return len(noise) == len(best) and float(np.mean(noise)) < float(np.mean(best)) - _GAIN
-
-
-class _Probe:
-    """The float outputs of the samples, and how far a choice of scales is from them."""
-
-    def __init__(self, graph: Graph, live: Graph, samples: Sequence[Sample]) -> None:
-        judged = _parts(graph)
-        session = open_session(_with_outputs(graph, [tensor for tensor, _ in judged]))
-        read = [_as_read(live, tensor, reader) for tensor, reader in judged]
-        self._session = open_session(_with_outputs(live, read), threads=1)  # several samples run side by side
-        self._samples = samples
-        self._references: list[list[tuple[int, NDArray[np.float64]]]] = []
-        for sample in samples:
-            values = session.run(None, dict(sample))
-            self._references.append([(place, v.astype(np.float64)) for place, v in enumerate(values) if _measurable(v)])
-        self.usable = all(self._references)
-        self._pool = ThreadPoolExecutor(_AT_ONCE)
-
-    def noise(self, scales: dict[str, NDArray[np.float32]], best: list[float]) -> list[float]:
-        """For each sample, the mean over outputs of the logarithm of noise over signal.
-
-        Fewer samples where the first few are worse than ``best``, what was found before: nothing more can come of that.
-        """
-        found = list[float]()
-        for start in range(0, len(self._samples), _AT_ONCE):
-            some = range(start, min(len(self._samples), start + _AT_ONCE))
-            found += self._pool.map(lambda place: self._one(scales, place), some)
-            if best and np.mean(found) > np.mean(best[: len(found)]) + _SLACK:
-                break
-        return found
-
-    def _one(self, scales: dict[str, NDArray[np.float32]], place: int) -> float:
-        values, shares = self._session.run(None, {**self._samples[place], **scales}), []
-        for output, reference in self._references[place]:
-            error = np.square(values[output] - reference).sum() / np.square(reference).sum()
-            shares.append(np.log(error + _FLOOR) if np.isfinite(error) else np.inf)
-        return float(np.mean(shares))
-
-    def close(self) -> None:
-        """End the threads."""
-        self._pool.shutdown()
-
-
-def _parts(graph: Graph) -> list[tuple[str, Node | None]]:
-    """The tensors that outputs are put together from, with a node that reads them; None for an output.
-
-    In one tensor with large coordinates the scores of a detector would count for nothing.
-    """
-    found, todo = dict[str, Node | None](), list[tuple[str, Node | None]]()
-    todo += [(value.name, None) for value in reversed(graph.outputs)]
-    while todo:
-        tensor, reader = todo.pop()
-        node = graph.producer(tensor)
-        if node is None or node.kind not in _PUT_TOGETHER:
-            if not graph.is_constant(tensor):
-                found.setdefault(tensor, reader)
-            continue
-        inputs = node.inputs if node.kind == "Concat" else node.inputs[:1]
-        todo += [(name, node) for name in reversed(inputs)]
-    return list(found.items())
-
-
-def _as_read(live: Graph, tensor: str, reader: Node | None) -> str:
-    """The tensor as its reader sees it once it is rounded; the name of an output stays."""
-    if reader is None:
-        return tensor
-    node = next(node for node in live.nodes if node.name == reader.name)
-    return node.inputs[reader.inputs.index(tensor)]
-
-
-def _with_outputs(graph: Graph, tensors: list[str]) -> ModelProto:
-    """The model with other outputs, of any type that onnxruntime finds."""
-    model = graph.to_model()
-    del model.graph.output[:]
-    model.graph.output.extend(ValueInfoProto(name=name) for name in tensors)
-    return model
-
-
-def _measurable(value: Any) -> bool:
-    floating = isinstance(value, np.ndarray) and value.dtype.kind == "f"
-    return bool(floating and np.isfinite(value).all() and value.any())
+    if len(noise) < len(best):
+        return False
+    gains = np.subtract(best, noise)
+    error = gains.std(ddof=1) / len(gains) ** 0.5 if len(gains) > 1 else 0.0
+    return bool(gains.mean() > max(_GAIN, _CERTAIN * error))

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 from onnx import ModelProto
 
 from quark_onnx import quantize
 from quark_onnx.plan import BiasOf, Quantize, Use
-from quark_onnx.steps import search
+from quark_onnx.steps import search, trial
+from quark_onnx.steps.insert import insert_live
+from quark_onnx.steps.trial import Probe
 from tests.models import Feeds, conv_net, parse, residual, run, samples, weight
 from tests.pipeline import Stages
 from tests.settings import POW2, TENSOR
@@ -106,3 +110,61 @@ def test_a_search_never_costs_signal_and_repeats_itself() -> None:
     plain, searched, again = (quantize(model, data, POW2.with_(search=count)) for count in (0, 8, 8))
     assert searched.report.worst_sqnr >= plain.report.worst_sqnr - 0.2
     assert searched.model == again.model
+
+
+def deep() -> ModelProto:
+    """Seven layers, and a second output behind the second of them."""
+    layers = [f"h{i} = Conv <pads = [1,1,1,1]> (r{i}, w{i}) r{i + 1} = Relu (h{i})" for i in range(1, 7)]
+    return parse(
+        f"""g (float[N,3,6,6] x) => (float[N,4,6,6] r7, float[N,4,1,1] z) {{
+            r1 = Conv <pads = [1,1,1,1]> (x, w0) {" ".join(layers)} z = GlobalAveragePool (r3)
+        }}""",
+        w0=weight(4, 3, 3, 3), **{f"w{i}": weight(4, 4, 3, 3) for i in range(1, 7)},
+    )  # fmt: skip
+
+
+def test_what_is_computed_once_and_for_all_changes_no_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "_WORTH", 0)
+    data = samples(deep())
+    stages = Stages.of(deep(), POW2.with_(bias=False), data)
+    uses = [use for use in stages.params.table if isinstance(stages.plan.entries[use], Quantize)]
+    live, names = insert_live(stages.graph, stages.plan, stages.params, uses)
+    scales = {name: np.asarray(stages.params.table[use].scale) for use, name in names.items() if name}
+    with Probe(stages.graph, live, data) as whole, Probe(stages.graph, live, data) as parts:
+        assert [node.name for node in parts.nodes] == [node.name for node in live.nodes]
+        counts = [len(parts.nodes)]
+        for done in (["x", "w0"], ["x", "w0", "r1", "w1", "r2"], ["x", "w0", "r1", "w1", "r2", "w2", "r3", "w3"]):
+            still = [name for use, name in names.items() if name and use.tensor not in done]
+            assert parts.freeze(scales, still)
+            counts.append(len(parts.nodes))
+            for name in still:
+                other = scales | {name: np.asarray(scales[name] * np.float32(2))}
+                np.testing.assert_allclose(parts.noise(other, []), whole.noise(other, []), rtol=1e-5)
+        assert counts == sorted(counts, reverse=True) and counts[-1] < counts[0] / 2
+        # a scale that was thought to be settled
+        other = scales | {names[Use("x")]: np.asarray(scales[names[Use("x")]] * np.float32(2))}
+        assert parts.noise(other, []) == whole.noise(other, []) != parts.noise(scales, [])
+        assert parts.freeze(other, still)
+        np.testing.assert_allclose(parts.noise(other, []), whole.noise(other, []), rtol=1e-5)
+
+
+def test_a_model_that_does_not_run_in_parts_is_run_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object) -> None:
+        raise ValueError("no such part")
+
+    data, moved = samples(residual()), list[int]()
+    for replaced in (trial.segment, fail):
+        monkeypatch.setattr(trial, "_WORTH", 0)
+        monkeypatch.setattr(trial, "segment", replaced)
+        stages = Stages.of(residual(), POW2.with_(bias=False), data)
+        moved.append(search(stages.graph, stages.plan, stages.params, stages.limits, data, False))
+    assert moved[0] == moved[1]
+
+
+def test_a_gain_within_its_error_is_none() -> None:
+    step = sys.modules["quark_onnx.steps.search"]
+    assert step._better([-3.0, -2.1, -4.0], [-2.9, -2.0, -3.9])
+    assert not step._better([-3.0, -2.1, -4.0], [-3.0, -2.1, -4.0])
+    assert not step._better([-3.0, -2.0, -4.0], [-2.0, -3.0, -3.99])  # a gain of 0.003, and errors of 0.6
+    assert not step._better([-9.0], [-2.9, -2.0])  # worse on the first ones, or more would have been run
+    assert step._better([-3.0], [-2.9])

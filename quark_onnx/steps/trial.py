@@ -1,0 +1,198 @@
+"""trial: how far the outputs of a model are from those of the float model, for one choice of scales after another."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto, ValueInfoProto
+
+from calibrators.session import open_session
+from quark_onnx.graph import Graph, Node
+from quark_onnx.graph.segment import segment
+from quark_onnx.graph.walk import reach
+from quark_onnx.steps.run import Sample
+
+#: A sample counts as right from this share of noise on: no single good sample outweighs the others.
+_FLOOR = 1e-3
+#: Operators behind which an output is judged by what they read: they only move values.
+_PUT_TOGETHER = frozenset({"Concat", "Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+#: So many samples are run before it is asked whether the others are worth it: not if they are worse by this much.
+_AT_ONCE, _SLACK = 2, 0.02
+#: To leave out the beginning of a model pays if so many values for each of its other nodes need not be computed again.
+_WORTH = 1_000_000
+
+logger = logging.getLogger(__name__)
+
+Scales = Mapping[str, NDArray[np.float32]]
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """A part of the model, up to its outputs.
+
+    Attributes:
+        nodes: of the part, in order.
+        session: runs it.
+        given: what it reads beside scales, for each sample; and results that are computed before it.
+        results: what the session computes.
+        frozen: the scales that it was computed with before the part.
+    """
+
+    nodes: list[Node]
+    session: Any
+    given: list[dict[str, Any]]
+    results: list[str]
+    frozen: Scales
+
+    @cached_property
+    def read(self) -> list[str]:
+        """The inputs of the session."""
+        return [value.name for value in self.session.get_inputs()]
+
+    def holds(self, scales: Scales) -> bool:
+        """Whether what is before the part has these scales."""
+        return all(np.array_equal(scales[name], scale) for name, scale in self.frozen.items())
+
+    def run(self, scales: Scales, place: int) -> dict[str, Any]:
+        """The results on a sample."""
+        given = self.given[place]
+        feeds = {name: given[name] if name in given else scales[name] for name in self.read}
+        found = self.session.run(self.results, feeds) if self.results else []
+        return given | dict(zip(self.results, found, strict=True))
+
+
+class Probe:
+    """The float outputs of some samples, and a model whose scales are inputs."""
+
+    def __init__(self, graph: Graph, live: Graph, samples: Sequence[Sample]) -> None:
+        judged = _parts(graph)
+        session = open_session(_with_outputs(graph, [tensor for tensor, _ in judged]))
+        self._live = live
+        self._judged = [_as_read(live, tensor, reader) for tensor, reader in judged]
+        read = list(dict.fromkeys(self._judged))
+        whole = open_session(_with_outputs(live, read), threads=1)  # several samples run side by side
+        given = [dict(sample) for sample in samples]
+        live.infer()
+        self._whole = self._stage = _Stage(list(live.nodes), whole, given, read, {})
+        self._references: list[list[tuple[int, NDArray[np.float64]]]] = []
+        for sample in samples:
+            values = session.run(None, dict(sample))
+            self._references.append([(place, v.astype(np.float64)) for place, v in enumerate(values) if _measurable(v)])
+        self.usable = all(self._references)
+        self._pool, self._pays = ThreadPoolExecutor(_AT_ONCE), True
+
+    @property
+    def nodes(self) -> list[Node]:
+        """What is run for each choice."""
+        return self._stage.nodes
+
+    def freeze(self, scales: Scales, still: Sequence[str]) -> bool:
+        """Compute once and for all what depends on other scales than those that are still to be tried, if that pays.
+
+        Scales that are tried nevertheless are tried on the whole model. A model in parts may round otherwise than the
+        whole one, and coarse codes make much of that: true says that what was measured before compares no longer.
+        """
+        stage = self._stage if self._stage.holds(scales) else self._whole
+        live = self._live
+        moving = reach((node for name in still for node in live.consumers(name)), live.followers)
+        before, behind = [n for n in stage.nodes if n not in moving], [n for n in stage.nodes if n in moving]
+        if not self._pays or sum(map(self._size, before)) * len(still) < _WORTH * len(behind):
+            return False
+        try:
+            self._stage = self._behind(stage, before, behind, scales)
+        except Exception as error:  # onnxruntime raises several unrelated types, for what it does not run in parts
+            logger.debug("the search runs the whole model each time: %s", error)
+            self._pays = False
+        return self._pays
+
+    def _behind(self, stage: _Stage, before: list[Node], behind: list[Node], scales: Scales) -> _Stage:
+        """What is left of a stage once some of its nodes have been computed."""
+        read = {name for node in behind for name in (*node.inputs, *node.captures)} | set(self._judged)
+        made = [name for node in before for name in node.outputs if name in read]
+        session = open_session(segment(self._live, before, {**stage.given[0], **scales}, made), threads=1)
+        front = _Stage(before, session, stage.given, made, {})
+        found = self._pool.map(lambda place: front.run(scales, place), range(len(stage.given)))
+        given = [{name: value for name, value in values.items() if name in read} for values in found]
+        results = [name for name in stage.results if name not in made]
+        after = open_session(segment(self._live, behind, {**given[0], **scales}, results), threads=1)
+        return _Stage(behind, after, given, results, {name: scales[name] for name in scales.keys() - read})
+
+    def noise(self, scales: Scales, best: list[float]) -> list[float]:
+        """For each sample, the mean over outputs of the logarithm of noise over signal.
+
+        Fewer samples where the first few are worse than ``best``, what was found before: nothing more can come of that.
+        """
+        found = list[float]()
+        stage = self._stage if self._stage.holds(scales) else self._whole
+        for start in range(0, len(self._references), _AT_ONCE):
+            some = range(start, min(len(self._references), start + _AT_ONCE))
+            found += self._pool.map(lambda place: self._one(stage, scales, place), some)
+            if best and np.mean(found) > np.mean(best[: len(found)]) + _SLACK:
+                break
+        return found
+
+    def _one(self, stage: _Stage, scales: Scales, place: int) -> float:
+        values, shares = stage.run(scales, place), []
+        for output, reference in self._references[place]:
+            error = np.square(values[self._judged[output]] - reference).sum() / np.square(reference).sum()
+            shares.append(np.log(error + _FLOOR) if np.isfinite(error) else np.inf)
+        return float(np.mean(shares))
+
+    def _size(self, node: Node) -> int:
+        """Values that a node computes, for a batch of one."""
+        shapes = (self._live.shape(name) for name in node.outputs if name)
+        return sum(prod(dim for dim in shape if isinstance(dim, int)) for shape in shapes if shape is not None)
+
+    def __enter__(self) -> Probe:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._pool.shutdown()
+
+
+def _parts(graph: Graph) -> list[tuple[str, Node | None]]:
+    """The tensors that outputs are put together from, with a node that reads them; None for an output.
+
+    In one tensor with large coordinates the scores of a detector would count for nothing.
+    """
+    found, todo = dict[str, Node | None](), list[tuple[str, Node | None]]()
+    todo += [(value.name, None) for value in reversed(graph.outputs)]
+    while todo:
+        tensor, reader = todo.pop()
+        node = graph.producer(tensor)
+        if node is None or node.kind not in _PUT_TOGETHER:
+            if not graph.is_constant(tensor):
+                found.setdefault(tensor, reader)
+            continue
+        inputs = node.inputs if node.kind == "Concat" else node.inputs[:1]
+        todo += [(name, node) for name in reversed(inputs)]
+    return list(found.items())
+
+
+def _as_read(live: Graph, tensor: str, reader: Node | None) -> str:
+    """The tensor as its reader sees it once it is rounded; the name of an output stays."""
+    if reader is None:
+        return tensor
+    node = next(node for node in live.nodes if node.name == reader.name)
+    return node.inputs[reader.inputs.index(tensor)]
+
+
+def _with_outputs(graph: Graph, tensors: list[str]) -> ModelProto:
+    """The model with other outputs, of any type that onnxruntime finds."""
+    model = graph.to_model()
+    del model.graph.output[:]
+    model.graph.output.extend(ValueInfoProto(name=name) for name in tensors)
+    return model
+
+
+def _measurable(value: Any) -> bool:
+    floating = isinstance(value, np.ndarray) and value.dtype.kind == "f"
+    return bool(floating and np.isfinite(value).all() and value.any())
