@@ -52,7 +52,7 @@ class Window:
 
 
 def windowed(
-    x: NDArray[T], places: NDArray[np.int64], output: tuple[int, ...], window: Window, groups: int
+    x: NDArray[T], places: NDArray[np.int64], output: tuple[int, ...], window: Window, groups: int, zero: int = 0
 ) -> NDArray[T]:
     """Rows of a convolution, (groups, places, channels / groups * kernel); in memory the places come last.
 
@@ -60,6 +60,7 @@ def windowed(
         x: the input, (batch, channels, ...).
         places: indices into the batch and the spatial axes of the output, taken as one.
         output: the sizes of those spatial axes.
+        zero: what stands for 0 around the input.
     """
     batch, *spots = np.unravel_index(places, (x.shape[0], *output))
     rank = len(window.kernel)
@@ -73,7 +74,7 @@ def windowed(
             outside = outside | ~inside.take(spot, axis=1).reshape(shape)
     taken = _planes(x).take(index.reshape(-1), axis=1)
     if outside.any():
-        taken[:, np.flatnonzero(np.broadcast_to(outside, index.shape))] = 0
+        taken[:, np.flatnonzero(np.broadcast_to(outside, index.shape))] = zero
     rows: NDArray[T] = taken.reshape(groups, -1, len(places)).swapaxes(1, 2)
     return rows
 
@@ -89,17 +90,17 @@ def places_of(count: int, wanted: int, seed: int) -> NDArray[np.int64]:
     return np.random.default_rng(seed).choice(count, min(count, wanted), replace=False)
 
 
-def at_places(y: Floats, places: NDArray[np.int64], groups: int) -> Floats:
+def at_places(y: NDArray[T], places: NDArray[np.int64], groups: int) -> NDArray[T]:
     """The outputs of a convolution at some places, (groups, places, channels / groups); in memory the places come last.
 
     Args:
         y: the output, (batch, channels, ...).
     """
-    rows: Floats = _planes(y).take(places, axis=1).reshape(groups, -1, len(places)).swapaxes(1, 2)
+    rows: NDArray[T] = _planes(y).take(places, axis=1).reshape(groups, -1, len(places)).swapaxes(1, 2)
     return rows
 
 
-def rows_at(x: Floats, places: NDArray[np.int64]) -> Floats:
+def rows_at(x: NDArray[T], places: NDArray[np.int64]) -> NDArray[T]:
     """Some rows of a tensor whose last axis holds the values of a row, (1, places, values)."""
     return x.reshape(-1, x.shape[-1]).take(places, axis=0)[None]
 

@@ -39,6 +39,7 @@ class AdaQuant:
     stage: ClassVar[str] = "layer"
     needs_data: ClassVar[bool] = True
     moves_bias: ClassVar[bool] = True
+    reads_mean: ClassVar[bool] = False
 
     iterations: int = 500
     rows: int = 256

@@ -31,6 +31,7 @@ class AdaRound:
     stage: ClassVar[str] = "layer"
     needs_data: ClassVar[bool] = True
     moves_bias: ClassVar[bool] = False
+    reads_mean: ClassVar[bool] = False
 
     iterations: int = 500
     rows: int = 256

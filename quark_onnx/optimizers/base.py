@@ -77,12 +77,16 @@ class LayerOptimizer(Protocol):
         stage: "layer".
         needs_data: True.
         moves_bias: whether it wants every layer to have a bias that may change.
+        reads_mean: whether it asks problems for the mean input of the float model.
     """
 
     name: ClassVar[str]
     stage: ClassVar[str]
     needs_data: ClassVar[bool]
     moves_bias: ClassVar[bool]
+
+    @property
+    def reads_mean(self) -> bool: ...
 
     def __call__(self, problem: Problem, present: Solution) -> Solution:
         """A proposal, starting from what was found so far."""

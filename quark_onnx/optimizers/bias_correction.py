@@ -40,6 +40,11 @@ class BiasCorrection:
         if self.method not in ("empirical", "analytic"):
             raise ConfigError(f"method of bias_correction is {self.method!r}; it must be empirical or analytic")
 
+    @property
+    def reads_mean(self) -> bool:
+        """Only the analytic method does."""
+        return self.method == "analytic"
+
     def __call__(self, problem: Problem, present: Solution) -> Solution:
         if self.method == "analytic":
             rounding = present.weight - problem.weight

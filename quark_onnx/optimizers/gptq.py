@@ -34,6 +34,7 @@ class GPTQ:
     stage: ClassVar[str] = "layer"
     needs_data: ClassVar[bool] = True
     moves_bias: ClassVar[bool] = False
+    reads_mean: ClassVar[bool] = False
 
     damping: float = 0.01
     act_order: bool = True

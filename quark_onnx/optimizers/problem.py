@@ -83,7 +83,7 @@ class Problem:
         activation: what follows.
         train: rows to learn from.
         held: rows of other samples, by which a solution is judged.
-        mean: makes the mean input of the float model, (groups, inputs).
+        mean: makes the mean input of the float model, (groups, inputs); for optimizers that say so by ``reads_mean``.
         gram: makes the sum over all rows of products of two inputs, (groups, inputs, inputs), and their number.
         seed: of whatever is random.
         bias_lattice: the values that the bias may take; None for any.

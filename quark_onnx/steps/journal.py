@@ -22,7 +22,7 @@ from quark_onnx.optimizers.problem import LayerResult, Problem, Solution
 logger = logging.getLogger(__name__)
 
 #: Changes whenever an optimizer computes something else from the same problem.
-_VERSION = "2"
+_VERSION = "3"
 
 
 def check_folder(folder: Path | None) -> None:
@@ -47,6 +47,7 @@ class Journal:
     def __init__(self, folder: Path | None, optimizers: Sequence[LayerOptimizer]) -> None:
         self._folder = folder
         self._settings = f"{_VERSION} {list(optimizers)!r}"
+        self._reads_mean = any(optimizer.reads_mean for optimizer in optimizers)
         check_folder(folder)
 
     def key(self, problem: Problem) -> str:
@@ -61,7 +62,7 @@ class Journal:
         arrays: list[NDArray[Any]] = [
             problem.weight,
             problem.bias,
-            problem.mean(),
+            *([problem.mean()] if self._reads_mean else []),
             lattice.scale,
             lattice.levels,
             lattice.least,

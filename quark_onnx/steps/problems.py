@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +20,12 @@ from quark_onnx.kernels.patches import Window
 from quark_onnx.optimizers.activation import activation_behind
 from quark_onnx.optimizers.problem import Doubles, Floats, Problem, Rows
 from quark_onnx.plan import Plan, Quantize, Use
-from quark_onnx.steps.rows import Mix, finite
+from quark_onnx.steps.kept import Kept
+from quark_onnx.steps.rows import Mix, Room, finite
 from quark_onnx.steps.solve import Params
 from quark_onnx.steps.walk import Walk
+
+T = TypeVar("T", bound=np.generic)
 
 #: Rows that a layer learns from, and bytes that they take at most.
 _ROWS, _BYTES = 16384, 1 << 27
@@ -186,15 +189,17 @@ class Gatherer:
 
     Attributes:
         source: what the layer reads in the quantized model.
+        rooms: memory for the rows to learn from and those held out, until the next layer.
         beside: what its result is added to, in the float and in the quantized model. What the quantized one has lost
             there the layer should make good, for the sum is what later layers read. None to leave it at that.
     """
 
     place: Place
-    source: str
+    source: Kept
     floating: Walk
     quantized: Walk
-    beside: tuple[str, str] | None = None
+    rooms: tuple[Room, Room]
+    beside: tuple[str, Kept] | None = None
 
     def problem(self, lattice: Lattice, bias_lattice: Lattice | None, scalable: bool, seed: int) -> Problem:
         """The problem of the layer."""
@@ -224,19 +229,19 @@ class Gatherer:
         held = list(range(_EVERY - 1, count, _EVERY)) or [count - 1]
         rest = [index for index in range(count) if index not in held] or held
         most = max(256, min(_ROWS, _BYTES // (4 * width * groups)))
-        train = self._taken(rest, most, seed)
+        train = self._taken(rest, most, seed, self.rooms[0])
         if rest == held:  # there is a single sample
             cut = max(1, len(train) // _EVERY)
             parts = [Rows(train.inputs[:, part], train.targets[:, part]) for part in (slice(cut, None), slice(cut))]
             return parts[0], parts[1]
-        return train, self._taken(held, most // (_EVERY - 1), seed + 1)
+        return train, self._taken(held, most // (_EVERY - 1), seed + 1, self.rooms[1])
 
-    def _taken(self, which: Sequence[int], most: int, seed: int) -> Rows:
+    def _taken(self, which: Sequence[int], most: int, seed: int, room: Room) -> Rows:
         """Rows of some samples: every ``len(which)`` of them in turn are of each sample one, at a random place."""
         shapes = self.floating.shapes(self.place.result)
         counts = [patches.count_places(shapes[index], spatial=self._spatial) for index in which]
         each = min(-(-most // len(which)), max(counts))
-        rows = Mix(flat(self.place.layer.weight(self.floating.graph)).shape, len(which), each)
+        rows = Mix(flat(self.place.layer.weight(self.floating.graph)).shape, len(which), each, room)
         for at, index in enumerate(which):  # one by one: several cores would only wait for each other here
             rows.put(at, *self._of(index, patches.places_of(counts[at], each, seed * 10007 + index)))
         return rows.mixed()
@@ -246,23 +251,23 @@ class Gatherer:
         return self.place.node.kind in SPATIAL
 
     def _of(self, index: int, places: NDArray[np.int64]) -> tuple[Floats, Floats]:
-        [x] = self.quantized.values(self.source, [index])
+        [x] = self.quantized.values(self.source.name, [index])
         [y] = self.floating.values(self.place.result, [index])
         inputs = self._windowed(x, places, y.shape[2:]) if self._spatial else patches.rows_at(x, places)
         targets = self._results(y, places)
         if self.beside is not None:
-            walks = zip((self.floating, self.quantized), self.beside, strict=True)
-            wanted, found = (next(walk.values(name, [index])) for walk, name in walks)
+            name, kept = self.beside
+            [wanted], [found] = self.floating.values(name, [index]), self.quantized.values(kept.name, [index])
             if wanted.shape == found.shape == y.shape:  # what is missing from the other summand
-                targets = targets + (self._results(wanted, places) - self._results(found, places))
-        return inputs, targets
+                targets = targets + (self._results(wanted, places) - kept.values(self._results(found, places)))
+        return self.source.values(inputs), targets
 
-    def _results(self, y: Floats, places: NDArray[np.int64]) -> Floats:
+    def _results(self, y: NDArray[T], places: NDArray[np.int64]) -> NDArray[T]:
         return patches.at_places(y, places, self.place.layer.groups) if self._spatial else patches.rows_at(y, places)
 
-    def _windowed(self, x: Floats, places: NDArray[np.int64], output: tuple[int, ...]) -> Floats:
+    def _windowed(self, x: NDArray[T], places: NDArray[np.int64], output: tuple[int, ...]) -> NDArray[T]:
         window = window_of(self.place.node, x.shape[2:], output, self._kernel)
-        return patches.windowed(x, places, output, window, self.place.layer.groups)
+        return patches.windowed(x, places, output, window, self.place.layer.groups, self.source.zero)
 
     @property
     def _kernel(self) -> tuple[int, ...]:
@@ -292,16 +297,17 @@ class Gatherer:
 
     @np.errstate(over="ignore", invalid="ignore")  # of values beyond 1e19, which GPTQ then leaves alone
     def _gram_of(self, index: int) -> tuple[Doubles, int]:
-        [x] = self.quantized.values(self.source, [index])
+        [x] = self.quantized.values(self.source.name, [index])
         total, count = np.zeros(1), 0
-        for rows in self._all_rows(x, index):
+        for codes in self._all_rows(x, index):
+            rows = self.source.values(codes)
             if not (usable := finite(rows)).all():
                 rows = rows[:, usable]
             total = total + (rows.swapaxes(1, 2) @ rows).astype(np.float64)
             count += rows.shape[1]
         return total, count
 
-    def _all_rows(self, x: Floats, index: int) -> Iterator[Floats]:
+    def _all_rows(self, x: NDArray[Any], index: int) -> Iterator[NDArray[Any]]:
         if not self._spatial:
             rows = x.reshape(-1, x.shape[-1])
             for start in range(0, len(rows), _SLAB):

@@ -21,6 +21,7 @@ from quark_onnx.plan import BiasOf, Plan, Use
 from quark_onnx.progress import Progress
 from quark_onnx.steps.insert import define_functions, insert
 from quark_onnx.steps.journal import Journal
+from quark_onnx.steps.kept import Kept, kept
 from quark_onnx.steps.problems import (
     Gatherer,
     Place,
@@ -31,6 +32,7 @@ from quark_onnx.steps.problems import (
     scalable,
     summand_of,
 )
+from quark_onnx.steps.rows import Room
 from quark_onnx.steps.solve import Params
 from quark_onnx.steps.walk import Walk
 
@@ -104,6 +106,7 @@ class _Run:
                 place, self._lattice(place).nearest(flat(place.layer.weight(self._float))), self._quantized
             )
         self._nodes = {node.name: node for node in self._quantized.nodes}
+        self._rooms = (Room(), Room())
         self._walks = [Walk(each, samples, memory=_MEMORY) for each in (self._float, self._quantized)]
 
     def _lattice(self, place: Place) -> Lattice:
@@ -112,12 +115,12 @@ class _Run:
     def optimize(self, place: Place, optimizers: Sequence[LayerOptimizer]) -> LayerResult:
         """Choose and store the codes and the bias of one layer."""
         floating, quantized = self._walks
-        source = self._nodes[place.node.name].input(0)
-        quantized.reach(source)
-        floating.reach(place.result, place.node.input(0))
+        source = kept(quantized, self._nodes[place.node.name].input(0))
+        quantized.reach(source.name)
+        floating.reach(place.result, *([place.node.input(0)] if any(each.reads_mean for each in optimizers) else []))
         if beside := self._beside(place):
-            quantized.reach(source, beside[1])
-        gatherer = Gatherer(place, source, floating, quantized, beside)
+            quantized.reach(source.name, beside[1].name)
+        gatherer = Gatherer(place, source, floating, quantized, self._rooms, beside)
         seed = crc32(place.node.name.encode())
         bias_lattice = bias_lattice_of(self._float, self._plan, self._params, place)
         free = scalable(self._plan, self._params, place)
@@ -141,15 +144,16 @@ class _Run:
                 self._quantized.set_constant(place.bias, bias)
         return result
 
-    def _beside(self, place: Place) -> tuple[str, str] | None:
+    def _beside(self, place: Place) -> tuple[str, Kept] | None:
         """What the result of a layer is added to, in both models; None where that is still to come."""
         found = summand_of(self._float, place)
         if found is None:
             return None
         adding, at = found
         # what the float model has reached by now has no layers in front of it that are still to be optimized
-        known = self._walks[0].known(adding.inputs[at])
-        return (adding.inputs[at], self._nodes[adding.name].input(at)) if known else None
+        if not self._walks[0].known(adding.inputs[at]):
+            return None
+        return adding.inputs[at], kept(self._walks[1], self._nodes[adding.name].input(at))
 
     def close(self) -> None:
         for walk in self._walks:

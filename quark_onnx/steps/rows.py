@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from math import prod
+
 import numpy as np
 from numpy.typing import NDArray
 
 from quark_onnx.kernels.parallel import side_by_side
 from quark_onnx.optimizers.problem import Floats, Rows
+
+
+class Room:
+    """Memory for the rows of one layer after the other: to ask the system for it takes longer than to fill it."""
+
+    def __init__(self) -> None:
+        self._memory = np.empty(0, np.float32)
+
+    def empty(self, *shapes: tuple[int, ...]) -> list[Floats]:
+        """Arrays with whatever was there before; those that were given out earlier are overwritten."""
+        ends = np.cumsum([prod(shape) for shape in shapes]).tolist()
+        if ends[-1] > self._memory.size:
+            self._memory = np.empty(ends[-1], np.float32)
+        parts = (self._memory[start:end] for start, end in pairwise([0, *ends]))
+        return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 class Mix:
@@ -16,20 +34,17 @@ class Mix:
     by sample, and mixed at the end: to do so at once would scatter single numbers.
     """
 
-    def __init__(self, shape: tuple[int, ...], samples: int, each: int) -> None:
+    def __init__(self, shape: tuple[int, ...], samples: int, each: int, room: Room) -> None:
         """``shape``: of the weight, (groups, outputs, inputs); ``each``: rows of a sample, at most."""
         groups, outputs, inputs = shape
         self._samples, self._each, self._deep = samples, each, outputs == 1
-        self._arrays = [self._empty(groups, size) for size in (inputs, outputs)]
-        self._counts = [0] * samples
-
-    def _empty(self, groups: int, size: int) -> Floats:
-        """(groups, rows, size) in the order of memory that serves best."""
-        rows = self._samples * self._each
+        rows = samples * each
         if self._deep:
-            deep: Floats = np.zeros((groups, size, rows), np.float32).swapaxes(1, 2)
-            return deep
-        return np.zeros((groups, rows, size), np.float32)
+            arrays = room.empty((groups, inputs, rows), (groups, outputs, rows))
+            self._arrays = [array.swapaxes(1, 2) for array in arrays]
+        else:
+            self._arrays = room.empty((groups, rows, inputs), (groups, rows, outputs))
+        self._counts = [0] * samples
 
     def put(self, at: int, *parts: Floats) -> None:
         """Take in the rows of the sample at a place; inputs and targets."""

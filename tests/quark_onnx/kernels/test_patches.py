@@ -46,6 +46,9 @@ def check(op: str, x: Floats, weight: Floats, wanted: int, **attributes: Any) ->
         window = window_of(node, x.shape[2:], y.shape[2:], weight.shape[2:])
         rows = patches.windowed(x, places, y.shape[2:], window, layer.groups)
         expected = patches.at_places(y, places, layer.groups)
+        codes = np.rint(x * 10).astype(np.int64) + 7  # 7 stands for 0
+        taken = patches.windowed(codes, places, y.shape[2:], window, layer.groups, 7) - 7
+        np.testing.assert_array_equal(taken, np.rint(rows * 10))
     else:
         rows, expected = patches.rows_at(x, places), patches.rows_at(y, places)
     found = rows.astype(np.float64) @ matrix.swapaxes(1, 2)

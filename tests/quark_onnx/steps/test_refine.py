@@ -17,7 +17,7 @@ from quark_onnx import QConfig, QuantizationSpec, quantize
 from quark_onnx.graph import Graph
 from quark_onnx.optimizers import GPTQ
 from quark_onnx.optimizers.activation import activation_behind
-from quark_onnx.optimizers.problem import Problem
+from quark_onnx.optimizers.problem import Problem, Rows
 from tests.models import normal, parse, run, weight
 
 ROOT = Path(__file__).parents[3]
@@ -81,10 +81,12 @@ def problems(monkeypatch: pytest.MonkeyPatch) -> list[Problem]:
 
     def watched(problem: Problem, optimizers: Any) -> Any:
         gram, mean = problem.gram(), problem.mean()  # while the walks are there
-        seen.append(replace(problem, gram=lambda: gram, mean=lambda: mean))
+        train, held = (Rows(rows.inputs.copy(), rows.targets.copy()) for rows in (problem.train, problem.held))
+        seen.append(replace(problem, gram=lambda: gram, mean=lambda: mean, train=train, held=held))
         return improved(problem, optimizers)
 
     monkeypatch.setattr(module, "_improved", watched)
+    monkeypatch.setattr(GPTQ, "reads_mean", True)
     return seen
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from quark_onnx.steps.rows import Mix
+from quark_onnx.steps.rows import Mix, Room
 
 
 def filled(shape: tuple[int, int, int], counts: list[int], *, most: int) -> tuple[Mix, np.ndarray, np.ndarray]:
     """A mix, and what was put into it: the inputs and targets of all samples in turn."""
     random = np.random.default_rng(0)
     groups, outputs, inputs = shape
-    mix, given = Mix(shape, len(counts), most), list[list[np.ndarray]]()
+    mix, given = Mix(shape, len(counts), most, Room()), list[list[np.ndarray]]()
     for at, count in enumerate(counts):
         given.append([random.normal(size=(groups, count, size)).astype(np.float32) for size in (inputs, outputs)])
         mix.put(at, *given[-1])
@@ -58,3 +58,13 @@ def test_numbers_whose_sum_is_none_are_numbers() -> None:
     mix, x, y = filled((1, 2, 2), [3], most=3)
     mix.put(0, np.full_like(x, 3e38), y)
     assert len(mix.mixed()) == 3
+
+
+def test_rooms_are_used_again() -> None:
+    room = Room()
+    first, second = room.empty((2, 3), (4,))
+    first[:], second[:] = 1, 2
+    assert (first == 1).all() and first.shape == (2, 3) and second.shape == (4,)
+    [other] = room.empty((10,))
+    assert other.tolist() == [1] * 6 + [2] * 4
+    assert [array.shape for array in room.empty((100, 2), (0, 3))] == [(100, 2), (0, 3)]
