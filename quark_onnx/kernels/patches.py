@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from math import prod
+from math import gcd, prod, sqrt
 from typing import TypeVar
 
 import numpy as np
@@ -18,6 +18,10 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
 T = TypeVar("T", bound=np.generic)
+
+_GOLDEN = (sqrt(5) - 1) / 2
+#: A prime by which consecutive seeds are spread (Knuth, The Art of Computer Programming, volume 3, 6.4).
+_SCATTER = 2654435761
 
 
 @dataclass(frozen=True)
@@ -86,8 +90,16 @@ def _planes(x: NDArray[T]) -> NDArray[T]:
 
 
 def places_of(count: int, wanted: int, seed: int) -> NDArray[np.int64]:
-    """Some of ``count`` places in random order, each once; the same for the same seed."""
-    return np.random.default_rng(seed).choice(count, min(count, wanted), replace=False)
+    """Some of ``count`` places, each once, in an order that jumps evenly over all of them; the same for the same seed.
+
+    Multiples of the golden ratio leave the least gaps, however many there are (Steinhaus 1957, the three-gap theorem).
+    """
+    step = max(1, round(count * _GOLDEN))
+    while gcd(step, count) != 1:
+        step += 1
+    start = seed * _SCATTER % max(1, count)
+    places: NDArray[np.int64] = (start + np.arange(min(count, wanted), dtype=np.int64) * step) % max(1, count)
+    return places
 
 
 def at_places(y: NDArray[T], places: NDArray[np.int64], groups: int) -> NDArray[T]:

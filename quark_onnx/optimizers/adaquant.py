@@ -42,7 +42,7 @@ class AdaQuant:
     reads_mean: ClassVar[bool] = False
 
     iterations: int = 500
-    rows: int = 256
+    rows: int = 128
     rate: float = 0.001
     bias_rate: float = 0.02
     scales: bool = False

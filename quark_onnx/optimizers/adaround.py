@@ -34,7 +34,7 @@ class AdaRound:
     reads_mean: ClassVar[bool] = False
 
     iterations: int = 500
-    rows: int = 256
+    rows: int = 128
     rate: float = 0.3
     push: float = 0.5
     warm: float = 0.1

@@ -28,7 +28,7 @@ from quark_onnx.steps.walk import Walk
 T = TypeVar("T", bound=np.generic)
 
 #: Rows that a layer learns from, and bytes that they take at most.
-_ROWS, _BYTES = 16384, 1 << 27
+_ROWS, _BYTES = 8192, 1 << 27
 #: One sample in so many is held out.
 _EVERY = 8
 #: Rows that are multiplied with each other at a time.
@@ -234,7 +234,7 @@ class Gatherer:
             cut = max(1, len(train) // _EVERY)
             parts = [Rows(train.inputs[:, part], train.targets[:, part]) for part in (slice(cut, None), slice(cut))]
             return parts[0], parts[1]
-        return train, self._taken(held, most // (_EVERY - 1), seed + 1, self.rooms[1])
+        return train, self._taken(held, most // 4, seed + 1, self.rooms[1])
 
     def _taken(self, which: Sequence[int], most: int, seed: int, room: Room) -> Rows:
         """Rows of some samples: every ``len(which)`` of them in turn are of each sample one, at a random place."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from calibrators.session import open_session
@@ -18,8 +19,12 @@ from quark_onnx.errors import ModelError
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.segment import segment
 from quark_onnx.graph.walk import reach
-from quark_onnx.kernels.parallel import side_by_side
+from quark_onnx.kernels.parallel import side_by_side, slabs
 from quark_onnx.optimizers import Samples
+
+#: So many samples go together, if what a piece reads of them takes no more than so many bytes: to hand small ones from
+#: thread to thread takes longer than to run them.
+_BLOCK, _SMALL = 8, 1 << 21
 
 
 class Walk:
@@ -101,9 +106,12 @@ class Walk:
 
         after = Spool(memory=self._memory)
         self._shapes = {name: self._shapes[name] for name in kept if name in self._shapes} | {n: [] for n in results}
-        for values in side_by_side(run, range(len(before))):
-            after.append(values)
-            for name in results:
-                self._shapes[name].append(values[name].shape)
+        size = sum(start[name].nbytes for name in given if isinstance(start[name], np.ndarray))
+        blocks = slabs(len(before), max(1, min(_BLOCK, _SMALL // max(1, size))))
+        for block in side_by_side(lambda part: [run(place) for place in range(part.start, part.stop)], blocks):
+            for values in block:
+                after.append(values)
+                for name in results:
+                    self._shapes[name].append(values[name].shape)
         self.close()
         self._values, self._own = after, True

@@ -130,3 +130,12 @@ def test_places_are_some_of_all(count: int, wanted: int, seed: int) -> None:
     assert len(found) == min(count, wanted)
     assert len(set(found)) == len(found) and ((found >= 0) & (found < count)).all()
     np.testing.assert_array_equal(found, patches.places_of(count, wanted, seed))
+
+
+@pytest.mark.parametrize(("count", "wanted"), [(1000, 97), (3136, 50), (49, 7), (12544, 512)])
+def test_places_lie_evenly(count: int, wanted: int) -> None:
+    for seed in (0, 1, 10007):
+        found = np.sort(patches.places_of(count, wanted, seed))
+        gaps = np.diff(np.append(found, found[0] + count))
+        assert gaps.max() <= 2.7 * count / wanted  # of an irrational step the largest is 1 + the golden ratio times
+    assert set(patches.places_of(count, wanted, 0)) != set(patches.places_of(count, wanted, 1))
