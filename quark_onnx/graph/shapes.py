@@ -15,6 +15,13 @@ logger = logging.getLogger(__name__)
 #: The contents of initializers above this size in bytes do not matter for shapes; leaving them out makes large models
 #: cheap.
 _LARGE = 4096
+#: Operators of com.microsoft, and those that onnx infers alike and knows at any opset.
+_TWINS = {
+    "QuantizeLinear": "QuantizeLinear",
+    "DequantizeLinear": "DequantizeLinear",
+    "Gelu": "Identity",
+    "QuickGelu": "Identity",
+}
 
 
 def is_static(shape: Sequence[int | str | None] | None) -> bool:
@@ -41,8 +48,8 @@ def infer_values(skeleton: ModelProto, initializers: Iterable[TensorProto]) -> d
             value = helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
             skeleton.graph.input.append(value)
     for node in skeleton.graph.node:
-        if node.domain == "com.microsoft" and node.op_type in ("QuantizeLinear", "DequantizeLinear"):
-            node.domain = ""  # whose rules are the same, and which onnx knows
+        if node.domain == "com.microsoft" and node.op_type in _TWINS:
+            node.domain, node.op_type = "", _TWINS[node.op_type]
     for mode in ({"data_prop": True}, {}):
         try:
             inferred = onnx.shape_inference.infer_shapes(skeleton, **mode)

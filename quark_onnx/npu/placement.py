@@ -25,8 +25,8 @@ _VAIP = "zmaychek84/vaip ad80269 (2025-03), to_xir_ops_pass.cpp"
 _DOCS = "Ryzen AI documentation 1.8 (2026-07-23), model_quantization.rst"
 _ONNXSIM = "onnxsim/onnxsim#1404 (2026-09-13)"
 _LEAST_CONVOLUTIONS = 2
-#: As AMD's own quantizer writes pairs of 16 bits, those of the models in its logs, too.
-_CONTRIBUTED = {"com.microsoft::QuantizeLinear", "com.microsoft::DequantizeLinear"}
+#: What is listed without a domain. AMD's quantizer writes pairs of 16 bits so, those of the models in its logs, too.
+_CONTRIBUTED = {"com.microsoft::QuantizeLinear", "com.microsoft::DequantizeLinear", "com.microsoft::Gelu"}
 #: First opset whose Clip has its bounds as inputs.
 _BOUNDS_OPSET = 11
 #: Rank up to which the engine moves data about.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,51 +10,14 @@ from onnx import TensorProto
 
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.layers import Layer, unscaled
+from quark_onnx.graph.norms import SCALE
+from quark_onnx.graph.stored import Stored
 
 Floats = NDArray[np.float64]
 _MATRIX = 2
-#: Normalizations, where the scale stands among their inputs, and the shift, if they may have one.
-SCALE = {
-    "LayerNormalization": (1, 2),
-    "RMSNormalization": (1,),
-    "SimplifiedLayerNormalization": (1,),
-    "com.microsoft::SkipLayerNormalization": (2, 3),
-    "com.microsoft::SkipSimplifiedLayerNormalization": (2,),
-}
 #: Operators whose result has the last axis of their input, or the longest of their inputs.
 _KEEPING = frozenset({"Identity", "Dropout", "Relu", "LeakyRelu", "Sigmoid", "Tanh", "Erf", "Gelu", "Softmax", "Sqrt"})
 _JOINING = frozenset({"Add", "Sub", "Mul", "Div", "Pow"})
-
-
-@dataclass(frozen=True)
-class Stored:
-    """A constant as an input of a node, and the axis along which its channels lie."""
-
-    node: Node
-    index: int
-    axis: int = -1
-
-    def value(self, graph: Graph) -> Floats:
-        found = graph.constant(self.node.input(self.index))
-        assert found is not None
-        return found.astype(np.float64)
-
-    def change(self, graph: Graph, key: str, by: Callable[[Floats], Floats]) -> None:
-        """Let the node read a changed constant; nodes that change the same one by the same ``key`` share the result."""
-        name, value = self.node.input(self.index), self.value
-        [changed] = graph.once(
-            (name, key), lambda: [graph.add_constant(f"{name}_{key}", by(value(graph)).astype(np.float32))]
-        )
-        graph.set_input(self.node, self.index, changed)
-
-    def scale(self, graph: Graph, key: str, factor: Floats) -> None:
-        """Multiply each channel; a constant that all channels share becomes one for each."""
-        self.change(graph, key, lambda value: value * (factor if self.axis == -1 else factor[:, None]))
-
-    def spread(self, graph: Graph, size: int) -> bool:
-        """Whether it is a float with one value for each of ``size`` channels, or one for all of them."""
-        found = graph.constant(self.node.input(self.index))
-        return found is not None and found.dtype == np.float32 and (found.ndim == 0 or found.shape[-1] in (1, size))
 
 
 @dataclass(frozen=True)
@@ -147,11 +109,6 @@ def sources(graph: Graph) -> list[str]:
     """The tensors that layers read, each once, in graph order."""
     found = (node.input(0) for node in graph.nodes if Linear.of(graph, node) is not None)
     return [name for name in dict.fromkeys(found) if not graph.is_constant(name)]
-
-
-def private(graph: Graph, tensor: str) -> bool:
-    """Whether nobody sees a tensor but the nodes of the graph itself."""
-    return not graph.is_output(tensor) and not graph.captured(tensor)
 
 
 def width(graph: Graph, tensor: str, depth: int = 8) -> int:

@@ -20,10 +20,11 @@ from calibrators.sampled import Sampled
 from calibrators.sampled import Samples as Sampling
 from quark_onnx.errors import ConfigError
 from quark_onnx.graph import Graph
+from quark_onnx.graph.stored import private
 from quark_onnx.kernels.noise import EIGHT_BITS, Rounding
 from quark_onnx.optimizers.absorb import Fold, absorb
 from quark_onnx.optimizers.base import Rewrites, Samples, register, require_flag, watch
-from quark_onnx.optimizers.linear import Floats, Linear, private, readers_of, sources
+from quark_onnx.optimizers.linear import Floats, Linear, readers_of, sources
 
 #: What "auto" chooses from.
 _ALPHAS = tuple(round(0.05 * step, 2) for step in range(21))

@@ -11,9 +11,10 @@ from functools import partial
 import numpy as np
 
 from quark_onnx.graph import Graph, Node
+from quark_onnx.graph.norms import Norm
+from quark_onnx.graph.stored import Stored, private
 from quark_onnx.kernels.hadamard import Rotation
-from quark_onnx.optimizers.linear import Floats, Linear, Stored, last_stays, private, width
-from quark_onnx.optimizers.norms import Norm
+from quark_onnx.optimizers.linear import Floats, Linear, last_stays, width
 
 #: Rearrangements of vectors that leave each of them as it is.
 _MOVING = frozenset(

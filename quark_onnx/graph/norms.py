@@ -6,9 +6,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from quark_onnx.graph import Graph, Node
-from quark_onnx.optimizers.linear import SCALE, Stored, private
+from quark_onnx.graph.graph import Graph
+from quark_onnx.graph.node import Node
+from quark_onnx.graph.stored import Stored, private
 
+#: Normalizations, where the scale stands among their inputs, and the shift, if they may have one.
+SCALE = {
+    "LayerNormalization": (1, 2),
+    "RMSNormalization": (1,),
+    "SimplifiedLayerNormalization": (1,),
+    "com.microsoft::SkipLayerNormalization": (2, 3),
+    "com.microsoft::SkipSimplifiedLayerNormalization": (2,),
+}
 _SKIP = "com.microsoft::Skip"
 
 
@@ -25,6 +34,7 @@ class Norm:
         scale, shift: the constants that it is multiplied by, and that are added; None where there are none.
         bias: a constant that is added to the sources.
         bare: the tensor before scale and shift, where it has a name.
+        epsilon: what is added to the mean of the squares.
     """
 
     name: str
@@ -36,6 +46,7 @@ class Norm:
     shift: Stored | None
     bias: Stored | None = None
     bare: str = ""
+    epsilon: float = 0.0
 
 
 def norms(graph: Graph) -> list[Norm]:
@@ -62,7 +73,8 @@ def _operator(graph: Graph, node: Node) -> Norm | None:
     sources = (*node.inputs[:2], *filter(None, node.outputs[3:4])) if skip else node.inputs[:1]
     centered = node.op_type in ("LayerNormalization", "SkipLayerNormalization")
     scale, shift = (*stored, None, None)[:2]
-    return Norm(node.name, sources, node.outputs[0], frozenset({node}), centered, scale, shift, bias)
+    epsilon = float(node.attribute("epsilon", 1e-5))
+    return Norm(node.name, sources, node.outputs[0], frozenset({node}), centered, scale, shift, bias, epsilon=epsilon)
 
 
 def _parts(graph: Graph, mean: Node) -> Norm | None:
@@ -73,7 +85,7 @@ def _parts(graph: Graph, mean: Node) -> Norm | None:
     if square is None or not _squares(graph, square):
         return None
     value = square.inputs[0]
-    root, inner = _root(graph, mean)
+    root, inner, epsilon = _root(graph, mean)
     if root is None:
         return None
     result = next((n for n in graph.consumers(root.outputs[0]) if n.kind in ("Mul", "Div") and value in n.inputs), None)
@@ -94,7 +106,7 @@ def _parts(graph: Graph, mean: Node) -> Norm | None:
     scale, scaled = _constant(graph, bare, "Mul")
     shift, shifted = _constant(graph, scaled, "Add")
     own = frozenset(nodes) if centered else frozenset({square, result})
-    return Norm(mean.name, (source,), shifted, own, centered, scale, shift, bare=bare)
+    return Norm(mean.name, (source,), shifted, own, centered, scale, shift, bare=bare, epsilon=epsilon)
 
 
 def _over_last(graph: Graph, node: Node) -> bool:
@@ -111,9 +123,9 @@ def _squares(graph: Graph, node: Node) -> bool:
     return node.kind == "Mul" and node.inputs[0] == node.inputs[1]
 
 
-def _root(graph: Graph, mean: Node) -> tuple[Node | None, list[str]]:
-    """The node that computes the root of a mean plus a constant, or one over it, and the tensors on the way."""
-    way, node, reciprocal = [mean.outputs[0]], mean, False
+def _root(graph: Graph, mean: Node) -> tuple[Node | None, list[str], float]:
+    """The node that computes the root of a mean plus epsilon, or one over it; the tensors on the way; epsilon."""
+    way, node, reciprocal, epsilon = [mean.outputs[0]], mean, False, 0.0
     for _ in range(3):
         readers = graph.consumers(node.outputs[0])
         if len(readers) != 1:
@@ -123,18 +135,20 @@ def _root(graph: Graph, mean: Node) -> tuple[Node | None, list[str]]:
         known = graph.constant(others[0]) if len(others) == 1 else None
         single = known is not None and known.size == 1
         if node.kind == "Add" and single:
+            assert known is not None
             way.append(node.outputs[0])
+            epsilon += float(known.reshape(()))
         elif node.kind == "Pow" and known is not None and known.ravel().tolist() == [-0.5]:
-            return node, way
+            return node, way, epsilon
         elif node.kind == "Sqrt":
             way.append(node.outputs[0])
             behind = graph.consumers(node.outputs[0])
             inverse = behind[0] if len(behind) == 1 else None
             reciprocal = inverse is not None and (inverse.kind == "Reciprocal" or _one_over(graph, inverse, way[-1]))
-            return (inverse if reciprocal else node), way
+            return (inverse if reciprocal else node), way, epsilon
         else:
             break
-    return None, way
+    return None, way, epsilon
 
 
 def _one_over(graph: Graph, node: Node, tensor: str) -> bool:

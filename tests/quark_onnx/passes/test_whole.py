@@ -1,0 +1,122 @@
+"""Operators that come in parts are written whole, where what the parts compute is that operator, and nowhere else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto
+
+from quark_onnx import QConfig, npu, quantize
+from quark_onnx.graph import Graph
+from quark_onnx.passes import whole_gelu, whole_norms
+from quark_onnx.passes.base import Pass
+from tests.models import kinds, normal, parse, run, weight
+
+#: Factors and sums in the orders in which exporters write them.
+GELUS = {
+    "torch": "a = Div (x, root) e = Erf (a) b = Add (e, one) c = Mul (x, b) y = Mul (c, half)",
+    "half of the source": "a = Div (x, root) e = Erf (a) b = Add (e, one) h = Mul (half, x) y = Mul (h, b)",
+    "half of the sum": "a = Mul (inverse, x) e = Erf (a) b = Add (one, e) h = Mul (b, half) y = Mul (x, h)",
+    "over two": "a = Mul (x, inverse) e = Erf (a) b = Add (e, one) c = Mul (b, x) y = Div (c, two)",
+}
+NOT_GELUS = {
+    "another root": "a = Div (x, two) e = Erf (a) b = Add (e, one) c = Mul (x, b) y = Mul (c, half)",
+    "another sum": "a = Div (x, root) e = Erf (a) b = Add (e, two) c = Mul (x, b) y = Mul (c, half)",
+    "another tensor": "a = Div (x, root) e = Erf (a) b = Add (e, one) r = Neg (x) c = Mul (r, b) y = Mul (c, half)",
+    "read elsewhere": "a = Div (x, root) e = Erf (a) b = Add (e, one) c = Mul (x, b) d = Mul (c, half) y = Add (d, e)",
+    "twice a half": "a = Div (x, root) e = Erf (a) b = Add (e, one) c = Mul (b, half) d = Mul (c, half) y = Mul (x, d)",
+    "two over it": "a = Div (x, root) e = Erf (a) b = Add (e, one) c = Mul (x, b) y = Div (two, c)",
+    "squared": "a = Div (x, root) e = Erf (a) b = Add (e, one) c = Mul (b, b) y = Mul (c, half)",
+}
+NUMBERS = {"root": 2**0.5, "inverse": 0.5**0.5, "one": 1, "two": 2, "half": 0.5}
+NORMS = {
+    "pow": "m = ReduceMean <axes = [-1]> (x) d = Sub (x, m) q = Pow (d, two) v = ReduceMean <axes = [2]> (q) "
+    "e = Add (v, small) r = Sqrt (e) n = Div (d, r) g = Mul (n, scale) y = Add (g, shift)",
+    "product": "m = ReduceMean <axes = [2]> (x) d = Sub (x, m) q = Mul (d, d) v = ReduceMean <axes = [2]> (q) "
+    "e = Add (small, v) r = Sqrt (e) i = Reciprocal (r) n = Mul (i, d) g = Mul (scale, n) y = Add (shift, g)",
+    "no shift": "m = ReduceMean <axes = [-1]> (x) d = Sub (x, m) q = Pow (d, two) v = ReduceMean <axes = [-1]> (q) "
+    "e = Add (v, small) r = Sqrt (e) n = Div (d, r) y = Mul (n, scale)",
+    "bare": "m = ReduceMean <axes = [-1]> (x) d = Sub (x, m) q = Pow (d, two) v = ReduceMean <axes = [-1]> (q) "
+    "e = Add (v, small) r = Sqrt (e) y = Div (d, r)",
+}
+NOT_NORMS = {
+    "another axis": NORMS["pow"].replace("[2]", "[1]"),
+    "not centered": "q = Pow (x, two) v = ReduceMean <axes = [-1]> (q) e = Add (v, small) r = Sqrt (e) "
+    "n = Div (x, r) y = Mul (n, scale)",
+    "read elsewhere": NORMS["bare"].replace("y = Div", "n = Div") + " y = Add (n, v)",
+}
+
+
+def model_of(text: str, opset: int = 17) -> ModelProto:
+    known: dict[str, Any] = {name: np.asarray(value, np.float32) for name, value in NUMBERS.items()}
+    known |= {"small": np.asarray(1e-3, np.float32), "scale": 1 + normal(8, scale=0.1), "shift": normal(8)}
+    words = text.replace(",", " ").replace("(", " ").replace(")", " ").split()
+    own = {name: value for name, value in known.items() if name in words}
+    return parse(f"g (float[2,3,8] x) => (float[2,3,8] y) {{ {text} }}", opset=opset, **own)
+
+
+def rewritten(model: ModelProto, single: Pass) -> tuple[int, ModelProto]:
+    graph = Graph.of(model)
+    count = single(graph)
+    graph.drop_unused()
+    return count, graph.to_model()
+
+
+@pytest.mark.parametrize(
+    ("single", "kind", "text"),
+    [(whole_gelu, "Gelu", text) for text in GELUS.values()]
+    + [(whole_norms, "LayerNormalization", text) for text in NORMS.values()],
+    ids=[*GELUS, *NORMS],
+)
+def test_parts_become_the_operator(single: Pass, kind: str, text: str) -> None:
+    model = model_of(text)
+    count, after = rewritten(model, single)
+    assert count == 1 and kinds(after) == [kind]
+    onnx.checker.check_model(after)
+    x = {"x": normal(2, 3, 8, scale=2)}
+    np.testing.assert_allclose(run(after, x)[0], run(model, x)[0], rtol=1e-4, atol=1e-5)
+    assert rewritten(after, single)[0] == 0
+    assert Graph.of(after).shape("y") == (2, 3, 8)
+
+
+@pytest.mark.parametrize(
+    ("single", "text"),
+    [(whole_gelu, text) for text in NOT_GELUS.values()] + [(whole_norms, text) for text in NOT_NORMS.values()],
+    ids=[*NOT_GELUS, *NOT_NORMS],
+)
+def test_what_computes_something_else_stays(single: Pass, text: str) -> None:
+    model = model_of(text)
+    count, after = rewritten(model, single)
+    assert count == 0 and kinds(after) == kinds(model)
+
+
+def test_an_opset_without_the_operator() -> None:
+    assert rewritten(model_of(NORMS["pow"], opset=16), whole_norms)[0] == 0
+
+
+def test_the_operator_of_onnx_is_spelled_for_any_opset() -> None:
+    model = model_of("y = Gelu (x)", opset=20)
+    count, after = rewritten(model, whole_gelu)
+    assert count == 1 and [node.domain for node in after.graph.node] == ["com.microsoft"]
+    x = {"x": normal(2, 3, 8, scale=2)}
+    np.testing.assert_allclose(run(after, x)[0], run(model, x)[0], rtol=1e-5, atol=1e-6)
+    assert rewritten(model_of('y = Gelu <approximate = "tanh"> (x)', opset=20), whole_gelu)[0] == 0
+
+
+def test_a_target_gets_both_at_its_opset() -> None:
+    text = (
+        f"h = MatMul (x, w) {GELUS['torch'].replace('x', 'h').replace('y =', 'z =')} y = LayerNormalization (z, scale)"
+    )
+    model = model_of(text, opset=20)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weight(8, 8), "w"))
+    data = [{"x": normal(1, 3, 8, seed=seed)} for seed in range(4)]
+    for entry in model.graph.input[0].type.tensor_type.shape.dim[:1]:
+        entry.dim_value = 1
+    model.graph.output[0].CopyFrom(onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, (1, 3, 8)))
+    result = quantize(model, data, QConfig.of("A16W8").with_(target="stx"))
+    assert Graph.of(result.model).opset == 17 and "whole_gelu: 1" in result.report.notes
+    forecast = npu.preflight(result.model, "stx", kind="A16W8")
+    assert {verdict.device for verdict in forecast.verdicts if verdict.op_type == "Gelu"} == {"NPU"}
