@@ -33,7 +33,12 @@ EXTENSION_DOMAINS = {"ai.onnx.contrib", "com.microsoft.extensions"}
 
 
 def open_session(
-    model: onnx.ModelProto | bytes | Path, *, threads: int = 0, optimize: bool = True, lean: bool = False
+    model: onnx.ModelProto | bytes | Path,
+    *,
+    threads: int = 0,
+    optimize: bool = True,
+    lean: bool = False,
+    integers: bool = True,
 ) -> Any:
     """An ``onnxruntime.InferenceSession`` on the CPU.
 
@@ -43,6 +48,8 @@ def open_session(
         optimize: apply onnxruntime's graph optimizations.
         lean: leave weights where they are, in files that are mapped into memory, instead of packing them for speed;
             always so for a ModelProto with tensors in files.
+        integers: let onnxruntime make integer operators of those between Q/DQ pairs; it then rounds float weights there
+            to 8 bits by scales of its own.
     """
     import onnxruntime as ort
 
@@ -51,6 +58,8 @@ def open_session(
     options.intra_op_num_threads = threads
     if not optimize:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    if not integers:
+        options.add_session_config_entry("session.disable_quant_qdq", "1")
     stored = isinstance(model, onnx.ModelProto) and any(map(is_stored, initializers(model.graph)))
     if lean or stored:
         options.add_session_config_entry("session.disable_prepacking", "1")

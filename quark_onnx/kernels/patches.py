@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from math import gcd, prod, sqrt
+from math import prod
 from typing import TypeVar
 
 import numpy as np
@@ -18,10 +18,6 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
 T = TypeVar("T", bound=np.generic)
-
-_GOLDEN, _NEAR = (sqrt(5) - 1) / 2, 32
-#: A prime by which consecutive seeds are spread (Knuth, The Art of Computer Programming, volume 3, 6.4).
-_SCATTER = 2654435761
 
 
 @dataclass(frozen=True)
@@ -90,30 +86,16 @@ def _planes(x: NDArray[T]) -> NDArray[T]:
 
 
 def places_of(count: int, wanted: int, seed: int) -> NDArray[np.int64]:
-    """Some of ``count`` places, each once, in an order that jumps evenly over all of them; the same for the same seed.
+    """Some of ``count`` places in random order, each once; the same for the same seed.
 
-    Multiples of the golden ratio leave the least gaps, however many there are (Steinhaus 1957, the three-gap theorem).
+    One is taken of each of as many equal stretches, so that they lie evenly.
     """
-    step = _step(count)
-    start = seed * _SCATTER % max(1, count)
-    places: NDArray[np.int64] = (start + np.arange(min(count, wanted), dtype=np.int64) * step) % max(1, count)
+    random = np.random.default_rng(seed)
+    wanted = min(count, wanted)
+    ends = np.arange(wanted + 1) * count // max(1, wanted)
+    places = ends[:-1] + (random.random(wanted) * np.diff(ends)).astype(np.int64)
+    random.shuffle(places)
     return places
-
-
-@lru_cache(maxsize=256)
-def _step(count: int) -> int:
-    """Near the golden ratio of ``count`` the number without a factor in common whose ratio is most like it."""
-    near = round(count * _GOLDEN)
-    candidates = [step for step in range(max(1, near - _NEAR), near + _NEAR) if gcd(step, count) == 1]
-    return min(candidates, key=lambda step: (_unevenness(step, count), abs(step - near)), default=1)
-
-
-def _unevenness(step: int, count: int) -> int:
-    """The largest of the whole numbers in the continued fraction of a ratio; for the golden one all are 1."""
-    largest = 1
-    while step:
-        largest, (step, count) = max(largest, count // step), (count % step, step)
-    return largest
 
 
 def at_places(y: NDArray[T], places: NDArray[np.int64], groups: int) -> NDArray[T]:

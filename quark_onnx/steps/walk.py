@@ -97,7 +97,7 @@ class Walk:
         before = self._values
         start = before[0]
         model = segment(self.graph, piece, {name: start[name] for name in given}, results)
-        session = open_session(model, threads=1) if results else None
+        session = open_session(model, threads=1, integers=False) if results else None
 
         def run(place: int) -> dict[str, Any]:
             values = before[place]
