@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import isfinite
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,11 +94,9 @@ def read_images(files: Sequence[Path], spec: ImageSpec) -> Iterator[NDArray[np.f
         CalibrationError: onnxruntime-extensions is not installed.
     """
     try:
-        from onnx import parser
-
         from calibrators.session import open_session
 
-        session = open_session(parser.parse_model(_pipeline(spec)))
+        session = open_session(image_model(spec))
     except ImportError as error:
         raise CalibrationError("to read images: pip install onnxruntime-extensions") from error
     for file in files:
@@ -109,6 +107,13 @@ def read_images(files: Sequence[Path], spec: ImageSpec) -> Iterator[NDArray[np.f
             raise DataError(f"{file} cannot be decoded: {error}") from error
         yield image
         del image  # before the next one is made
+
+
+def image_model(spec: ImageSpec) -> Any:
+    """The ONNX model that makes an array of an encoded file; it needs the operators of onnxruntime-extensions."""
+    from onnx import parser
+
+    return parser.parse_model(_pipeline(spec))
 
 
 def _pipeline(spec: ImageSpec) -> str:

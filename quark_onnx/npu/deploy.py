@@ -8,6 +8,7 @@ import tempfile
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import numpy as np
 from onnx import ModelProto
 
 from calibrators import CalibrationError
+from calibrators.images import ImageSpec, image_model
 from calibrators.session import open_session
 from quark_onnx.api import quantize
 from quark_onnx.config import QConfig
@@ -34,7 +36,7 @@ from quark_onnx.steps import Sample, first_sample, reader_for
 
 #: Samples that are shipped, with what the model computes of them on the CPU.
 _SHIPPED = 4
-_MODEL, _MARK, _SUMS = "model.onnx", "bundle.json", "SHA256SUMS"
+_MODEL, _READER, _MARK, _SUMS = "model.onnx", "preprocess.onnx", "bundle.json", "SHA256SUMS"
 #: What appears in the folder when it is used.
 _MADE = ("cache", "__pycache__")
 _FILES = ("npu_session.py", "compare.py", "npu_session.hpp")
@@ -52,6 +54,7 @@ class Bundle:
         check: rules that it breaks; warnings alone.
         forecast: what will run on the processor.
         notes: what legalizing has rewritten.
+        images: how files become inputs of the model; None where the data are arrays.
     """
 
     folder: Path
@@ -60,6 +63,7 @@ class Bundle:
     check: Check
     forecast: Preflight
     notes: tuple[str, ...]
+    images: ImageSpec | None = None
 
     def __str__(self) -> str:
         quality = [] if self.report is None else [f"worst output: {self.report.worst_sqnr:.1f} dB"]
@@ -87,7 +91,8 @@ def deploy(
     checksums.
 
     Args:
-        data: as for ``quantize_static``.
+        data: as for ``quantize_static``. Of images read by an ``ImageSpec``, what reads them is shipped, too: an ONNX
+            model with operators of onnxruntime-extensions.
         folder: must not be there yet, be empty, or be an earlier bundle, which is replaced in one step at the end.
         config: its target is set to ``target``.
         shapes: sizes of dynamic dimensions, by the name of an input.
@@ -117,7 +122,8 @@ def deploy(
     found, forecast = check(result, target), preflight(result, target, kind=kind)
     if found.errors:
         raise ConstraintError(f"the model breaks {found.errors} rules of {target}; nothing was written: {found}")
-    bundle = Bundle(place, kind, report, found, forecast, legal.notes)
+    images = data.keywords.get("images") if isinstance(data, partial) else None
+    bundle = Bundle(place, kind, report, found, forecast, legal.notes, images)
     with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{place.name}.") as name:
         inside = Path(name) / place.name
         inside.mkdir()
@@ -184,6 +190,10 @@ def _write(folder: Path, bundle: Bundle, model: ModelProto, samples: Sequence[Sa
     digest = hashlib.sha256((folder / _MODEL).read_bytes()).hexdigest()
     devices = devices_for(target, kind)
     settings = {"model": _MODEL, "format": kind, "cache_key": digest[:16], "devices": devices}
+    if bundle.images is not None:
+        with staged(image_model(bundle.images), folder / _READER, external=False):
+            pass
+        settings["preprocess"] = _READER
     _json(folder / "provider_options.json", settings)
     _text(folder / "provider_options.hpp", _header(digest[:16], devices))
     if kind == "BF16":
@@ -200,7 +210,7 @@ def _write(folder: Path, bundle: Bundle, model: ModelProto, samples: Sequence[Sa
     findings = [str(finding) for finding in bundle.check.findings]
     _json(folder / "report.json", {"accuracy": report, "forecast": forecast, "warnings": findings})
     write_page(bundle.forecast, folder / "forecast.html", _MODEL)
-    _text(folder / "README.md", readme(bundle.forecast, kind, report=bundle.report))
+    _text(folder / "README.md", readme(bundle.forecast, kind, report=bundle.report, images=bundle.images is not None))
     _json(folder / _MARK, {"schema": 1, "format": kind, "target": target.name, "release": bundle.forecast.release})
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     sums = (f"{hashlib.sha256((folder / name).read_bytes()).hexdigest()}  {name}" for name in names)

@@ -12,7 +12,7 @@ Format {kind}, made for Ryzen AI {release}.{quality}
 
 | file | what it is |
 |---|---|
-| `model.onnx` | the model{float} |
+| `model.onnx` | the model{float} |{images}
 | `provider_options.json`, `provider_options.hpp` | what the execution provider of each device is told |
 | `npu_session.py`, `npu_session.hpp` | open a session on the NPU, on the CPU where that is not possible, saying so |
 | `compare.py`, `samples/`, `outputs/` | compares what a machine computes with what was recorded here on a CPU |
@@ -32,8 +32,13 @@ Format {kind}, made for Ryzen AI {release}.{quality}
 Without an NPU `python npu_session.py samples/0000.npz` runs on the CPU, and says so.
 """
 
+_IMAGES = (
+    "\n| `preprocess.onnx` | makes the model's input of a JPEG or PNG file, on the CPU, as the calibration data was "
+    "read; needs onnxruntime-extensions: `python npu_session.py photo.jpg` |"
+)
 
-def readme(forecast: Preflight, kind: str, *, report: Report | None) -> str:
+
+def readme(forecast: Preflight, kind: str, *, report: Report | None, images: bool = False) -> str:
     """The text of the file, in Markdown."""
     target = forecast.target
     quality = "" if report is None else f" Worst output against the float model: {report.worst_sqnr:.1f} dB."
@@ -43,6 +48,7 @@ def readme(forecast: Preflight, kind: str, *, report: Report | None) -> str:
         kind=kind,
         release=forecast.release,
         quality=quality,
+        images=_IMAGES if images else "",
         float=", in float32: its compiler converts it" if kind == "BF16" else "",
         overlay=overlay,
         target=target.name,

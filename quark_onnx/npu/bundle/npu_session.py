@@ -5,7 +5,7 @@
     outputs = session.run(None, {"input": array})
 
 As a program it runs one sample:  python npu_session.py samples/0000.npz [--device auto|npu|cpu]
-Needs onnxruntime (the one of Ryzen AI for the NPU) and numpy.
+Needs onnxruntime (the one of Ryzen AI for the NPU) and numpy; to read images, onnxruntime-extensions.
 """
 
 from __future__ import annotations
@@ -46,6 +46,32 @@ def open_session(device: str = "auto", *, strict: bool = False, folder: Path = H
                 raise RuntimeError(f"the NPU cannot be used: {error}") from error
             print(f"npu_session: running on the CPU: {error}", file=sys.stderr)
     return ort.InferenceSession(model, providers=["CPUExecutionProvider"]), "cpu"
+
+
+def read_image(file: str | os.PathLike[str], *, folder: Path = HERE) -> Any:
+    """The array that the model takes of a JPEG or PNG file, read as the calibration data was.
+
+    Raises:
+        RuntimeError: this folder has nothing that reads images, or onnxruntime-extensions is missing.
+        ValueError: it is no JPEG or PNG file.
+    """
+    import numpy as np
+    import onnxruntime as ort
+
+    settings = json.loads((folder / "provider_options.json").read_text(encoding="utf-8"))
+    if "preprocess" not in settings:
+        raise RuntimeError("this model was not made with images; give it a .npz file")
+    try:
+        from onnxruntime_extensions import get_library_path
+    except ImportError as error:
+        raise RuntimeError("to read images: pip install onnxruntime-extensions") from error
+    encoded = Path(file).read_bytes()
+    if not encoded.startswith((b"\x89PNG\r\n\x1a\n", b"\xff\xd8")):  # of anything else the decoder ends the process
+        raise ValueError(f"{file} is neither JPEG nor PNG")
+    options = ort.SessionOptions()
+    options.register_custom_ops_library(get_library_path())
+    reader = ort.InferenceSession(str(folder / settings["preprocess"]), options, providers=["CPUExecutionProvider"])
+    return reader.run(None, {"encoded": np.frombuffer(encoded, np.uint8)})[0]
 
 
 def _on_npu(ort: Any, model: str, settings: dict[str, Any], *, strict: bool, folder: Path) -> Any:
@@ -107,15 +133,28 @@ def _pci() -> list[tuple[str, str]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Run the model of this folder on one sample.")
-    parser.add_argument("sample", type=Path, help="a .npz file; its keys are the names of the inputs")
+    parser.add_argument(
+        "sample", type=Path, help="a .npz file, its keys the names of the inputs; or a JPEG or PNG file"
+    )
     parser.add_argument("--device", choices=["auto", "npu", "cpu"], default="auto")
     parser.add_argument("--strict", action="store_true", help="an operator off the NPU is an error")
     options = parser.parse_args()
+    try:
+        return _run(options.sample, options.device, strict=options.strict)
+    except (OSError, RuntimeError, ValueError) as error:
+        print(f"npu_session: {error}", file=sys.stderr)
+        return 1
+
+
+def _run(sample: Path, device: str, *, strict: bool) -> int:
     import numpy as np
 
-    session, where = open_session(options.device, strict=options.strict)
-    with np.load(options.sample, allow_pickle=False) as arrays:
-        feeds = {value.name: arrays[value.name] for value in session.get_inputs()}
+    session, where = open_session(device, strict=strict)
+    if sample.suffix == ".npz":
+        with np.load(sample, allow_pickle=False) as arrays:
+            feeds = {value.name: arrays[value.name] for value in session.get_inputs()}
+    else:
+        feeds = {session.get_inputs()[0].name: read_image(sample)}
     print(f"on the {where.upper()}:")
     for value, array in zip(session.get_outputs(), session.run(None, feeds), strict=True):
         print(f"  {value.name} {array.shape}: first values {np.ravel(array)[:4]}")

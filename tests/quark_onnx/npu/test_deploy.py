@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import onnx
 import pytest
 from onnx import ModelProto
 
+from calibrators.data import ImageSpec, open_reader
 from quark_onnx import npu
 from quark_onnx.errors import AccuracyError, ConfigError
 from quark_onnx.registry import RECIPES
@@ -271,3 +273,46 @@ def test_every_recipe_makes_a_bundle(name: str, tmp_path: Path) -> None:
     recipe = RECIPES[name]
     made = npu.deploy(network(), data(24), tmp_path / "bundle", "stx", recipe.config)
     assert made.kind == recipe.preset and recipe.source and recipe.advice
+
+
+def test_images_are_read_as_the_calibration_data_was(tmp_path: Path) -> None:
+    from PIL import Image
+
+    (tmp_path / "images").mkdir()
+    random = np.random.default_rng(0)
+    for place in range(6):
+        pixels = random.integers(0, 256, (20, 24, 3), np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "images" / f"{place}.png")
+    spec = ImageSpec(size=(8, 8), mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.2), resize="crop", resize_to=10)
+    made = npu.deploy(network(), partial(open_reader, tmp_path / "images", images=spec), tmp_path / "bundle")
+    assert {path.name for path in made.folder.iterdir()} == FILES | {"preprocess.onnx"} and made.images == spec
+    assert "preprocess.onnx" in (made.folder / "README.md").read_text() + (made.folder / "SHA256SUMS").read_text()
+    with (
+        np.load(made.folder / "samples" / "0000.npz") as sample,
+        np.load(made.folder / "outputs" / "0000.npz") as outputs,
+    ):
+        first, wanted = sample["x"], outputs["output_0"]
+    code = (
+        "import sys, numpy as np; from npu_session import open_session, read_image; image = read_image(sys.argv[1]); "
+        "np.savez('seen.npz', image, open_session('cpu')[0].run(None, {'x': image})[0])"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "images" / "0.png")]
+    subprocess.run(command, cwd=made.folder, check=True, capture_output=True)
+    with np.load(made.folder / "seen.npz") as seen:
+        np.testing.assert_array_equal(seen["arr_0"], first)
+        np.testing.assert_allclose(seen["arr_1"], wanted, rtol=1e-6)
+    (tmp_path / "0.jpg").write_bytes(b"no image")
+    for file, said in (("images/0.png", "on the CPU"), ("0.jpg", "is neither JPEG nor PNG"), ("1.jpg", "No such file")):
+        program = [sys.executable, "npu_session.py", str(tmp_path / file), "--device", "cpu"]
+        done = subprocess.run(program, cwd=made.folder, capture_output=True, text=True)
+        assert said in done.stdout + done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_bundle_of_arrays_reads_no_images(bundle: npu.Bundle, tmp_path: Path) -> None:
+    (tmp_path / "photo.jpg").write_bytes(b"\xff\xd8")
+    program = [sys.executable, "npu_session.py", str(tmp_path / "photo.jpg"), "--device", "cpu"]
+    done = subprocess.run(program, cwd=bundle.folder, capture_output=True, text=True)
+    assert (
+        done.returncode == 1
+        and done.stderr == "npu_session: this model was not made with images; give it a .npz file\n"
+    )
