@@ -96,10 +96,13 @@ def _legalize_options(parser: Parser) -> None:
     add_output_option(parser, "legalized")
     _add_target(parser)
     add_shape_option(parser, _SHAPE)
+    parser.add_argument("--nhwc", action="store_true", help="inputs and outputs of four axes get their channels last")
 
 
 def _legalize(options: Namespace) -> Answer:
-    found = npu.legalize(options.model, options.target, shapes=dict(options.shape), output=options.output)
+    found = npu.legalize(
+        options.model, options.target, shapes=dict(options.shape), output=options.output, nhwc=options.nhwc
+    )
     return Answer(str(found), {"output": options.output, "notes": list(found.notes)})
 
 

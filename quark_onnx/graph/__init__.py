@@ -1,5 +1,6 @@
 """ONNX graphs: an index over protobuf, the verbs that edit it, and files."""
 
+from quark_onnx.graph.channels import channels_last
 from quark_onnx.graph.fixed import fixed
 from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.halves import HALVES, Narrowing, add_narrow, cast_interface, widened
@@ -16,6 +17,7 @@ __all__ = [
     "Store",
     "add_narrow",
     "cast_interface",
+    "channels_last",
     "fixed",
     "inlined",
     "reach",

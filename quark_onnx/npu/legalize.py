@@ -9,14 +9,16 @@ from pathlib import Path
 from onnx import ModelProto
 
 from quark_onnx.errors import ModelError
-from quark_onnx.graph import Graph, fixed, inlined
+from quark_onnx.graph import Graph, channels_last, fixed, inlined
+from quark_onnx.graph.channels import LAST
 from quark_onnx.graph.io import loaded, staged
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
 from quark_onnx.graph.shapes import is_static
 from quark_onnx.job import load
 from quark_onnx.passes import CLEANING, LEGALIZING, SPELLING, fold_shapes
 from quark_onnx.registry import TARGETS
-from quark_onnx.steps import Reference, destination, keeps_weights_beside, lower_opset, probe, rewritten
+from quark_onnx.steps import Reference, Sample, destination, keeps_weights_beside, lower_opset, probe, rewritten
+from quark_onnx.steps.run import agree, run
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ def legalize(
     *,
     shapes: Mapping[str, Sequence[int]] | None = None,
     output: str | Path | None = None,
+    nhwc: bool = False,
 ) -> Legalized:
     """Rewrite a model, float or with Q/DQ pairs of any tool, without changing what it computes.
 
@@ -51,6 +54,7 @@ def legalize(
     Args:
         shapes: sizes of dynamic dimensions, by the name of an input.
         output: where the result is written, through a file that is verified first.
+        nhwc: inputs and outputs of four axes get their channels last, as images come from a camera or decoder.
 
     Raises:
         ConfigError: there is no such target or input, or the output cannot be written.
@@ -78,8 +82,26 @@ def legalize(
     passes = (fold_shapes, *CLEANING, *SPELLING) if quantized else LEGALIZING
     graph, done = rewritten(graph, passes, reference, sample)
     graph, lowered = lower_opset(graph, target, reference, sample)
+    turned = list[str]()
+    if nhwc:
+        graph, turned, sample = _channels_last(graph, reference, sample)
     result = graph.to_model()
     if place is not None:
         with staged(result, place, external=keeps_weights_beside(model, place)) as written:
             Reference(result, written).outputs(sample)
-    return Legalized(loaded(result), (*notes, *done, *lowered))
+    return Legalized(loaded(result), (*notes, *done, *lowered, *(f"{name!r} has its channels last" for name in turned)))
+
+
+def _channels_last(graph: Graph, reference: Reference, sample: Sample) -> tuple[Graph, list[str], Sample]:
+    """The graph with another interface, what has its channels last, and a sample for it.
+
+    Raises:
+        ModelError: it computes something else.
+    """
+    result, names = channels_last(graph)
+    turned = {name: value.transpose(LAST) if name in names else value for name, value in sample.items()}
+    wanted, found = reference.repeatable(sample), run(result.to_model(), turned)
+    for name, value in wanted.items():
+        if not agree(value.transpose(LAST) if name in names else value, found[name]):
+            raise ModelError(f"with its channels last the model computes another {name!r}; leave them first")
+    return result, names, turned

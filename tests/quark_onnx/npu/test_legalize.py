@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from onnx import ModelProto, numpy_helper
 
 from quark_onnx import QConfig, npu, quantize
 from quark_onnx.errors import ConfigError, ModelError
+from quark_onnx.graph import Graph
 from tests.models import kinds, normal, parse, run, weight
 
 TEXT = """g (float[N,6,H,8] x) => (float[N,4] y) {
@@ -118,3 +120,40 @@ def test_a_model_of_which_nothing_is_quantized_is_legalized_all_the_same() -> No
     made = quantize(model, [{"x": normal(1, 3, 9, 9)}], QConfig.of("XINT8").with_(target="stx"))
     assert kinds(made.model) == ["AveragePool"] and "nothing was quantized" in " ".join(made.report.notes)
     assert {finding.rule for finding in npu.check(made.model, "stx").findings} == set()
+
+
+def test_channels_last() -> None:
+    model = parse(
+        """g (float[1,3,8,6] x, float[1,4] b) => (float[1,4,8,6] y, float[1,4,8,6] z, float[1,4] c)
+        { y = Conv <pads = [1,1,1,1]> (x, w) z = Relu (y) p = GlobalAveragePool (z) f = Flatten (p) c = Add (f, b) }""",
+        w=weight(4, 3, 3, 3),
+    )
+    found = npu.legalize(model, "stx", nhwc=True)
+    assert [note for note in found.notes if "channels" in note] == [
+        *("'x' has its channels last", "'y' has its channels last", "'z' has its channels last")
+    ]
+    graph = Graph.of(found.model)
+    assert graph.shape("x") == (1, 8, 6, 3) and graph.shape("y") == graph.shape("z") == (1, 8, 6, 4)
+    assert graph.shape("c") == (1, 4)
+    x, b = normal(1, 3, 8, 6), normal(1, 4)
+    y, z, c = run(model, {"x": x, "b": b})
+    for wanted, got in zip(
+        (y.transpose(0, 2, 3, 1), z.transpose(0, 2, 3, 1), c),
+        run(found.model, {"x": x.transpose(0, 2, 3, 1), "b": b}),
+        strict=True,
+    ):
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+    onnx.checker.check_model(found.model, full_check=True)
+    plain = parse("g (float[1,4] x) => (float[1,4] y) { y = Relu (x) }")
+    assert npu.legalize(plain, nhwc=True).notes == ()
+
+
+def test_channels_last_that_would_change_an_output_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = parse("g (float[1,3,4,4] x) => (float[1,3,4,4] y) { y = Relu (x) }")
+    step = sys.modules["quark_onnx.npu.legalize"]
+    monkeypatch.setattr(step, "channels_last", lambda graph: (graph, []))
+    npu.legalize(model, nhwc=True)
+    other = Graph.of(parse("g (float[1,3,4,4] x) => (float[1,3,4,4] y) { y = Neg (x) }"))
+    monkeypatch.setattr(step, "channels_last", lambda graph: (other, []))
+    with pytest.raises(ModelError, match="computes another 'y'; leave them first"):
+        npu.legalize(model, nhwc=True)
