@@ -24,6 +24,9 @@ def slabs(count: int, size: int) -> list[slice]:
 def side_by_side(work: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
     """The results of some work, in order, made on all cores; few of them are alive at a time."""
     cores = os.cpu_count() or 1
+    if len(items) == 1:
+        yield work(items[0])
+        return
     with ThreadPoolExecutor(cores) as pool:
         todo = iter(items)
         running = [pool.submit(work, item) for item in islice(todo, 2 * cores)]
