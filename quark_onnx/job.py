@@ -10,10 +10,11 @@ from typing import Any
 
 from onnx import ModelProto
 
+from calibrators import CalibrationError
 from calibrators.session import model_bytes
 from calibrators.spool import Spool
 from quark_onnx.config import QConfig
-from quark_onnx.errors import ModelError
+from quark_onnx.errors import DataError, ModelError
 from quark_onnx.graph import Graph, Narrowing, fixed, inlined, store_for, widened
 from quark_onnx.graph.io import check_text, external_files, read
 from quark_onnx.optimizers import Samples
@@ -128,10 +129,7 @@ def run(job: Job, data: Any, executor: Executor | None, progress: bool | None) -
     held = HoldOut(reader, remember=config.search)
     with Spool() as spool:
         if config.rereads:
-            with Progress(progress, reader.length, "reading", "sample") as bar:
-                for count, sample in enumerate(held, 1):
-                    spool.append(sample)
-                    bar.update(count)
+            _read(held, spool, reader.length, progress)
         planned = job.plan(first, spool, progress)
         with Progress(progress, reader.length, "calibrating", "sample") as bar:
             ranges = calibrate(
@@ -143,6 +141,21 @@ def run(job: Job, data: Any, executor: Executor | None, progress: bool | None) -
                 progress=bar.update,
             )
         return job.finish(planned, ranges, _Data(first, held, spool), progress)
+
+
+def _read(held: HoldOut, spool: Spool, length: int | None, progress: bool | None) -> None:
+    """Read all samples.
+
+    Raises:
+        DataError: one does not fit the model.
+    """
+    with Progress(progress, length, "reading", "sample") as bar:
+        try:
+            for count, sample in enumerate(held, 1):
+                spool.append(sample)
+                bar.update(count)
+        except CalibrationError as error:
+            raise DataError(str(error)) from error
 
 
 @dataclass(frozen=True)

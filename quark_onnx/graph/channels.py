@@ -17,7 +17,7 @@ def channels_last(graph: Graph) -> tuple[Graph, list[str]]:
     """
     result, names = graph.copy(), list[str]()
     for place, value in enumerate(result.inputs):
-        if _turns(graph, value):
+        if _turns(graph, value) and not graph.is_output(value.name):
             inside = result.fresh(f"{value.name}_channels_first")
             result.replace_uses(value.name, inside)
             result.add("Transpose", [value.name], [inside], perm=FIRST)
@@ -25,7 +25,9 @@ def channels_last(graph: Graph) -> tuple[Graph, list[str]]:
             names.append(value.name)
     for place, value in enumerate(result.outputs):
         producer = result.producer(value.name)
-        if producer is not None and _turns(graph, value):
+        if value.name in names:  # it is listed twice
+            result.outputs[place] = _turned(graph, value)
+        elif producer is not None and _turns(graph, value):
             inside = result.fresh(f"{value.name}_channels_first")
             result.replace_uses(value.name, inside)
             result.set_output(producer, producer.outputs.index(value.name), inside)

@@ -27,6 +27,10 @@ class Stored:
         assert found is not None
         return found.astype(np.float64)
 
+    def size(self, graph: Graph) -> int:
+        """How many numbers it holds."""
+        return int(np.prod(graph.initializers[self.node.input(self.index)].dims))
+
     def change(self, graph: Graph, key: str, by: Callable[[Floats], Floats]) -> None:
         """Let the node read a changed constant; nodes that change the same one by the same ``key`` share the result."""
         name, value = self.node.input(self.index), self.value

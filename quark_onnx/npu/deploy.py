@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto
 
-from calibrators import CalibrationError
+from calibrators import CalibrationError, encoded
 from calibrators.images import ImageSpec, image_model
 from calibrators.session import open_session
 from quark_onnx.api import quantize
@@ -193,6 +193,7 @@ def _write(folder: Path, bundle: Bundle, model: ModelProto, samples: Sequence[Sa
     if bundle.images is not None:
         with staged(image_model(bundle.images), folder / _READER, external=False):
             pass
+        _text(folder / "encoded.py", Path(encoded.__file__).read_text(encoding="utf-8"))
         settings["preprocess"] = _READER
     _json(folder / "provider_options.json", settings)
     _text(folder / "provider_options.hpp", _header(digest[:16], devices))

@@ -33,8 +33,8 @@ Without an NPU `python npu_session.py samples/0000.npz` runs on the CPU, and say
 """
 
 _IMAGES = (
-    "\n| `preprocess.onnx` | makes the model's input of a JPEG or PNG file, on the CPU, as the calibration data was "
-    "read; needs onnxruntime-extensions: `python npu_session.py photo.jpg` |"
+    "\n| `preprocess.onnx`, `encoded.py` | make the model's input of a JPEG or PNG file, as the calibration data was "
+    "read; on the CPU, with onnxruntime-extensions: `python npu_session.py photo.jpg` |"
 )
 
 

@@ -59,6 +59,8 @@ def _replace(graph: Graph, erf: Node) -> bool:
             return False
         missing, last, tensor = missing - found, behind, behind.outputs[0]
     result = last.outputs[0]
+    if graph.shape(result) != graph.shape(source):  # a constant of more axes adds some
+        return False
     graph.remove([last])
     graph.add("Gelu", [source], [result], name=erf.name, domain=_DOMAIN)
     return True

@@ -73,7 +73,7 @@ def lower_opset(
             notes.append(f"{why}; the model stays at opset {graph.opset}: {error}")
             continue
         if sample is None or unchanged(lowered, sample, reference.repeatable(sample)):
-            return lowered, [f"opset lowered from {graph.opset} to {ceiling}: {why}"]
+            return lowered, [*notes, f"opset lowered from {graph.opset} to {ceiling}: {why}"]
         notes.append(f"{why}; the model stays at opset {graph.opset}: at {ceiling} it computes something else")
     return graph, notes
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -104,7 +104,7 @@ class Probe:
         live = self._live
         moving = reach((node for name in still for node in live.consumers(name)), live.followers)
         before, behind = [n for n in stage.nodes if n not in moving], [n for n in stage.nodes if n in moving]
-        if not self._pays or sum(map(self._size, before)) * len(still) < _WORTH * len(behind):
+        if not self._pays or not before or sum(map(self._size, before)) * len(still) < _WORTH * len(behind):
             return False
         try:
             self._stage = self._behind(stage, before, behind, scales)
@@ -117,10 +117,12 @@ class Probe:
         """What is left of a stage once some of its nodes have been computed."""
         read = {name for node in behind for name in (*node.inputs, *node.captures)} | set(self._judged)
         made = [name for node in before for name in node.outputs if name in read]
-        session = open_session(segment(self._live, before, {**stage.given[0], **scales}, made), threads=1)
-        front = _Stage(before, session, stage.given, made, {})
-        found = self._pool.map(lambda place: front.run(scales, place), range(len(stage.given)))
-        given = [{name: value for name, value in values.items() if name in read} for values in found]
+        given: Iterable[dict[str, Any]] = stage.given
+        if made:
+            session = open_session(segment(self._live, before, {**stage.given[0], **scales}, made), threads=1)
+            front = _Stage(before, session, stage.given, made, {})
+            given = self._pool.map(lambda place: front.run(scales, place), range(len(stage.given)))
+        given = [{name: value for name, value in values.items() if name in read} for values in given]
         results = [name for name in stage.results if name not in made]
         after = open_session(segment(self._live, behind, {**given[0], **scales}, results), threads=1)
         return _Stage(behind, after, given, results, {name: scales[name] for name in scales.keys() - read})

@@ -291,3 +291,12 @@ def _with_threads(opener: Callable[..., Any], threads: int) -> Callable[..., Any
         return opener(*arguments, **{**options, "threads": threads})
 
     return wrapped
+
+
+@pytest.mark.parametrize("optimizers", [(), ("bias_correction",)], ids=["none", "one that reads again"])
+@pytest.mark.parametrize(("bad", "said"), [(np.full((2, 8), np.nan), "nan"), (np.zeros((0, 8)), "a batch of nothing")])
+def test_a_bad_sample_is_the_datas_fault_whoever_reads_it(optimizers: tuple[str, ...], bad: Any, said: str) -> None:
+    model = parse("g (float[N,8] x) => (float[N,6] y) { y = MatMul (x, w) }", w=weight(6, 8).T.copy())
+    data = [{"x": np.ones((2, 8), np.float32)}, {"x": bad.astype(np.float32)}, {"x": np.ones((2, 8), np.float32)}]
+    with pytest.raises(DataError, match=f"sample 1: input 'x'.*{said}|sample 1.*{said}"):
+        quantize(model, data, QConfig.of("A8W8").with_(optimizers=optimizers))

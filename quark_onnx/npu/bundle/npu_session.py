@@ -53,7 +53,7 @@ def read_image(file: str | os.PathLike[str], *, folder: Path = HERE) -> Any:
 
     Raises:
         RuntimeError: this folder has nothing that reads images, or onnxruntime-extensions is missing.
-        ValueError: it is no JPEG or PNG file.
+        OSError, ValueError: the file cannot be read, is no JPEG or PNG, or is damaged.
     """
     import numpy as np
     import onnxruntime as ort
@@ -65,9 +65,9 @@ def read_image(file: str | os.PathLike[str], *, folder: Path = HERE) -> Any:
         from onnxruntime_extensions import get_library_path
     except ImportError as error:
         raise RuntimeError("to read images: pip install onnxruntime-extensions") from error
-    encoded = Path(file).read_bytes()
-    if not encoded.startswith((b"\x89PNG\r\n\x1a\n", b"\xff\xd8")):  # of anything else the decoder ends the process
-        raise ValueError(f"{file} is neither JPEG nor PNG")
+    from encoded import read_encoded
+
+    encoded = read_encoded(Path(file))
     options = ort.SessionOptions()
     options.register_custom_ops_library(get_library_path())
     reader = ort.InferenceSession(str(folder / settings["preprocess"]), options, providers=["CPUExecutionProvider"])
@@ -141,8 +141,8 @@ def main() -> int:
     options = parser.parse_args()
     try:
         return _run(options.sample, options.device, strict=options.strict)
-    except (OSError, RuntimeError, ValueError) as error:
-        print(f"npu_session: {error}", file=sys.stderr)
+    except Exception as error:  # numpy and onnxruntime raise many unrelated types
+        print(f"npu_session: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
 
 
@@ -150,7 +150,7 @@ def _run(sample: Path, device: str, *, strict: bool) -> int:
     import numpy as np
 
     session, where = open_session(device, strict=strict)
-    if sample.suffix == ".npz":
+    if sample.suffix.lower() == ".npz":
         with np.load(sample, allow_pickle=False) as arrays:
             feeds = {value.name: arrays[value.name] for value in session.get_inputs()}
     else:

@@ -285,7 +285,10 @@ def test_images_are_read_as_the_calibration_data_was(tmp_path: Path) -> None:
         Image.fromarray(pixels).save(tmp_path / "images" / f"{place}.png")
     spec = ImageSpec(size=(8, 8), mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.2), resize="crop", resize_to=10)
     made = npu.deploy(network(), partial(open_reader, tmp_path / "images", images=spec), tmp_path / "bundle")
-    assert {path.name for path in made.folder.iterdir()} == FILES | {"preprocess.onnx"} and made.images == spec
+    assert {path.name for path in made.folder.iterdir()} == FILES | {
+        "preprocess.onnx",
+        "encoded.py",
+    } and made.images == spec
     assert "preprocess.onnx" in (made.folder / "README.md").read_text() + (made.folder / "SHA256SUMS").read_text()
     with (
         np.load(made.folder / "samples" / "0000.npz") as sample,
@@ -302,17 +305,31 @@ def test_images_are_read_as_the_calibration_data_was(tmp_path: Path) -> None:
         np.testing.assert_array_equal(seen["arr_0"], first)
         np.testing.assert_allclose(seen["arr_1"], wanted, rtol=1e-6)
     (tmp_path / "0.jpg").write_bytes(b"no image")
-    for file, said in (("images/0.png", "on the CPU"), ("0.jpg", "is neither JPEG nor PNG"), ("1.jpg", "No such file")):
+    (tmp_path / "2.jpg").write_bytes(b"\xff\xd8\xff\xe0" + b"x" * 500)  # over which the decoder ends the process
+    (tmp_path / "3.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    (tmp_path / "4.npz").write_bytes(b"PK\x03\x04garbage")
+    np.savez(tmp_path / "5.NPZ", x=np.zeros((1, 3, 7, 7), np.float32))
+    (tmp_path / "5.NPZ.npz").rename(tmp_path / "5.NPZ")
+    cases = {
+        "images/0.png": "on the CPU",
+        "0.jpg": "ValueError: ",
+        "1.jpg": "No such file",
+        "2.jpg": "is cut short, damaged, or neither RGB nor grey",
+        "3.png": "is cut short, damaged, or neither RGB nor grey",
+        "4.npz": "npu_session: BadZipFile: ",
+        "5.NPZ": "npu_session: InvalidArgument: ",
+    }
+    for file, said in cases.items():
         program = [sys.executable, "npu_session.py", str(tmp_path / file), "--device", "cpu"]
         done = subprocess.run(program, cwd=made.folder, capture_output=True, text=True)
         assert said in done.stdout + done.stderr and "Traceback" not in done.stderr
+
+
+MADE_OF_ARRAYS = "this model was not made with images; give it a .npz file"
 
 
 def test_a_bundle_of_arrays_reads_no_images(bundle: npu.Bundle, tmp_path: Path) -> None:
     (tmp_path / "photo.jpg").write_bytes(b"\xff\xd8")
     program = [sys.executable, "npu_session.py", str(tmp_path / "photo.jpg"), "--device", "cpu"]
     done = subprocess.run(program, cwd=bundle.folder, capture_output=True, text=True)
-    assert (
-        done.returncode == 1
-        and done.stderr == "npu_session: this model was not made with images; give it a .npz file\n"
-    )
+    assert done.returncode == 1 and done.stderr == f"npu_session: RuntimeError: {MADE_OF_ARRAYS}\n"

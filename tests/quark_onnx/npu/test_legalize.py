@@ -157,3 +157,14 @@ def test_channels_last_that_would_change_an_output_are_an_error(monkeypatch: pyt
     monkeypatch.setattr(step, "channels_last", lambda graph: (other, []))
     with pytest.raises(ModelError, match="computes another 'y'; leave them first"):
         npu.legalize(model, nhwc=True)
+
+
+def test_channels_of_what_is_input_and_output_at_once_stay() -> None:
+    model = parse("g (float[1,3,4,4] x) => (float[1,3,4,4] x, float[1,3,4,4] y) { y = Relu (x) }")
+    found = npu.legalize(model, "stx", nhwc=True)
+    onnx.checker.check_model(found.model, full_check=True)
+    assert [note for note in found.notes if "channels" in note] == ["'y' has its channels last"]
+    x = normal(1, 3, 4, 4)
+    same, turned = run(found.model, {"x": x})
+    np.testing.assert_array_equal(same, x)
+    np.testing.assert_array_equal(turned, np.maximum(x, 0).transpose(0, 2, 3, 1))

@@ -93,6 +93,25 @@ def test_what_computes_something_else_stays(single: Pass, text: str) -> None:
     assert count == 0 and kinds(after) == kinds(model)
 
 
+def test_constants_that_add_an_axis() -> None:
+    for single, text, name in ((whole_norms, NORMS["pow"], "small"), (whole_gelu, GELUS["torch"], "half")):
+        model = model_of(text)
+        for tensor in model.graph.initializer:
+            if tensor.name == name:
+                tensor.dims.extend([1, 1, 1, 1])
+        model.graph.output[0].CopyFrom(onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, (1, 2, 3, 8)))
+        assert rewritten(model, single)[0] == 0
+
+
+def test_a_shift_that_is_longer_than_the_axis() -> None:
+    model = parse(
+        f"g (float[2,3,1] x) => (float[2,3,4] y) {{ {NORMS['pow']} }}",
+        **{name: np.asarray(value, np.float32) for name, value in {"two": 2, "small": 1e-3, "scale": [2]}.items()},
+        shift=normal(4),
+    )
+    assert rewritten(model, whole_norms)[0] == 0
+
+
 def test_an_opset_without_the_operator() -> None:
     assert rewritten(model_of(NORMS["pow"], opset=16), whole_norms)[0] == 0
 

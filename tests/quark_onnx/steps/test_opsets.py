@@ -145,3 +145,12 @@ def test_shapes_behind_pairs_of_another_domain_are_known() -> None:
     for name, node in behind.items():
         assert quantized.elem_type(node.inputs[0]) == TensorProto.UINT16
         assert quantized.shape(name) == quantized.shape(node.inputs[0]) == ("N", 8 if name.startswith("x") else 6)
+
+
+def test_both_reasons_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opsets, "newest_with_pairs", lambda: 20)
+    model, data = two_layers(21, 'Gelu <approximate = "tanh"> (h)')
+    graph, notes = lower_opset(Graph.of(model), "stx", Reference(model), data[0])
+    assert graph.opset == 20 and len(notes) == 2
+    assert notes[0].startswith("the target stx advises 17; the model stays at opset 21: ")
+    assert notes[1] == "opset lowered from 21 to 20: onnxruntime has Q/DQ nodes up to 20"

@@ -152,13 +152,15 @@ def test_a_model_that_does_not_run_in_parts_is_run_whole(monkeypatch: pytest.Mon
     def fail(*arguments: object) -> None:
         raise ValueError("no such part")
 
-    data, moved = samples(residual()), list[int]()
+    data, moved, frozen = samples(deep()), list[int](), list[bool]()
+    behind = Probe._behind
+    monkeypatch.setattr(trial, "_WORTH", 0)
+    monkeypatch.setattr(Probe, "_behind", lambda *arguments: frozen.append(True) or behind(*arguments))
     for replaced in (trial.segment, fail):
-        monkeypatch.setattr(trial, "_WORTH", 0)
         monkeypatch.setattr(trial, "segment", replaced)
-        stages = Stages.of(residual(), POW2.with_(bias=False), data)
+        stages = Stages.of(deep(), POW2.with_(bias=False), data)
         moved.append(search(stages.graph, stages.plan, stages.params, stages.limits, data, False))
-    assert moved[0] == moved[1]
+    assert moved[0] == moved[1] and len(frozen) > 8  # once where it fails
 
 
 def test_a_gain_within_its_error_is_none() -> None:
