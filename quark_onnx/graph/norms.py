@@ -8,7 +8,7 @@ import numpy as np
 
 from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.node import Node
-from quark_onnx.graph.stored import Stored, private
+from quark_onnx.graph.stored import Stored, is_number, private
 
 #: Normalizations, where the scale stands among their inputs, and the shift, if they may have one.
 SCALE = {
@@ -118,8 +118,7 @@ def _over_last(graph: Graph, node: Node) -> bool:
 
 def _squares(graph: Graph, node: Node) -> bool:
     if node.kind == "Pow":
-        exponent = graph.constant(node.inputs[1])
-        return exponent is not None and exponent.size == 1 and float(exponent.reshape(())) == 2
+        return is_number(graph, node.inputs[1], 2)
     return node.kind == "Mul" and node.inputs[0] == node.inputs[1]
 
 
@@ -152,8 +151,7 @@ def _root(graph: Graph, mean: Node) -> tuple[Node | None, list[str], float]:
 
 
 def _one_over(graph: Graph, node: Node, tensor: str) -> bool:
-    one = graph.constant(node.inputs[0]) if node.kind == "Div" and node.inputs[1] == tensor else None
-    return one is not None and one.size == 1 and float(one.reshape(())) == 1
+    return node.kind == "Div" and node.inputs[1] == tensor and is_number(graph, node.inputs[0], 1)
 
 
 def _center(graph: Graph, value: str) -> tuple[str, set[Node], bool]:

@@ -27,10 +27,6 @@ class Stored:
         assert found is not None
         return found.astype(np.float64)
 
-    def size(self, graph: Graph) -> int:
-        """How many numbers it holds."""
-        return int(np.prod(graph.initializers[self.node.input(self.index)].dims))
-
     def change(self, graph: Graph, key: str, by: Callable[[Floats], Floats]) -> None:
         """Let the node read a changed constant; nodes that change the same one by the same ``key`` share the result."""
         name, value = self.node.input(self.index), self.value
@@ -52,3 +48,9 @@ class Stored:
 def private(graph: Graph, tensor: str) -> bool:
     """Whether nobody sees a tensor but the nodes of the graph itself."""
     return not graph.is_output(tensor) and not graph.captured(tensor)
+
+
+def is_number(graph: Graph, tensor: str, value: float, within: float = 0.0) -> bool:
+    """Whether a tensor is a constant that holds one number, this one or one no farther from it."""
+    found = graph.constant(tensor)
+    return found is not None and found.size == 1 and abs(float(found.reshape(())) - value) <= within

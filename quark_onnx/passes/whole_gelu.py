@@ -10,7 +10,7 @@ import numpy as np
 from onnx import TensorProto
 
 from quark_onnx.graph import Graph, Node
-from quark_onnx.graph.stored import private
+from quark_onnx.graph.stored import is_number, private
 from quark_onnx.passes.base import register
 
 _DOMAIN = "com.microsoft"
@@ -79,8 +79,7 @@ def _other(node: Node, tensor: str) -> str:
 
 
 def _is(graph: Graph, tensor: str, value: float) -> bool:
-    found = graph.constant(tensor)
-    return found is not None and found.size == 1 and abs(float(found.reshape(())) - value) < _CLOSE
+    return is_number(graph, tensor, value, _CLOSE)
 
 
 def _scaled(graph: Graph, tensor: str, factor: float) -> str:

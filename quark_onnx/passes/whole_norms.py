@@ -30,12 +30,11 @@ def _replace(graph: Graph, norm: Norm) -> bool:
     [source] = norm.sources
     last = graph.producer(norm.result)
     width = (graph.shape(source) or (None,))[-1]
-    shapes = {graph.shape(source), graph.shape(norm.result)}  # a constant of more axes would add some to the result
-    if len(shapes) > 1 or any(
-        each is not None and each.size(graph) not in (1, width) for each in (norm.scale, norm.shift)
-    ):
-        return False
     if last is None or not isinstance(width, int) or not width or graph.elem_type(source) != TensorProto.FLOAT:
+        return False
+    if graph.shape(source) != graph.shape(norm.result):  # a constant of more axes adds some
+        return False
+    if any(each is not None and not each.spread(graph, width) for each in (norm.scale, norm.shift)):
         return False
     vectors = [_vector(graph, stored, width) for stored in (norm.scale, norm.shift)]
     scale = vectors[0] if vectors[0] is not None else np.ones(width, np.float32)
