@@ -14,7 +14,10 @@ A message says what was found, where (node, tensor, sample, file, option), and w
 
 from __future__ import annotations
 
-from calibrators.errors import nearest
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from calibrators.errors import CalibrationError, nearest
 
 __all__ = [
     "AccuracyError",
@@ -25,6 +28,7 @@ __all__ = [
     "ModelError",
     "PlanError",
     "QuarkError",
+    "data_errors",
     "nearest",
 ]
 
@@ -59,3 +63,16 @@ class AccuracyError(QuarkError):
 
 class MissingDependency(QuarkError):
     """An optional package is needed for what was asked."""
+
+
+@contextmanager
+def data_errors() -> Iterator[None]:
+    """What calibration says of the data becomes an error of this package, too.
+
+    Raises:
+        DataError: in place of a ``CalibrationError``.
+    """
+    try:
+        yield
+    except CalibrationError as error:
+        raise DataError(str(error)) from error

@@ -10,11 +10,10 @@ from typing import Any
 
 from onnx import ModelProto
 
-from calibrators import CalibrationError
 from calibrators.session import model_bytes
 from calibrators.spool import Spool
 from quark_onnx.config import QConfig
-from quark_onnx.errors import DataError, ModelError
+from quark_onnx.errors import ModelError, data_errors
 from quark_onnx.graph import Graph, Narrowing, fixed, inlined, store_for, widened
 from quark_onnx.graph.io import check_text, external_files, read
 from quark_onnx.optimizers import Samples
@@ -149,13 +148,10 @@ def _read(held: HoldOut, spool: Spool, length: int | None, progress: bool | None
     Raises:
         DataError: one does not fit the model.
     """
-    with Progress(progress, length, "reading", "sample") as bar:
-        try:
-            for count, sample in enumerate(held, 1):
-                spool.append(sample)
-                bar.update(count)
-        except CalibrationError as error:
-            raise DataError(str(error)) from error
+    with Progress(progress, length, "reading", "sample") as bar, data_errors():
+        for count, sample in enumerate(held, 1):
+            spool.append(sample)
+            bar.update(count)
 
 
 @dataclass(frozen=True)

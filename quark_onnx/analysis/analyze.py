@@ -9,7 +9,6 @@ from typing import Any
 
 from onnx import ModelProto
 
-import calibrators
 from calibrators.base import is_number
 from calibrators.session import model_bytes
 from quark_onnx.analysis.causes import Evidence, causes_of, nsr
@@ -18,7 +17,7 @@ from quark_onnx.analysis.match import match
 from quark_onnx.analysis.measure_tensors import Measured, counted, measure_tensors
 from quark_onnx.analysis.reading import Reading
 from quark_onnx.analysis.weights import bins, weight_errors, with_histogram
-from quark_onnx.errors import ConfigError, DataError, ModelError
+from quark_onnx.errors import ConfigError, ModelError, data_errors
 from quark_onnx.functions import DOMAINS
 from quark_onnx.graph import Graph, inlined
 from quark_onnx.job import load
@@ -98,10 +97,8 @@ def _read(model: ModelProto) -> tuple[Reading, ModelProto]:
 
 def _checked(samples: Any) -> Any:
     """The samples of a reader, whose errors are those of this package."""
-    try:
+    with data_errors():
         yield from samples
-    except calibrators.CalibrationError as error:
-        raise DataError(str(error)) from error
 
 
 class _Figures:

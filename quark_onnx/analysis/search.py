@@ -14,7 +14,6 @@ from typing import Any
 
 from onnx import ModelProto
 
-import calibrators
 from calibrators.base import is_number
 from calibrators.session import model_bytes, open_session
 from calibrators.spool import MEMORY, Spool
@@ -22,7 +21,7 @@ from quark_onnx.analysis.search_journal import Record, SearchJournal, function_k
 from quark_onnx.analysis.space import Space, Trial
 from quark_onnx.api import quantize
 from quark_onnx.config import QConfig, to_dict
-from quark_onnx.errors import ConfigError, DataError, ModelError, QuarkError
+from quark_onnx.errors import ConfigError, DataError, ModelError, QuarkError, data_errors
 from quark_onnx.graph import Graph, inlined
 from quark_onnx.graph.io import staged
 from quark_onnx.job import load
@@ -251,15 +250,12 @@ class Search:
     def _read(self, original: ModelProto, data: Any) -> None:
         """Read the data once, and see that outputs can be judged by what is held out."""
         reader = reader_for(Graph.of(inlined(original)), data)
-        try:
-            with Progress(self._progress, reader.length, "reading", "sample") as bar:
-                for index, sample in enumerate(reader):
-                    held = self._metric is None and index % _EVERY == 1 and len(self._judges) < _AT_MOST
-                    (self._judges if held else self._calibration).append(sample)
-                    self._data = sample_key(sample, self._data)
-                    bar.update(index + 1)
-        except calibrators.CalibrationError as error:
-            raise DataError(str(error)) from error
+        with data_errors(), Progress(self._progress, reader.length, "reading", "sample") as bar:
+            for index, sample in enumerate(reader):
+                held = self._metric is None and index % _EVERY == 1 and len(self._judges) < _AT_MOST
+                (self._judges if held else self._calibration).append(sample)
+                self._data = sample_key(sample, self._data)
+                bar.update(index + 1)
         if self._metric is not None:
             return
         if not len(self._judges):

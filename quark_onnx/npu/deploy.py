@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto
 
-from calibrators import CalibrationError, encoded
+from calibrators import encoded
 from calibrators.images import ImageSpec, image_model
 from calibrators.session import open_session
 from quark_onnx.api import quantize
 from quark_onnx.config import QConfig
-from quark_onnx.errors import ConfigError, ConstraintError, DataError
+from quark_onnx.errors import ConfigError, ConstraintError, data_errors
 from quark_onnx.graph import Graph
 from quark_onnx.graph.io import staged
 from quark_onnx.npu.check import Check, check
@@ -110,10 +110,8 @@ def deploy(
         raise ConfigError(f"config is {kind}, but {target} ({row.summary}) takes {', '.join(row.presets)}")
     legal = legalize(model, target, shapes=shapes)
     reader = reader_for(Graph.of(legal.model), data, settings)
-    try:
+    with data_errors():
         samples = list(islice(reader, _SHIPPED)) if reader.restartable else [first_sample(reader)]
-    except CalibrationError as error:
-        raise DataError(str(error)) from error
     result, report = legal.model, None
     if kind != "BF16":
         gate = settings.min_sqnr if settings.min_sqnr is not None else min_sqnr

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import inf, isfinite
 from typing import Any, ClassVar, Protocol, TypeVar
 
-from calibrators import CalibrationError, Statistic
+from calibrators import Statistic
 from calibrators.base import is_number
 from calibrators.control import Observation
 from calibrators.runner import collect
 from calibrators.spool import Spool
-from quark_onnx.errors import ConfigError, DataError
+from quark_onnx.errors import ConfigError, data_errors
 from quark_onnx.graph import Graph
 from quark_onnx.kernels.noise import Rounding
 from quark_onnx.optimizers.problem import Problem, Solution
@@ -99,10 +99,8 @@ def watch(graph: Graph, tensors: Sequence[Observation], samples: Samples) -> lis
     Raises:
         DataError: a sample that does not fit or cannot be run.
     """
-    try:
+    with data_errors():
         return collect(graph.to_model(), tensors, iter(samples))
-    except CalibrationError as error:
-        raise DataError(str(error)) from error
 
 
 def require_whole(optimizer: Any, *settings: str, least: int = 1) -> None:

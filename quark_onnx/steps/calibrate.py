@@ -12,7 +12,7 @@ import calibrators
 from calibrators import Statistic
 from calibrators.control import Observation, Scope
 from calibrators.runner import Progress, collect
-from quark_onnx.errors import DataError
+from quark_onnx.errors import data_errors
 from quark_onnx.graph import Graph
 from quark_onnx.plan import Plan, Quantize, Use
 from quark_onnx.steps.inside import Inside, controls, shapeless
@@ -43,12 +43,10 @@ def calibrate(
         DataError: a sample that does not fit or cannot be run.
     """
     scope = _scope(graph.to_model(), graph, plan, insides)
-    try:
+    with data_errors():
         found = collect(
             scope.model, scope.observations, samples, controls=scope.controls, executor=executor, progress=progress
         )
-    except calibrators.CalibrationError as error:
-        raise DataError(str(error)) from error
     return _ranges(graph, plan, insides, iter(found))
 
 
@@ -61,10 +59,8 @@ def calibrate_each(
         DataError: a sample that does not fit or cannot be run.
     """
     observations = list(dict.fromkeys(each for plan in plans for each in _wanted(graph, plan)))
-    try:
+    with data_errors():
         found = collect(graph.to_model(), observations, samples, progress=progress)
-    except calibrators.CalibrationError as error:
-        raise DataError(str(error)) from error
     known = dict(zip(observations, found, strict=True))
     return [_ranges(graph, plan, (), iter([known[each] for each in _wanted(graph, plan)])) for plan in plans]
 

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 from onnx import helper
 
-import calibrators
 from calibrators.data import InputSpec, Reader, open_reader
 from quark_onnx.config import QConfig
-from quark_onnx.errors import DataError
+from quark_onnx.errors import DataError, data_errors
 from quark_onnx.graph import Graph
 from quark_onnx.steps.make_plan import make_plan
 from quark_onnx.steps.run import Sample
@@ -40,13 +39,11 @@ def reader_for(graph: Graph, data: Any, config: QConfig | None = None) -> Reader
     """The calibration data as a reader of checked samples; a ``partial`` of ``open_reader`` lacks only the inputs."""
     if data is None:
         raise DataError("no calibration data was given; pass an iterable of {input name: array}, a folder or a reader")
-    try:
+    with data_errors():
         if isinstance(data, Reader):
             return data
         opening = data if isinstance(data, partial) else partial(open_reader, data)
         return opening(input_specs(graph, config))
-    except calibrators.CalibrationError as error:
-        raise DataError(str(error)) from error
 
 
 def first_sample(reader: Reader) -> Sample:
@@ -55,7 +52,5 @@ def first_sample(reader: Reader) -> Sample:
     Raises:
         DataError: there is none, or it does not fit.
     """
-    try:
+    with data_errors():
         return reader.first()
-    except calibrators.CalibrationError as error:
-        raise DataError(str(error)) from error
