@@ -68,6 +68,8 @@ def stored(scale: Floats, grid: Grid) -> Floats:
 
 
 def _symmetric_scale(lo: Floats, hi: Floats, grid: Grid) -> Floats:
+    if grid.even:
+        return np.maximum(hi, -lo) / (grid.levels / 2)
     return np.maximum(hi / (grid.qmax - grid.zero), lo / (grid.qmin - grid.zero))
 
 

@@ -22,6 +22,8 @@ class Grid:
         symmetric: the zero point is fixed in the middle (0 for signed codes), otherwise it is free.
         pow2: the scale must be a power of two.
         half: scales are float16 numbers.
+        even: on a symmetric grid all codes share the range evenly, so that the greatest magnitude lies half a step
+            beyond the greatest code, instead of on it.
 
     >>> Grid(-128, 127).zero
     0
@@ -34,6 +36,7 @@ class Grid:
     symmetric: bool = True
     pow2: bool = False
     half: bool = False
+    even: bool = False
 
     @property
     def levels(self) -> int:

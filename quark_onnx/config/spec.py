@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import calibrators
 from calibrators import CalibrationError, Calibrator, Grid, MinMax
@@ -14,8 +14,6 @@ from quark_onnx.registry import DTYPES
 
 #: How scales of blocks are found.
 SOLVERS = ("nearest", "hqq")
-#: Types of scales.
-SCALES = ("float32", "float16")
 
 
 @dataclass(frozen=True)
@@ -41,6 +39,9 @@ class QuantizationSpec:
     >>> QuantizationSpec("uint8", symmetric=False).with_(calibrator="percentile:percentile=99.9").calibrator
     Percentile(percentile=99.9)
     """
+
+    #: Types of scales.
+    SCALES: ClassVar[tuple[str, ...]] = ("float32", "float16")
 
     dtype: DType = INT8
     symmetric: bool = True
@@ -87,9 +88,9 @@ class QuantizationSpec:
             raise ConfigError(f"block_size is {self.block_size!r}; it must be a number of values, or 0 for no blocks")
         if self.solver not in SOLVERS:
             raise ConfigError(f"solver is {self.solver!r}; it must be one of: {', '.join(SOLVERS)}")
-        if self.scale not in SCALES:
-            raise ConfigError(f"scale is {self.scale!r}; it must be one of: {', '.join(SCALES)}")
-        if self.scale != "float32" and not self.measured:
+        if self.scale not in self.SCALES:
+            raise ConfigError(f"scale is {self.scale!r}; it must be one of: {', '.join(self.SCALES)}")
+        if self.scale == "float16" and not self.measured:
             why = "each run computes it, in float32" if self.dynamic else f"{self.dtype.name} has none"
             raise ConfigError(f"scale is {self.scale!r}; {why}")
         if self.solver == "hqq" and (self.symmetric or not self.block_size):

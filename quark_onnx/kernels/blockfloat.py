@@ -122,12 +122,17 @@ def bfp_prime(
 
 
 def mx(
-    x: ArrayLike, axis: int, element: str, block_size: int = 32, rounding_mode: int = HALF_EVEN
+    x: ArrayLike,
+    axis: int,
+    element: str,
+    block_size: int = 32,
+    rounding_mode: int = HALF_EVEN,
+    exponent: str = "floor",
 ) -> NDArray[np.float32]:
     """What is left of ``x`` in a microscaling format: one power-of-two scale for each ``block_size`` values.
 
-    The scale is 2^(E - emax), with E the exponent of the block's greatest finite value; the elements are rounded half
-    to even and saturate. NaN and infinities are passed on and not looked at.
+    The scale is 2^(E - emax), with E the exponent of the block's greatest finite value, as the specification has it;
+    the elements are rounded half to even and saturate. NaN and infinities are passed on and not looked at.
 
     Args:
         x: float32 of any shape, rank 1 at least; the last block along the axis may be incomplete.
@@ -135,12 +140,14 @@ def mx(
         element: fp8_e5m2, fp8_e4m3, fp6_e3m2, fp6_e2m3, fp4_e2m1 or int8 (64ths, from -128 to 127 of them).
         block_size: how many values share a scale.
         rounding_mode: for int8 only, where a tie goes: 0 away from zero, 1 up, 2 to the even integer.
+        exponent: "floor"; "even", one more where the greatest value would be rounded beyond the format's greatest; or
+            "ceil", where no element is.
 
     Returns:
         float32, of x's shape.
 
     Raises:
-        ConfigError: the element is unknown, or the axis, the block size or the rounding mode makes no sense.
+        ConfigError: the element, a rule or the rounding mode is unknown, or the axis or the block size makes no sense.
 
     >>> mx(np.float32([5.0, 2.5, -0.7, 0.1]), 0, "fp4_e2m1")
     array([ 4. ,  2. , -0.5,  0. ], dtype=float32)
@@ -151,11 +158,11 @@ def mx(
     finite = np.isfinite(blocks)
     clean = np.where(finite, blocks, 0.0)
     if element == "int8":
-        scale = _power(_exponent(clean) - 6)
+        scale = _power(_exponent(clean, exponent, 6) - 6)
         elements = np.clip(to_integer(clean / scale, rounding_mode), -128, 127)
     else:
         format = ELEMENTS[element]
-        scale = _power(_exponent(clean) - format.emax)
+        scale = _power(_exponent(clean, exponent, format.mantissa_bits) - format.emax)
         with np.errstate(under="ignore"):  # what is too small for a float32 is too small for the format
             elements = round_to(clean / scale, format).astype(np.float64)
     return _restored(np.where(finite, elements * scale, blocks), shape, axis)
@@ -189,9 +196,15 @@ def _restored(blocks: Floats, shape: tuple[int, ...], axis: int) -> NDArray[np.f
     return np.ascontiguousarray(np.moveaxis(narrow, -1, axis))
 
 
-def _exponent(groups: Floats) -> NDArray[np.int64]:
-    """floor(log2) of the greatest magnitude along the last axis, which is kept with length 1."""
+def _exponent(groups: Floats, rule: str = "floor", mantissa_bits: int = 0) -> NDArray[np.int64]:
+    """floor(log2) of the greatest magnitude along the last axis, which is kept with length 1; or as the rule has it."""
     greatest = np.abs(groups).max(axis=-1, keepdims=True, initial=0.0)
+    if rule == "even":  # half a step of the mantissa more
+        greatest = greatest + np.ldexp(0.5, np.frexp(greatest)[1] - 1 - mantissa_bits)
+    elif rule == "ceil":
+        greatest = np.ldexp(1.0, np.ceil(np.log2(np.maximum(greatest, 1e-45))).astype(np.int64))
+    elif rule != "floor":
+        raise ConfigError(f"exponent rule {rule!r} is unknown; use floor, even or ceil")
     exponent = np.where(greatest > 0, np.frexp(greatest)[1].astype(np.int64) - 1, LEAST_EXPONENT)
     return np.maximum(exponent, LEAST_EXPONENT)
 

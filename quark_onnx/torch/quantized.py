@@ -1,0 +1,144 @@
+"""Quantized: a weight as codes and scales. And what is left of an activation after rounding it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.functional import pad
+
+from quark_onnx.dtypes import Scaled
+from quark_onnx.errors import ModelError
+from quark_onnx.torch import affine, shared_exponent
+from quark_onnx.torch.affine import Params
+from quark_onnx.torch.spec import TensorSpec
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """A weight of any shape, quantized as a matrix of its first axis by all others.
+
+    Attributes:
+        spec: how it is quantized.
+        shape: of the weight.
+        codes: (rows, columns), or (rows, blocks, block size) where a scale belongs to a block, the last one filled up.
+        scale: () for the tensor, (rows,) or (rows, blocks); None where the codes are what is left of the values.
+        zero: zero points, shaped as the scale; None where they are 0.
+        whole: NVFP4's scale of the tensor.
+        dtype: the type of the weight that it was.
+    """
+
+    spec: TensorSpec
+    shape: tuple[int, ...]
+    codes: Any
+    scale: Any
+    zero: Any
+    whole: Any
+    dtype: Any
+
+    @property
+    def matrix(self) -> Any:
+        """The codes as (rows, columns), without what fills the last block."""
+        rows = self.shape[0]
+        columns = _columns(self.shape)
+        return self.codes.reshape(rows, -1)[:, :columns]
+
+    def dequantize(self, dtype: Any = None) -> Any:
+        """The weight that is left, in the type of the original one if none is given."""
+        dtype = self.dtype if dtype is None else dtype
+        if isinstance(self.spec.dtype, Scaled):
+            ones = (..., *[None] * (self.codes.ndim - self.scale.ndim)) if self.scale.ndim else ...
+            zero = None if self.zero is None else self.zero[ones]
+            values = affine.decode(self.codes, Params(self.scale[ones], zero), dtype)
+        elif self.spec.is_cast:
+            values = self.codes.to(dtype)
+        else:
+            shared = shared_exponent.Shared(self.codes, self.scale, self.whole)
+            values = shared_exponent.decode(shared, self.spec, dtype)
+        return values.reshape(self.shape[0], -1)[:, : _columns(self.shape)].reshape(self.shape)
+
+
+def _columns(shape: tuple[int, ...]) -> int:
+    count = 1
+    for length in shape[1:]:
+        count *= length
+    return count
+
+
+def quantize(weight: Any, spec: TensorSpec, name: str = "weight", params: Params | None = None) -> Quantized:
+    """A weight as codes, each rounded to the nearest.
+
+    Args:
+        weight: floats of shape (outputs, ...).
+        spec: how.
+        name: what it is called, for errors.
+        params: scales and zero points that are known already, shaped as ``Quantized`` has them.
+
+    Raises:
+        ModelError: it holds a number that is infinite or none.
+
+    >>> quantize(torch.tensor([[1.0, -2.0, 4.0]]), TensorSpec("mxfp4e2m1")).dequantize()
+    tensor([[ 1., -2.,  4.]])
+    """
+    if not torch.isfinite(weight).all():
+        raise ModelError(f"the weight {name!r} holds numbers that are infinite or none; it cannot be quantized")
+    if spec.is_cast:
+        kept = torch.float16 if spec.dtype.name == "float16" else torch.bfloat16
+        return Quantized(
+            spec, tuple(weight.shape), weight.reshape(len(weight), -1).to(kept), None, None, None, weight.dtype
+        )
+    matrix = weight.reshape(len(weight), -1)
+    view = _in_blocks(matrix, spec.group) if spec.group else matrix
+    if not isinstance(spec.dtype, Scaled):
+        shared = shared_exponent.encode(view, spec)
+        return Quantized(spec, tuple(weight.shape), *shared[:2], None, shared.whole, weight.dtype)
+    if spec.scale == "float32":
+        view = view.float()
+    if params is None:
+        params = solve(view, spec)
+    ones = (..., *[None] * (view.ndim - params.scale.ndim)) if params.scale.ndim else ...
+    zero = None if params.zero is None else params.zero[ones]
+    codes = affine.encode(view, Params(params.scale[ones], zero), spec)
+    return Quantized(spec, tuple(weight.shape), codes, params.scale, params.zero, None, weight.dtype)
+
+
+def solve(view: Any, spec: TensorSpec) -> Params:
+    """The scales of a weight, from its least and greatest values: shaped (), (rows,) or (rows, blocks)."""
+    whole = not spec.group and not spec.per_channel
+    lo, hi = affine.extremes(view.reshape(-1) if whole else view)
+    return affine.params_for(lo.squeeze(-1), hi.squeeze(-1), spec)
+
+
+def fake_quantize(x: Any, spec: TensorSpec, params: Params | None = None, whole: Any = None) -> Any:
+    """What is left of an activation: same shape and type.
+
+    Args:
+        x: floats of shape (..., features).
+        params: the scale where data has told it; each run computes it otherwise.
+        whole: NVFP4's scale of the tensor.
+
+    >>> fake_quantize(torch.tensor([[0.3, 9.0], [1.0, 0.0]]), TensorSpec("int8", per_channel=True, dynamic=True))
+    tensor([[0.2824, 8.9647],
+            [0.9961, 0.0000]])
+    """
+    if spec.is_cast:
+        return x.to(torch.float16 if spec.dtype.name == "float16" else torch.bfloat16).to(x.dtype)
+    view = _in_blocks(x, spec.group) if spec.group else x
+    if not isinstance(spec.dtype, Scaled):
+        values = shared_exponent.decode(shared_exponent.encode(view, spec, whole), spec, x.dtype)
+        return _without_filling(values, x)
+    if params is None:
+        params = affine.params_for(*affine.extremes(view if spec.per_channel or spec.group else view.reshape(-1)), spec)
+    values = affine.decode(affine.encode(view, params, spec), params, x.dtype)
+    return _without_filling(values, x) if spec.group else values
+
+
+def _in_blocks(x: Any, size: int) -> Any:
+    """(..., n) as (..., blocks, size), filled up with zeros."""
+    short = -x.shape[-1] % size
+    return (pad(x, (0, short)) if short else x).unflatten(-1, (-1, size))
+
+
+def _without_filling(values: Any, like: Any) -> Any:
+    return values.flatten(-2)[..., : like.shape[-1]]
