@@ -54,12 +54,12 @@ class Ours:
 
     @cached_property
     def source(self) -> str:
-        """A hash of the library's own files, but those of the command line, which change no number."""
+        """A hash of the library's own files, but those of the command line and for PyTorch, which change no number."""
         import calibrators
         import quark_onnx
 
         roots = [Path(str(module.__file__)).parent for module in (calibrators, quark_onnx)]
-        files = sorted(file for root in roots for file in root.rglob("*.py") if "cli" not in file.parts)
+        files = sorted(file for root in roots for file in root.rglob("*.py") if not {"cli", "torch"} & {*file.parts})
         return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
 
     @staticmethod

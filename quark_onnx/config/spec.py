@@ -12,6 +12,9 @@ from quark_onnx.dtypes import INT8, DType, Float4, Integer, Scaled
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.registry import DTYPES
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 #: How scales of blocks are found.
 SOLVERS = ("nearest", "hqq")
 
@@ -121,7 +124,7 @@ class QuantizationSpec:
         if isinstance(self.dtype, Integer) and self.symmetric and self.grid.qmax == self.grid.zero:
             raise ConfigError(f"reduce_range leaves one bit of {self.dtype.name}, which has no symmetric codes")
 
-    def with_(self, **changes: Any) -> QuantizationSpec:
+    def with_(self, **changes: Any) -> Self:
         """A copy with some attributes changed."""
         check_names(changes, type(self))
         return replace(self, **changes)

@@ -1,0 +1,130 @@
+"""TorchConfig: how a PyTorch model is quantized, and which layer is quantized how."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+from quark_onnx.config.spec import check_names
+from quark_onnx.errors import ConfigError, nearest
+from quark_onnx.torch.spec import LayerSpec, TensorSpec
+
+#: Types of layers that the default applies to; embeddings are quantized where they are named.
+DEFAULT_TYPES = ("Linear", "Conv2d", "ConvTranspose2d")
+#: All types of layers that can be quantized.
+TYPES = (*DEFAULT_TYPES, "Embedding", "EmbeddingBag")
+
+
+@dataclass(frozen=True)
+class KVCache:
+    """How the keys and values that attention keeps are quantized.
+
+    Attributes:
+        spec: how; one scale for each tensor, from data.
+        layers: names of the projections whose outputs they are.
+        least: the least scale.
+    """
+
+    spec: TensorSpec
+    layers: tuple[str, ...] = ("*k_proj", "*v_proj")
+    least: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.spec.measured:
+            raise ConfigError(f"kv_cache is {self.spec}; keys and values have a scale that data tells")
+        if not self.least >= 0:
+            raise ConfigError(f"the least scale of the KV cache is {self.least!r}; it must be 0 or more")
+
+
+@dataclass(frozen=True)
+class TorchConfig:
+    """What a user wants of a PyTorch model; frozen, and composed with ``with_``.
+
+    Attributes:
+        default: for every Linear, Conv2d and ConvTranspose2d.
+        layers: for layers by name: globs and what they get; the first that matches wins over all that follows.
+        types: for layers by the name of their class.
+        exclude: globs of names that stay float.
+        kv_cache: how keys and values are quantized; None leaves them as they are.
+        algorithms: what chooses better codes than rounding to the nearest, in this order.
+
+    A name or a glob that matches no layer of the model is an error.
+
+    >>> config = TorchConfig(LayerSpec(TensorSpec("int8")), exclude=("lm_head",))
+    >>> config.spec_of("lm_head", "Linear"), config.spec_of("model.layers.0.mlp.up_proj", "Linear").weight.dtype.name
+    (None, 'int8')
+    """
+
+    default: LayerSpec = field(default_factory=LayerSpec)
+    layers: tuple[tuple[str, LayerSpec], ...] = ()
+    types: tuple[tuple[str, LayerSpec], ...] = ()
+    exclude: tuple[str, ...] = ()
+    kv_cache: KVCache | None = None
+    algorithms: tuple[Any, ...] = ()
+
+    def __post_init__(self) -> None:
+        given_names: Any = self.exclude
+        object.__setattr__(self, "exclude", (given_names,) if isinstance(given_names, str) else tuple(given_names))
+        for name in ("layers", "types"):
+            given = getattr(self, name)
+            items = tuple(given.items() if isinstance(given, Mapping) else given)
+            object.__setattr__(self, name, items)
+            for key, spec in items:
+                if not isinstance(spec, LayerSpec):
+                    raise ConfigError(f"{name} has {spec!r} for {key!r}; it must be a LayerSpec")
+        for key, _ in self.types:
+            if key not in TYPES:
+                raise ConfigError(f"types names {key!r}, which cannot be quantized{nearest(key, TYPES)}")
+        if not isinstance(self.default, LayerSpec):
+            raise ConfigError(f"default is {self.default!r}; it must be a LayerSpec")
+
+    def with_(self, **changes: Any) -> TorchConfig:
+        """A copy with some settings changed."""
+        check_names(changes, type(self))
+        return replace(self, **changes)
+
+    def spec_of(self, name: str, kind: str) -> LayerSpec | None:
+        """How the layer of this name and class is quantized; None if it stays float."""
+        if any(fnmatchcase(name, glob) for glob in self.exclude):
+            return None
+        found = self._own_spec(name, kind)
+        if found is None:
+            return None
+        if self.kv_cache is not None and any(fnmatchcase(name, glob) for glob in self.kv_cache.layers):
+            found = found.with_(output=self.kv_cache.spec)
+        return found if found != LayerSpec() else None
+
+    def _own_spec(self, name: str, kind: str) -> LayerSpec | None:
+        for glob, spec in self.layers:
+            if fnmatchcase(name, glob):
+                return spec
+        for type_name, spec in self.types:
+            if kind == type_name:
+                return spec
+        return self.default if kind in DEFAULT_TYPES else None
+
+    def check(self, names: Iterable[str]) -> None:
+        """Raise ConfigError for the first name or glob that matches none of ``names``."""
+        names = list(names)
+        globs = [("exclude", glob) for glob in self.exclude] + [("layers", glob) for glob, _ in self.layers]
+        globs += [("kv_cache", glob) for glob in (self.kv_cache.layers if self.kv_cache else ())]
+        for where, glob in globs:
+            if not any(fnmatchcase(name, glob) for name in names):
+                ends = list(dict.fromkeys(name.rsplit(".", 1)[-1] for name in names))
+                last = glob.rsplit(".", 1)[-1].strip("*")
+                raise ConfigError(
+                    f"{where} names {glob!r}, but no layer of the model is called so{nearest(last, ends)}"
+                )
+
+    @property
+    def specs(self) -> list[LayerSpec]:
+        """All specs that a layer may get."""
+        own = [self.default, *(spec for _, spec in (*self.layers, *self.types))]
+        return own if self.kv_cache is None else [*own, LayerSpec(output=self.kv_cache.spec)]
+
+    @property
+    def measures(self) -> bool:
+        """Whether there are scales that only data can tell."""
+        return any(spec.measures for spec in self.specs)

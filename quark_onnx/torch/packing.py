@@ -1,0 +1,91 @@
+"""Codes of 2, 3, 4 and 6 bits in the integers of AMD Quark's checkpoints, and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from quark_onnx.errors import ModelError
+
+#: Which of eight neighbours the nibbles of an int32 hold, the lowest first: that of AutoAWQ's kernels.
+ORDERS = {"reorder": (0, 2, 4, 6, 1, 3, 5, 7), "order": tuple(range(8))}
+
+
+def pack_nibbles(codes: Any, method: str = "reorder") -> Any:
+    """Codes of 4 bits along the last axis, eight to an int32; what is missing to eight is filled with 0.
+
+    Args:
+        codes: integers of shape (..., n), -8..7 in two's complement or 0..15.
+        method: "reorder" or "order".
+
+    >>> pack_nibbles(torch.tensor([[1, 2, 3, 4, 5, 6, 7, 8]]), "order")
+    tensor([[-2023406815]], dtype=torch.int32)
+    """
+    nibbles = _in_groups(codes.to(torch.int32) & 15, 8)
+    word = torch.zeros(nibbles.shape[:-1], dtype=torch.int32, device=codes.device)
+    for place, source in enumerate(ORDERS[method]):
+        word |= nibbles[..., source] << 4 * place
+    return word
+
+
+def unpack_nibbles(words: Any, count: int, method: str = "reorder", signed: bool = False) -> Any:
+    """The first ``count`` codes of the last axis that ``pack_nibbles`` packed: uint8, or int8 if signed.
+
+    >>> unpack_nibbles(pack_nibbles(torch.arange(-5, 5)), 10, signed=True)
+    tensor([-5, -4, -3, -2, -1,  0,  1,  2,  3,  4], dtype=torch.int8)
+    """
+    found = torch.empty((*words.shape, 8), dtype=torch.uint8, device=words.device)
+    for place, source in enumerate(ORDERS[method]):
+        found[..., source] = (words >> 4 * place & 15).to(torch.uint8)
+    codes = found.flatten(-2)[..., :count]
+    return (codes ^ 8).view(torch.int8) - 8 if signed else codes
+
+
+def pack_bits(codes: Any, bits: int) -> Any:
+    """Codes along the last axis as bytes, the first code in the lowest bits: 4 bits two to a byte, 3 bits eight to
+    three bytes, 6 bits four to three bytes, 2 bits four to a byte with the first in the highest bits.
+
+    Raises:
+        ModelError: the codes do not fill whole bytes.
+
+    >>> pack_bits(torch.tensor([1, 2], dtype=torch.uint8), 4)
+    tensor([33], dtype=torch.uint8)
+    """
+    each, size = _GROUPS[bits]
+    if codes.shape[-1] % each:
+        raise ModelError(f"{codes.shape[-1]} codes of {bits} bits do not fill whole bytes; a multiple of {each} does")
+    parts = (codes.to(torch.int32) & (1 << bits) - 1).unflatten(-1, (-1, each))
+    shifts = _shifts(bits, codes.device)
+    word = (parts << shifts).sum(-1, dtype=torch.int32)
+    octets = torch.stack([word >> 8 * index & 255 for index in range(size)], -1)
+    return octets.flatten(-2).to(torch.uint8)
+
+
+def unpack_bits(octets: Any, bits: int, signed: bool = False) -> Any:
+    """The codes that ``pack_bits`` packed: uint8, or int8 if signed.
+
+    >>> unpack_bits(pack_bits(torch.arange(8), 3), 3)
+    tensor([0, 1, 2, 3, 4, 5, 6, 7], dtype=torch.uint8)
+    """
+    size = _GROUPS[bits][1]
+    parts = octets.to(torch.int32).unflatten(-1, (-1, size))
+    word = sum(parts[..., index] << 8 * index for index in range(size))
+    codes = (word[..., None] >> _shifts(bits, octets.device) & (1 << bits) - 1).flatten(-2).to(torch.uint8)
+    half = 1 << bits - 1
+    return (codes ^ half).view(torch.int8) - half if signed else codes
+
+
+#: For each width, how many codes fill how many bytes.
+_GROUPS = {2: (4, 1), 3: (8, 3), 4: (2, 1), 6: (4, 3)}
+
+
+def _shifts(bits: int, device: Any) -> Any:
+    each = _GROUPS[bits][0]
+    places = range(each)[::-1] if bits == 2 else range(each)
+    return torch.tensor([bits * place for place in places], dtype=torch.int32, device=device)
+
+
+def _in_groups(codes: Any, size: int) -> Any:
+    short = -codes.shape[-1] % size
+    return torch.nn.functional.pad(codes, (0, short)).unflatten(-1, (-1, size))
