@@ -13,7 +13,7 @@ import torch
 
 from quark_onnx.dtypes import Block
 from quark_onnx.kernels.blockfloat import EXPONENT_AND_SIGN
-from quark_onnx.kernels.minifloat import E2M1, MiniFloat
+from quark_onnx.kernels.minifloat import E2M1, E4M3, MiniFloat
 from quark_onnx.torch.formats import TwoLevel, element_of
 from quark_onnx.torch.spec import TensorSpec
 
@@ -134,14 +134,16 @@ def _times_power(x: Any, exponent: Any) -> Any:
     return x * torch.exp2(half.float()) * torch.exp2((exponent - half).float())
 
 
+def whole_for(greatest: Any) -> Any:
+    """NVFP4's scale of a tensor with this greatest magnitude: its block has the greatest E4M3 as its scale."""
+    whole = greatest.float() / (E2M1.largest * E4M3.largest)
+    return torch.where(whole > 0, whole, torch.ones_like(whole))
+
+
 def _two_levels(x: Any, whole: Any) -> Shared:
-    """NVFP4: the scale of the tensor lets the greatest block have the greatest E4M3 as its scale."""
     greatest = x.abs().amax(-1)
-    e4m3 = torch.finfo(torch.float8_e4m3fn).max
-    if whole is None:
-        whole = greatest.max() / (E2M1.largest * e4m3)
-    whole = torch.where(whole > 0, whole, torch.ones_like(whole)).float()
-    scale = (greatest / (E2M1.largest * whole)).clamp(max=e4m3).to(torch.float8_e4m3fn)
+    whole = whole_for(greatest.max()) if whole is None else whole.float()
+    scale = (greatest / (E2M1.largest * whole)).clamp(max=E4M3.largest).to(torch.float8_e4m3fn)
     scale = torch.where(scale.float() > 0, scale.float(), torch.ones_like(greatest))
     elements = round_to(x / (scale * whole)[..., None], E2M1)
     return Shared(code_of(elements, E2M1), scale.to(torch.float8_e4m3fn), whole)

@@ -1,0 +1,111 @@
+"""Watch what layers read and compute, and turn it into scales."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from calibrators import MinMax, Range
+from quark_onnx.errors import DataError
+from quark_onnx.torch import affine
+from quark_onnx.torch.affine import Params
+from quark_onnx.torch.formats import TwoLevel
+from quark_onnx.torch.shared_exponent import whole_for
+from quark_onnx.torch.spec import LayerSpec, TensorSpec
+
+#: More values of one tensor than this are thinned out, evenly, before a histogram takes them in.
+_AT_ONCE = 1 << 22
+
+
+class Watched:
+    """The statistic of one activation."""
+
+    def __init__(self, spec: TensorSpec, name: str) -> None:
+        self.spec, self._name = spec, name
+        self._statistic = spec.calibrator.statistic()
+        self._model: Any = None
+        self._device: Any = None
+
+    def observe(self, x: Any) -> None:
+        """Take in what a run has shown.
+
+        Raises:
+            DataError: a number among it is infinite or none.
+        """
+        if not x.numel():
+            return
+        self._model, self._device = x.dtype, x.device
+        ends = torch.stack(torch.aminmax(x)).float().cpu().numpy()
+        if not np.isfinite(ends).all():
+            raise DataError(
+                f"{self._name} is infinite or no number on the calibration data; the model overflows in {x.dtype}, or "
+                "the data does not suit it"
+            )
+        if isinstance(self.spec.calibrator, MinMax):
+            self._statistic.observe(ends.reshape(1, 2))
+            return
+        values = x.reshape(-1)
+        step = -(-len(values) // _AT_ONCE)
+        self._statistic.observe(values[::step].float().cpu().numpy().reshape(1, -1))
+        self._statistic.observe(ends.reshape(1, 2))
+
+    def params(self, least: float = 0.0) -> Params | None:
+        """The scale; None where nothing was seen.
+
+        Args:
+            least: the least scale.
+        """
+        if self._model is None:
+            return None
+        if isinstance(self.spec.dtype, TwoLevel):
+            reach = max(float(self._statistic.hi[0]), -float(self._statistic.lo[0]))
+            return Params(whole_for(torch.tensor(reach)).to(self._device))
+        found: Range = self.spec.calibrator.range(self._statistic, self.spec.grid)
+        params = affine.of_numbers(float(found.lo[0]), float(found.hi[0]), self.spec, self._model)
+        scale = params.scale.clamp(min=least).to(self._device)
+        return Params(scale, None if params.zero is None else params.zero.to(self._device))
+
+
+class Watching:
+    """Context manager: hooks on layers whose activations have scales that only data can tell.
+
+    Args:
+        layers: modules and their specs, by name.
+    """
+
+    def __init__(self, layers: Mapping[str, tuple[Any, LayerSpec]]) -> None:
+        self._layers = layers
+        self._hooks: list[Any] = []
+        self.inputs: dict[str, Watched] = {}
+        self.outputs: dict[str, Watched] = {}
+
+    def __enter__(self) -> Watching:
+        for name, (module, spec) in self._layers.items():
+            if spec.input is not None and spec.input.measured:
+                watched = self.inputs[name] = Watched(spec.input, f"the input of {name}")
+                self._hooks.append(module.register_forward_pre_hook(_reading(watched)))
+            if spec.output is not None and spec.output.measured:
+                watched = self.outputs[name] = Watched(spec.output, f"the output of {name}")
+                self._hooks.append(module.register_forward_hook(_computing(watched)))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+
+def _reading(watched: Watched) -> Any:
+    def hook(module: Any, args: tuple[Any, ...]) -> None:
+        watched.observe(args[0].detach())
+
+    return hook
+
+
+def _computing(watched: Watched) -> Any:
+    def hook(module: Any, args: tuple[Any, ...], found: Any) -> None:
+        watched.observe(found.detach())
+
+    return hook

@@ -1,0 +1,183 @@
+"""quantize_model: put quantized layers in the place of float ones, block by block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from quark_onnx.errors import DataError
+from quark_onnx.progress import Progress
+from quark_onnx.torch.config import TorchConfig
+from quark_onnx.torch.layers import QuantizedLayer, outputs_first
+from quark_onnx.torch.observe import Watching
+from quark_onnx.torch.quantized import Quantized, quantize
+from quark_onnx.torch.spec import LayerSpec
+from quark_onnx.torch.structure import blocks_of, layers_of, routers_of, set_module
+from quark_onnx.torch.walk import Walk, call, inference
+
+
+@dataclass
+class TorchReport:
+    """What became of a model.
+
+    Attributes:
+        quantized: specs of the layers that are quantized, by name.
+        kept: names of the layers that stay float, each with the reason.
+        notes: what a user should know.
+    """
+
+    quantized: dict[str, LayerSpec] = field(default_factory=dict)
+    kept: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+Layers = dict[str, tuple[Any, LayerSpec]]
+
+
+def chosen_layers(model: Any, config: TorchConfig) -> tuple[Layers, dict[str, str]]:
+    """The layers that are quantized, with their specs, and those that stay float, each with the reason.
+
+    Raises:
+        ConfigError: a name of the configuration matches no layer.
+    """
+    found = layers_of(model)
+    config.check(found)
+    named = [glob for glob, _ in config.layers]
+    routers = [name for name in routers_of(model) if name not in named]
+    chosen, kept = Layers(), dict[str, str]()
+    for name, (module, kind) in found.items():
+        spec = config.spec_of(name, kind)
+        if name in routers:
+            kept[name] = "it chooses among experts"
+        elif spec is None:
+            kept[name] = "excluded" if config.exclude else "nothing asks for it"
+        else:
+            chosen[name] = (module, spec)
+    return chosen, kept
+
+
+def quantize_model(
+    model: Any, config: TorchConfig, data: Iterable[Any] | None = None, *, progress: bool | None = None
+) -> TorchReport:
+    """Quantize a model in place.
+
+    Args:
+        model: any module; the blocks of a language model are found by its structure.
+        data: batches: tensors, dicts of keywords or lists of arguments; read once, and only where scales of
+            activations are to be found.
+        progress: whether to show a progress bar; None shows it if stderr is a terminal.
+
+    Raises:
+        ConfigError: a name of the configuration matches no layer.
+        DataError: data is needed and missing, or the model cannot be run on it.
+        ModelError: a weight holds no numbers, or the model does not run its blocks one after the other.
+    """
+    chosen, kept = chosen_layers(model, config)
+    report = TorchReport({name: spec for name, (_, spec) in chosen.items()}, kept)
+    blocks = blocks_of(model)
+    parts = {block: _inside(chosen, block) for block in blocks}
+    rest = {name: entry for name, entry in chosen.items() if not any(name in part for part in parts.values())}
+    if not any(spec.measures for _, spec in chosen.values()):
+        with Progress(progress, len(chosen), "quantizing", "layer") as bar:
+            for done, (name, (module, spec)) in enumerate(chosen.items(), 1):
+                set_module(model, name, QuantizedLayer(module, weight_of(module, spec, name), spec))
+                bar.update(done)
+        return report
+    if data is None:
+        raise DataError("scales of activations are to be found, but no calibration data was given")
+    data = list(data) if _measures(rest) else data  # what lies outside of the blocks is run once more
+    with inference(model):
+        if blocks and any(_measures(part) for part in parts.values()):
+            _walk(model, blocks, parts, data, config, progress, report)
+        else:
+            rest = chosen
+        if rest:
+            _whole(model, rest, data, config, report)
+    return report
+
+
+def _walk(
+    model: Any,
+    blocks: Mapping[str, Any],
+    parts: Mapping[str, Layers],
+    data: Iterable[Any],
+    config: TorchConfig,
+    progress: bool | None,
+    report: TorchReport,
+) -> None:
+    """Quantize the layers of the blocks: weights first, then scales while the block runs on what is left of them."""
+    walk = Walk(model, blocks, data)
+    with Progress(progress, len(blocks) * len(walk), "quantizing", "sample") as bar:
+        for index, (name, block) in enumerate(blocks.items()):
+            weights = _weights_first(model, parts[name])
+            with Watching(parts[name]) as watching:
+                for done in walk.run(name, block):
+                    bar.update(index * len(walk) + done)
+            _finish(model, parts[name], weights, watching, config, report)
+
+
+def _whole(model: Any, layers: Layers, data: Iterable[Any], config: TorchConfig, report: TorchReport) -> None:
+    """Quantize layers of a model that is run as a whole."""
+    weights = _weights_first(model, layers)
+    with Watching(layers) as watching:
+        for count, batch in enumerate(data):
+            try:
+                call(model, batch)
+            except DataError:
+                raise
+            except Exception as error:
+                raise DataError(f"the model cannot be run on sample {count}: {error}") from error
+    _finish(model, layers, weights, watching, config, report)
+
+
+def weight_of(module: Any, spec: LayerSpec, name: str) -> Quantized | None:
+    """The codes of a layer's weight, each rounded to the nearest; None where it stays float."""
+    if spec.weight is None:
+        return None
+    return quantize(outputs_first(module.weight.detach(), type(module).__name__), spec.weight, name)
+
+
+def _weights_first(model: Any, layers: Layers) -> dict[str, Quantized | None]:
+    """The codes of the weights; the modules compute with what is left of them from here on."""
+    codes = dict[str, Quantized | None]()
+    for name, (module, spec) in layers.items():
+        codes[name] = weight_of(module, spec, name)
+        found = codes[name]
+        if found is not None and spec.measures:
+            # not in place: what else shares the weight keeps its own
+            weight = outputs_first(found.dequantize(), type(module).__name__)
+            module.weight = type(module.weight)(weight, requires_grad=False)
+    return codes
+
+
+def _finish(
+    model: Any,
+    layers: Layers,
+    weights: Mapping[str, Quantized | None],
+    watching: Watching,
+    config: TorchConfig,
+    report: TorchReport,
+) -> None:
+    """Put quantized layers in the place of those that were watched."""
+    least = config.kv_cache.least if config.kv_cache else 0.0
+    for name, (module, spec) in layers.items():
+        inputs, outputs = watching.inputs.get(name), watching.outputs.get(name)
+        read = inputs.params() if inputs else None
+        computed = outputs.params(least) if outputs else None
+        if (inputs and read is None) or (outputs and computed is None):
+            spec = LayerSpec(spec.weight)
+            report.quantized[name] = spec
+            report.notes.append(f"{name} was not run on the data: only its weight is quantized")
+        set_module(model, name, QuantizedLayer(module, weights[name], spec, read, computed))
+
+
+def _inside(layers: Layers, block: str) -> Layers:
+    return {name: entry for name, entry in layers.items() if name == block or name.startswith(f"{block}.")}
+
+
+def _measures(layers: Layers) -> bool:
+    return any(spec.measures for _, spec in layers.values())
+
+
+__all__ = ["TorchReport", "chosen_layers", "quantize_model", "weight_of"]

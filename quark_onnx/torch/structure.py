@@ -1,0 +1,75 @@
+"""What a model is made of, found by its structure: blocks, layers that can be quantized, routers of experts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+from quark_onnx.torch.layers import kind_of
+
+
+def layers_of(model: Any) -> dict[str, tuple[Any, str]]:
+    """Every layer that can be quantized, by its name, with its kind.
+
+    >>> list(layers_of(nn.Sequential(nn.Linear(2, 2), nn.ReLU())))
+    ['0']
+    """
+    found = {}
+    for name, module in model.named_modules():
+        kind = kind_of(module)
+        if kind is not None:
+            found[name] = (module, kind)
+    return found
+
+
+def blocks_of(model: Any) -> dict[str, Any]:
+    """The blocks that a model runs one after the other, by their names: the elements of the outermost list that holds
+    most of its linear weights; nothing, where there is no such list.
+
+    >>> blocks_of(nn.Sequential(nn.Linear(2, 2)))
+    {}
+    """
+    lists = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
+    outer = [
+        (name, module)
+        for name, module in lists
+        if not any(name.startswith(f"{other}.") for other, _ in lists if other != name)
+    ]
+    sizes = [sum(_weights(module)) for _, module in outer]
+    if not sizes or not max(sizes):
+        return {}
+    prefix, chosen = outer[sizes.index(max(sizes))]
+    return {f"{prefix}.{index}": block for index, block in enumerate(chosen)}
+
+
+def routers_of(model: Any) -> list[str]:
+    """Names of the layers that choose among experts: they stand beside a module ``experts``, one output for each."""
+    found = []
+    for name, module in model.named_modules():
+        children = dict(module.named_children())
+        experts = children.get("experts")
+        if experts is None:
+            continue
+        count = len(experts) if isinstance(experts, nn.ModuleList) else getattr(experts, "num_experts", 0)
+        for child, layer in children.items():
+            # the gate of a shared expert has one output
+            if isinstance(layer, nn.Linear) and layer.out_features in (1, count):
+                found.append(f"{name}.{child}" if name else child)
+    return found
+
+
+def _weights(module: Any) -> Iterator[int]:
+    """Sizes of what multiplies: matrices, and stacks of them."""
+    return (parameter.numel() for parameter in module.parameters() if parameter.ndim >= 2)
+
+
+def set_module(model: Any, name: str, module: Any) -> None:
+    """Put a module in the place of the one that has this name."""
+    parent, _, child = name.rpartition(".")
+    owner = model.get_submodule(parent)
+    if child.isdigit() and isinstance(owner, nn.ModuleList | nn.Sequential):
+        owner[int(child)] = module
+    else:
+        setattr(owner, child, module)

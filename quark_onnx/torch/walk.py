@@ -1,0 +1,154 @@
+"""Walk: the blocks of a model, one after the other, over all the data; what a block computes is what the next reads.
+
+Only hidden states are kept, in the type of the model; logits are never computed. What blocks read beside them (masks,
+rotary embeddings) is recorded while every block is skipped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from quark_onnx.errors import DataError, ModelError
+
+
+class _Enough(Exception):
+    """Ends a run of the model once its last block has been reached."""
+
+
+def call(model: Any, batch: Any) -> Any:
+    """Run a model on what a data loader yields: a tensor, a mapping of keywords, or a sequence of arguments."""
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    if isinstance(batch, torch.Tensor):
+        return model(batch)
+    if isinstance(batch, Sequence) and not isinstance(batch, str):
+        return model(*batch)
+    raise DataError(f"the data yields a {type(batch).__name__}; a tensor, a dict or a list of tensors is needed")
+
+
+@contextlib.contextmanager
+def inference(model: Any) -> Iterator[None]:
+    """Without gradients, dropout and caches of keys and values."""
+    training: bool = model.training
+    config: Any = getattr(model, "config", None)
+    cached = getattr(config, "use_cache", None)
+    model.eval()
+    if cached is not None:
+        config.use_cache = False
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(training)
+        if cached is not None:
+            config.use_cache = cached
+
+
+class Walk:
+    """The hidden states of all samples, in front of a block.
+
+    Args:
+        model: the model.
+        blocks: its blocks, by name, in their order.
+        data: what the model is run on; read once.
+
+    Raises:
+        DataError: there is no data, or the model cannot be run on it.
+        ModelError: the model does not run its blocks one after the other.
+    """
+
+    def __init__(self, model: Any, blocks: Mapping[str, Any], data: Iterable[Any]) -> None:
+        self._names = list(blocks)
+        self._device = next((each.device for each in model.parameters()), torch.device("cpu"))
+        recorder = _Recorder(blocks)
+        count = 0
+        for count, batch in enumerate(data, 1):
+            recorder.run(model, _moved(batch, self._device))
+        if not count:
+            raise DataError("the calibration data is empty")
+        self.hidden: list[Any] = recorder.hidden
+        self._arguments = recorder.arguments
+        self._tuples = recorder.tuples
+
+    def __len__(self) -> int:
+        return len(self.hidden)
+
+    def run(self, name: str, block: Any, keep: bool = True) -> Iterator[int]:
+        """Run a block on every sample, and say after each how many are done.
+
+        Args:
+            name: of the block.
+            block: what stands for it now.
+            keep: whether what it computes replaces what it read.
+        """
+        for index, hidden in enumerate(self.hidden):
+            args, kwargs = self._arguments[name][index]
+            found = block(hidden, *args, **kwargs)
+            found = found if isinstance(found, torch.Tensor) else found[0]
+            if keep:
+                self.hidden[index] = found
+            yield index + 1
+
+
+def _moved(batch: Any, device: Any) -> Any:
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device)
+    if isinstance(batch, Mapping):
+        return {key: _moved(value, device) for key, value in batch.items()}
+    if isinstance(batch, list | tuple):
+        return [_moved(value, device) for value in batch]
+    return batch
+
+
+class _Recorder:
+    """Records what each block is called with. Blocks are skipped: they hand on what they read, in the form in which the
+    first one, which is run once, returns it."""
+
+    def __init__(self, blocks: Mapping[str, Any]) -> None:
+        self._blocks = blocks
+        self._last = list(blocks)[-1]
+        self._form: Any = None
+        self.tuples = False
+        self.hidden: list[Any] = []
+        self.arguments: dict[str, list[tuple[tuple[Any, ...], dict[str, Any]]]] = {name: [] for name in blocks}
+
+    def run(self, model: Any, batch: Any) -> None:
+        """Record one batch."""
+        before = len(self.hidden)
+        for name, block in self._blocks.items():
+            block.forward = self._standing_in(name, block, type(block).forward)
+        try:
+            call(model, batch)
+        except _Enough:
+            pass
+        except (DataError, ModelError):
+            raise
+        except Exception as error:
+            raise DataError(f"the model cannot be run on sample {before}: {type(error).__name__}: {error}") from error
+        finally:
+            for block in self._blocks.values():
+                del block.forward
+        seen = {name for name, calls in self.arguments.items() if len(calls) == before + 1}
+        if missing := [name for name in self._blocks if name not in seen]:
+            raise ModelError(
+                f"block {missing[0]} is not run once for a sample; the model cannot be walked block by block"
+            )
+
+    def _standing_in(self, name: str, block: Any, forward: Any) -> Any:
+        def stand_in(*args: Any, **kwargs: Any) -> Any:
+            hidden, rest = (args[0], args[1:]) if args else (kwargs.pop("hidden_states"), ())
+            if not self.hidden or name == next(iter(self._blocks)):
+                self.hidden.append(hidden.detach())
+            self.arguments[name].append((tuple(rest), dict(kwargs)))
+            if name == self._last:
+                raise _Enough
+            if self._form is None:
+                found = forward(block, hidden, *rest, **kwargs)
+                self._form = found if isinstance(found, torch.Tensor) else tuple(found)
+            return hidden if isinstance(self._form, torch.Tensor) else (hidden, *self._form[1:])
+
+        return stand_in
