@@ -106,20 +106,18 @@ def _walk(
     progress: bool | None,
     report: TorchReport,
 ) -> None:
-    """Quantize the layers of the blocks: weights first, then scales while the block runs on what is left of them."""
+    """Quantize the layers of the blocks; scales are those of the float model, as AMD Quark's are."""
     walk = Walk(model, blocks, data)
     with Progress(progress, len(blocks) * len(walk), "quantizing", "sample") as bar:
         for index, (name, block) in enumerate(blocks.items()):
-            weights = _weights_first(model, parts[name])
             with Watching(parts[name]) as watching:
                 for done in walk.run(name, block):
                     bar.update(index * len(walk) + done)
-            _finish(model, parts[name], weights, watching, config, report)
+            _finish(model, parts[name], watching, config, report)
 
 
 def _whole(model: Any, layers: Layers, data: Iterable[Any], config: TorchConfig, report: TorchReport) -> None:
     """Quantize layers of a model that is run as a whole."""
-    weights = _weights_first(model, layers)
     with Watching(layers) as watching:
         for count, batch in enumerate(data):
             try:
@@ -128,7 +126,7 @@ def _whole(model: Any, layers: Layers, data: Iterable[Any], config: TorchConfig,
                 raise
             except Exception as error:
                 raise DataError(f"the model cannot be run on sample {count}: {error}") from error
-    _finish(model, layers, weights, watching, config, report)
+    _finish(model, layers, watching, config, report)
 
 
 def weight_of(module: Any, spec: LayerSpec, name: str) -> Quantized | None:
@@ -138,27 +136,7 @@ def weight_of(module: Any, spec: LayerSpec, name: str) -> Quantized | None:
     return quantize(outputs_first(module.weight.detach(), type(module).__name__), spec.weight, name)
 
 
-def _weights_first(model: Any, layers: Layers) -> dict[str, Quantized | None]:
-    """The codes of the weights; the modules compute with what is left of them from here on."""
-    codes = dict[str, Quantized | None]()
-    for name, (module, spec) in layers.items():
-        codes[name] = weight_of(module, spec, name)
-        found = codes[name]
-        if found is not None and spec.measures:
-            # not in place: what else shares the weight keeps its own
-            weight = outputs_first(found.dequantize(), type(module).__name__)
-            module.weight = type(module.weight)(weight, requires_grad=False)
-    return codes
-
-
-def _finish(
-    model: Any,
-    layers: Layers,
-    weights: Mapping[str, Quantized | None],
-    watching: Watching,
-    config: TorchConfig,
-    report: TorchReport,
-) -> None:
+def _finish(model: Any, layers: Layers, watching: Watching, config: TorchConfig, report: TorchReport) -> None:
     """Put quantized layers in the place of those that were watched."""
     least = config.kv_cache.least if config.kv_cache else 0.0
     for name, (module, spec) in layers.items():
@@ -169,7 +147,7 @@ def _finish(
             spec = LayerSpec(spec.weight)
             report.quantized[name] = spec
             report.notes.append(f"{name} was not run on the data: only its weight is quantized")
-        set_module(model, name, QuantizedLayer(module, weights[name], spec, read, computed))
+        set_module(model, name, QuantizedLayer(module, weight_of(module, spec, name), spec, read, computed))
 
 
 def _inside(layers: Layers, block: str) -> Layers:

@@ -65,12 +65,11 @@ class Walk:
         self._names = list(blocks)
         self._device = next((each.device for each in model.parameters()), torch.device("cpu"))
         recorder = _Recorder(blocks)
-        count = 0
-        for count, batch in enumerate(data, 1):
+        for batch in data:
             recorder.run(model, _moved(batch, self._device))
-        if not count:
-            raise DataError("the calibration data is empty")
         self.hidden: list[Any] = recorder.hidden
+        if not self.hidden:
+            raise DataError("the calibration data is empty")
         self._arguments = recorder.arguments
         self._tuples = recorder.tuples
 
