@@ -1,0 +1,191 @@
+"""Checkpoints: folders of safetensors, read and written tensor by tensor."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from quark_onnx.errors import ConfigError, ModelError
+
+#: The files of tensors, and their index.
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+#: Bytes of a file of tensors, at most, but for a tensor that is greater by itself.
+SHARD = 5 << 30
+
+
+class Reader:
+    """The tensors of a checkpoint, memory-mapped: a tensor is read when it is asked for.
+
+    Args:
+        folder: with model.safetensors, or files that an index lists.
+
+    Raises:
+        ModelError: a file is missing or damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        index = folder / INDEX
+        if index.exists():
+            try:
+                listed = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+                self._places = {str(name): folder / str(file) for name, file in listed.items()}
+            except (ValueError, KeyError, AttributeError) as error:
+                raise ModelError(f"{index} is damaged: {error!r}") from error
+        elif (folder / SINGLE).exists():
+            self._places = dict.fromkeys(self._open(folder / SINGLE).keys(), folder / SINGLE)
+        else:
+            raise ModelError(f"{folder} has neither {SINGLE} nor {INDEX}; safetensors are needed")
+        for file in set(self._places.values()):
+            if not file.exists():
+                raise ModelError(f"{index} lists {file.name}, which is not there")
+
+    @staticmethod
+    def _open(file: Path) -> Any:
+        try:
+            return safe_open(str(file), framework="pt")
+        except (SafetensorError, OSError) as error:
+            raise ModelError(f"{file} is damaged, or no safetensors file: {error}") from error
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._places
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def file_of(self, name: str) -> Path:
+        return self._places[name]
+
+    def get(self, name: str) -> Any:
+        """A tensor.
+
+        Raises:
+            ModelError: there is none of this name.
+        """
+        if name not in self._places:
+            raise ModelError(f"the checkpoint {self.folder} has no tensor {name!r}")
+        file = self._open(self._places[name])
+        try:
+            with file:
+                return file.get_tensor(name)
+        except SafetensorError as error:
+            raise ModelError(f"{self._places[name]} lists {name!r}, but cannot be read: {error}") from error
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor, from the header."""
+        with self._open(self._places[name]) as file:
+            return tuple(file.get_slice(name).get_shape())
+
+
+class Writer:
+    """A checkpoint that grows tensor by tensor in a folder beside its place, and is put there once it is whole.
+
+    Use it as a context manager; an error leaves nothing behind.
+
+    Args:
+        folder: where it goes; may exist only if it is empty.
+        shard: bytes of a file of tensors, at most.
+
+    Raises:
+        ConfigError: the folder holds something, or cannot be written.
+    """
+
+    def __init__(self, folder: Path, shard: int = SHARD) -> None:
+        self.folder, self._shard = folder, shard
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise ConfigError(f"{folder} exists already and is not empty; name another folder")
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            self.staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+        except OSError as error:
+            raise ConfigError(f"{folder} cannot be written: {error}") from error
+        self._held: dict[str, Any] = {}
+        self._bytes = self.total = 0
+        self._files: list[list[str]] = []
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, kind: object, *error: object) -> None:
+        if kind is None:
+            self._close()
+        shutil.rmtree(self.staging, ignore_errors=True)
+
+    def add(self, name: str, tensor: Any) -> None:
+        """Write a tensor; those of one file are held until it is full."""
+        size = tensor.numel() * tensor.element_size()
+        if self._held and self._bytes + size > self._shard:
+            self._flush()
+        tensor = tensor.detach().cpu().contiguous()
+        # a view would keep all of what it is a part of
+        self._held[name] = tensor.clone() if tensor.untyped_storage().nbytes() > size else tensor
+        self._bytes += size
+        self.total += size
+
+    def write_json(self, name: str, content: Any) -> None:
+        """Write a JSON file into the folder."""
+        text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+        (self.staging / name).write_text(text, encoding="utf-8")
+
+    def copy(self, file: Path) -> None:
+        """Copy a file, or a folder, that is no tensor."""
+        if file.is_dir():
+            shutil.copytree(file, self.staging / file.name)
+        else:
+            shutil.copy2(file, self.staging / file.name)
+
+    def _flush(self) -> None:
+        save_file(self._held, str(self.staging / f"part-{len(self._files)}"), metadata={"format": "pt"})
+        self._files.append(list(self._held))
+        self._held, self._bytes = {}, 0
+
+    def _close(self) -> None:
+        if self._held or not self._files:
+            self._flush()
+        count = len(self._files)
+        if count == 1:
+            (self.staging / "part-0").replace(self.staging / SINGLE)
+        else:
+            places = dict[str, str]()
+            for index, names in enumerate(self._files):
+                file = f"model-{index + 1:05}-of-{count:05}.safetensors"
+                (self.staging / f"part-{index}").replace(self.staging / file)
+                places |= dict.fromkeys(names, file)
+            content = {"metadata": {"total_size": self.total}, "weight_map": dict(sorted(places.items()))}
+            self.write_json(INDEX, content)
+        self.staging.chmod(0o755)
+        with contextlib.suppress(FileNotFoundError):
+            self.folder.rmdir()
+        self.staging.replace(self.folder)
+
+
+def read_json(file: Path) -> Any:
+    """A JSON file.
+
+    Raises:
+        ModelError: it is not there, or is none.
+    """
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ModelError(f"{file.parent} has no {file.name}") from error
+    except (ValueError, OSError) as error:
+        raise ModelError(f"{file} cannot be read: {error}") from error
+
+
+def other_files(folder: Path) -> list[Path]:
+    """What a checkpoint has beside tensors and config.json: tokenizers, templates, code."""
+    left_out = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".safetensors.index.json", ".bin.index.json")
+    return sorted(
+        file
+        for file in folder.iterdir()
+        if file.name != "config.json" and not file.name.endswith(left_out) and not file.name.startswith(".")
+    )

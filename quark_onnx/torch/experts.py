@@ -1,0 +1,131 @@
+"""Experts whose weights are stacked in one tensor become a list of layers, which are quantized like any other.
+
+transformers keeps the weights of all experts of a block in two tensors of three axes. Checkpoints, and what reads them,
+have a layer for each expert: ``experts.0.gate_proj`` and so on.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from quark_onnx.torch.structure import set_module
+
+
+class Experts(nn.Module):
+    """The layers of each expert, as children "0", "1" and so on; computes what the stacked module computes.
+
+    The weights are views of the stacked ones.
+
+    Args:
+        stacked: a module with ``gate_up_proj`` (or ``up_proj``) and ``down_proj`` of three axes, and an activation.
+    """
+
+    def __init__(self, stacked: Any) -> None:
+        super().__init__()
+        self.num_experts = stacked.down_proj.shape[0]
+        self._gated = hasattr(stacked, "gate_up_proj")
+        self._interleaved = not getattr(stacked, "is_concatenated", True)
+        self._activation = _activation_of(stacked, self._gated)
+        turned = bool(getattr(stacked, "is_transposed", False))
+        up = _matrices(stacked, "gate_up_proj" if self._gated else "up_proj", turned)
+        down = _matrices(stacked, "down_proj", turned)
+        for index in range(self.num_experts):
+            expert = nn.Module()
+            weight, bias = up[index]
+            if self._gated:
+                for name, part in zip(("gate_proj", "up_proj"), self._halves(len(weight)), strict=True):
+                    expert.add_module(name, _linear(weight[part], None if bias is None else bias[part]))
+            else:
+                expert.add_module("up_proj", _linear(weight, bias))
+            expert.add_module("down_proj", _linear(*down[index]))
+            self.add_module(str(index), expert)
+
+    def _halves(self, count: int) -> tuple[slice, slice]:
+        """Where the rows of the gate and of the other factor lie."""
+        if self._interleaved:
+            return slice(0, None, 2), slice(1, None, 2)
+        return slice(0, count // 2), slice(count // 2, None)
+
+    def forward(self, hidden_states: Any, top_k_index: Any, top_k_weights: Any) -> Any:
+        """The sum of what the chosen experts compute, weighted.
+
+        Args:
+            hidden_states: (tokens, features).
+            top_k_index, top_k_weights: (tokens, experts of each), which experts and how much of each.
+        """
+        total = torch.zeros_like(hidden_states)
+        for index in range(self.num_experts):
+            tokens, places = torch.where(top_k_index == index)
+            if not len(tokens):
+                continue
+            expert = self.get_submodule(str(index))
+            x = hidden_states[tokens]
+            found = expert.down_proj(self._gate(expert, x)) * top_k_weights[tokens, places, None]
+            total.index_add_(0, tokens, found.to(total.dtype))
+        return total
+
+    def _gate(self, expert: Any, x: Any) -> Any:
+        if not self._gated:
+            return self._activation(expert.up_proj(x))
+        parts = (expert.gate_proj(x), expert.up_proj(x))
+        both = torch.stack(parts, -1).flatten(-2) if self._interleaved else torch.cat(parts, -1)
+        return self._activation(both)
+
+
+def unfuse_experts(model: Any) -> int:
+    """Take the stacked experts of a model apart, in place, without a copy of weights where they lie side by side.
+
+    Returns:
+        How many modules there were.
+    """
+    found = [(name, module) for name, module in model.named_modules() if _is_stacked(module)]
+    for name, module in found:
+        set_module(model, name, Experts(module))
+    return len(found)
+
+
+def _is_stacked(module: Any) -> bool:
+    weights = dict(module.named_parameters(recurse=False))
+    down, up = weights.get("down_proj"), weights.get("gate_up_proj", weights.get("up_proj"))
+    return down is not None and up is not None and down.ndim == up.ndim == 3
+
+
+def _activation_of(stacked: Any, gated: bool) -> Any:
+    """What comes between the two products, from the product with all rows of the first weight."""
+    own = getattr(type(stacked), "_apply_gate", None)
+    if gated and own is not None:
+        shell = object.__new__(type(stacked))  # its settings without its weights
+        nn.Module.__init__(shell)
+        settings = {key: value for key, value in vars(stacked).items() if not key.startswith("_")}
+        shell.__dict__.update(settings)
+        for name, child in stacked.named_children():
+            shell.add_module(name, child)
+        return lambda both: own(shell, both)
+    act = stacked.act_fn
+    if not gated:
+        return act
+
+    def gate(both: Any) -> Any:
+        first, second = both.chunk(2, -1)
+        return act(first) * second
+
+    return gate
+
+
+def _matrices(stacked: Any, name: str, turned: bool) -> list[tuple[Any, Any]]:
+    """The weight (outputs, inputs) and the bias of each expert."""
+    weight, bias = getattr(stacked, name), getattr(stacked, f"{name}_bias", None)
+    weight = weight.detach().transpose(1, 2) if turned else weight.detach()
+    return [(weight[index], None if bias is None else bias.detach()[index]) for index in range(len(weight))]
+
+
+def _linear(weight: Any, bias: Any) -> Any:
+    layer = nn.Linear(1, 1, bias=bias is not None, device="meta")
+    layer.out_features, layer.in_features = weight.shape
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        layer.bias = nn.Parameter(bias, requires_grad=False)
+    return layer

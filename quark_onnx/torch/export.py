@@ -1,0 +1,126 @@
+"""Write a quantized model as a checkpoint in AMD Quark's layout, which vLLM and transformers load."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from quark_onnx.dtypes import Integer
+from quark_onnx.errors import ConfigError
+from quark_onnx.torch import affine, quark_json
+from quark_onnx.torch.checkpoint import SHARD, Writer, read_json
+from quark_onnx.torch.checkpoint_layout import check, stored
+from quark_onnx.torch.config import DEFAULT_TYPES, TorchConfig
+from quark_onnx.torch.formats import TwoLevel
+from quark_onnx.torch.layers import QuantizedLayer, Rounding, kind_of
+from quark_onnx.torch.packing import ORDERS
+
+
+def export_safetensors(
+    model: Any,
+    folder: Path | str,
+    config: TorchConfig,
+    *,
+    tokenizer: Any = None,
+    pack_method: str = "reorder",
+    max_shard: int = SHARD,
+) -> None:
+    """Write a quantized model of transformers; nothing is there before all of it is.
+
+    Args:
+        model: as ``quantize_model`` leaves it.
+        folder: where it goes; may exist only if it is empty.
+        config: what it was quantized by.
+        tokenizer: is written beside it.
+        pack_method: how nibbles are ordered, "reorder" or "order".
+        max_shard: bytes of a file, at most.
+
+    Raises:
+        ConfigError: the folder is taken, or the layout has no place for a format.
+    """
+    if pack_method not in ORDERS:
+        raise ConfigError(f"pack_method is {pack_method!r}; it must be one of: {', '.join(ORDERS)}")
+    if not hasattr(model, "config") or not hasattr(model.config, "save_pretrained"):
+        raise ConfigError(f"the model is a {type(model).__name__}; only a model of transformers has a checkpoint")
+    check_layout(config)
+    with Writer(Path(folder), max_shard) as writer:
+        for name, tensor in tensors_of(model, pack_method):
+            writer.add(name, tensor)
+        model.config.save_pretrained(writer.staging)
+        if getattr(model, "generation_config", None) is not None and model.can_generate():
+            model.generation_config.save_pretrained(writer.staging)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(writer.staging)
+        content = read_json(writer.staging / "config.json")
+        writer.write_json("config.json", described(content, model, config, pack_method))
+
+
+def check_layout(config: TorchConfig) -> None:
+    """Raise ConfigError if a checkpoint has no place for a format."""
+    for spec in config.specs:
+        if spec.weight is not None:
+            check(spec.weight)
+
+
+def described(content: dict[str, Any], model: Any, config: TorchConfig, pack_method: str) -> dict[str, Any]:
+    """A model's config.json with what quantizes it."""
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    if isinstance(head, QuantizedLayer) and content.get("tie_word_embeddings"):
+        content = content | {"tie_word_embeddings": False}  # the head has codes of its own now
+    return content | {"quantization_config": quark_json.to_json(config, floats_of(model), pack_method)}
+
+
+def floats_of(model: Any) -> list[str]:
+    """Names of layers that could be quantized and stay float, routers of experts among them."""
+    found = []
+    for name, module in model.named_modules():
+        router = "experts" in dict(model.get_submodule(name.rpartition(".")[0]).named_children()) and (
+            isinstance(getattr(module, "weight", None), nn.Parameter) and module.weight.ndim == 2
+        )
+        if kind_of(module) in DEFAULT_TYPES or (router and not isinstance(module, QuantizedLayer)):
+            found.append(name)
+    return found
+
+
+def tensors_of(model: Any, method: str = "reorder") -> Iterator[tuple[str, Any]]:
+    """All tensors of a checkpoint, by name; what is tied comes once."""
+    seen = set[int]()
+    for prefix, module in model.named_modules():
+        start = f"{prefix}." if prefix else ""
+        if isinstance(module, Rounding):
+            continue
+        if isinstance(module, QuantizedLayer):
+            for name, tensor in layer_tensors(module, method).items():
+                yield start + name, tensor
+            continue
+        own = dict(module.named_parameters(recurse=False))
+        own |= {k: v for k, v in module.named_buffers(recurse=False) if k not in module._non_persistent_buffers_set}
+        for name, tensor in own.items():
+            if id(tensor) not in seen:
+                seen.add(id(tensor))
+                yield start + name, tensor
+
+
+def layer_tensors(layer: QuantizedLayer, method: str) -> dict[str, Any]:
+    """The tensors of a quantized layer, by the end of their names."""
+    parts = {"weight": layer.float_weight} if layer.quantized is None else stored(layer.quantized, method)
+    if layer.bias is not None:
+        parts["bias"] = layer.bias
+    for name, rounding in (("input", layer.input), ("output", layer.output)):
+        if rounding is not None and rounding.scale is not None:
+            parts |= _activation(name, rounding)
+    return parts
+
+
+def _activation(name: str, rounding: Rounding) -> dict[str, Any]:
+    spec = rounding.spec
+    if isinstance(spec.dtype, TwoLevel):
+        return {f"{name}_scale_2": rounding.scale}
+    if not isinstance(spec.dtype, Integer):
+        return {f"{name}_scale": rounding.scale}
+    zero = torch.zeros_like(rounding.scale) if rounding.zero is None else rounding.zero
+    return {f"{name}_scale": rounding.scale.float(), f"{name}_zero_point": zero.to(affine.code_type(spec))}

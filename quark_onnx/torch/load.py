@@ -1,0 +1,100 @@
+"""Load a checkpoint in AMD Quark's layout, ours or its own, for evaluation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from quark_onnx.errors import ModelError
+from quark_onnx.torch import quark_json
+from quark_onnx.torch.affine import Params
+from quark_onnx.torch.checkpoint import Reader, read_json
+from quark_onnx.torch.checkpoint_layout import restored
+from quark_onnx.torch.formats import TwoLevel
+from quark_onnx.torch.layers import QuantizedLayer
+from quark_onnx.torch.skeleton import config_of, dtype_of, skeleton_of
+from quark_onnx.torch.spec import LayerSpec, TensorSpec
+from quark_onnx.torch.structure import layers_of, set_module
+
+#: The ends of the names of a quantized layer's tensors.
+_PARTS = ("weight", "weight_scale", "weight_zero_point", "weight_scale_2")
+
+
+def load_checkpoint(folder: Path | str, *, dtype: Any = None, trust_code: bool = False) -> Any:
+    """The model of a checkpoint, its quantized layers with their codes; float checkpoints load, too.
+
+    Args:
+        folder: a Hugging Face folder with safetensors.
+        dtype: of what is computed; that of the checkpoint if None.
+        trust_code: run Python files that the checkpoint brings along.
+
+    Raises:
+        ModelError: a file or a tensor is missing or damaged, or does not fit.
+        ConfigError: it is quantized in a way that cannot be read.
+    """
+    folder = Path(folder)
+    found = read_json(folder / "config.json").get("quantization_config")
+    quantized, method = (None, "reorder") if found is None else quark_json.from_json(found)
+    config, reader = config_of(folder, trust_code=trust_code), Reader(folder)
+    kept = dtype_of(config)
+    model = skeleton_of(config, trust_code=trust_code)
+    for name, (module, kind) in layers_of(model).items() if quantized else ():
+        spec = quantized.spec_of(name, kind) if quantized else None
+        if spec is not None and (f"{name}.weight_scale" in reader or (spec.weight and spec.weight.is_cast)):
+            set_module(model, name, _layer(module, name, spec, reader, kept, method))
+    _fill(model, reader, dtype)
+    return model.eval()
+
+
+def _layer(module: Any, name: str, spec: LayerSpec, reader: Reader, dtype: Any, method: str) -> QuantizedLayer:
+    weight = None
+    if spec.weight is not None:
+        parts = {part: reader.get(f"{name}.{part}") for part in _PARTS if f"{name}.{part}" in reader}
+        try:
+            weight = restored(parts, spec.weight, tuple(module.weight.shape), dtype, method)
+            weight.dequantize()
+        except (RuntimeError, IndexError, ModelError) as error:
+            raise ModelError(f"the tensors of {name} do not fit a weight of {spec.weight}: {error}") from error
+    layer = QuantizedLayer(module, weight, spec, _scale(name, "input", spec.input, reader), None)
+    if spec.output is not None and (found := _scale(name, "output", spec.output, reader)) is not None:
+        layer = QuantizedLayer(module, weight, spec, _scale(name, "input", spec.input, reader), found)
+    return layer
+
+
+def _scale(name: str, side: str, spec: TensorSpec | None, reader: Reader) -> Params | None:
+    """The scale of an activation; None where each run computes it."""
+    if spec is None or not spec.measured:
+        return None
+    key = f"{name}.{side}_scale" + "_2" * isinstance(spec.dtype, TwoLevel)
+    if key not in reader:
+        raise ModelError(f"the checkpoint has no tensor {key!r}, although the scale of the {side} is not dynamic")
+    zero = f"{name}.{side}_zero_point"
+    found = reader.get(zero).float() if zero in reader else None
+    return Params(reader.get(key).reshape(()), None if found is None or not bool(found.any()) else found.reshape(()))
+
+
+def _fill(model: Any, reader: Reader, dtype: Any) -> None:
+    """Read every parameter that is empty, and every persistent buffer."""
+    tied = dict[int, Any]()
+    for prefix, module in list(model.named_modules()):
+        start = f"{prefix}." if prefix else ""
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            if id(parameter) in tied:
+                setattr(module, name, tied[id(parameter)])
+            elif parameter.device.type == "meta" and start + name in reader:
+                value = reader.get(start + name)
+                if value.shape != parameter.shape:
+                    raise ModelError(f"{start + name} is {list(value.shape)}, and {list(parameter.shape)} in the model")
+                filled = nn.Parameter(value if dtype is None else value.to(dtype), requires_grad=False)
+                tied[id(parameter)] = filled
+                setattr(module, name, filled)
+        for name, _ in list(module.named_buffers(recurse=False)):
+            if start + name in reader and name not in module._non_persistent_buffers_set:
+                setattr(module, name, reader.get(start + name))
+    if hasattr(model, "tie_weights"):
+        model.tie_weights()
+    missing = [name for name, parameter in model.named_parameters() if parameter.device.type == "meta"]
+    if missing:
+        raise ModelError(f"the checkpoint {reader.folder} has no tensor {missing[0]!r} ({len(missing)} are missing)")
