@@ -121,8 +121,8 @@ def _integers_back(
     if zero is not None and zero.ndim:
         zero = _unpacked(zero, spec, counts[1], method)
     if spec.group:
-        codes, scale = codes.t(), scale.t()
-        zero = None if zero is None else zero.t()
+        codes, scale = codes.t().contiguous(), scale.t().contiguous()
+        zero = None if zero is None else zero.t().contiguous()
     zero = None if zero is None or not bool(zero.any()) else zero.float()
     return Quantized(spec, shape, _in_blocks(codes.reshape(rows, -1), spec), scale, zero, None, dtype)
 
