@@ -28,22 +28,23 @@ class Experts(nn.Module):
         self.num_experts = stacked.down_proj.shape[0]
         self._gated = hasattr(stacked, "gate_up_proj")
         self._interleaved = not getattr(stacked, "is_concatenated", True)
+        #: Whether the stack has inputs before outputs.
+        self.turned = bool(getattr(stacked, "is_transposed", False))
         self._activation = _activation_of(stacked, self._gated)
-        turned = bool(getattr(stacked, "is_transposed", False))
-        up = _matrices(stacked, "gate_up_proj" if self._gated else "up_proj", turned)
-        down = _matrices(stacked, "down_proj", turned)
+        up = _matrices(stacked, "gate_up_proj" if self._gated else "up_proj", self.turned)
+        down = _matrices(stacked, "down_proj", self.turned)
         for index in range(self.num_experts):
             expert = nn.Module()
             weight, bias = up[index]
             if self._gated:
-                for name, part in zip(("gate_proj", "up_proj"), self._halves(len(weight)), strict=True):
+                for name, part in zip(("gate_proj", "up_proj"), self.halves(len(weight)), strict=True):
                     expert.add_module(name, _linear(weight[part], None if bias is None else bias[part]))
             else:
                 expert.add_module("up_proj", _linear(weight, bias))
             expert.add_module("down_proj", _linear(*down[index]))
             self.add_module(str(index), expert)
 
-    def _halves(self, count: int) -> tuple[slice, slice]:
+    def halves(self, count: int) -> tuple[slice, slice]:
         """Where the rows of the gate and of the other factor lie."""
         if self._interleaved:
             return slice(0, None, 2), slice(1, None, 2)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from quark_onnx.errors import ModelError
 from quark_onnx.torch import quark_json
 from quark_onnx.torch.affine import Params
@@ -15,6 +13,7 @@ from quark_onnx.torch.checkpoint_layout import restored
 from quark_onnx.torch.formats import TwoLevel
 from quark_onnx.torch.layers import QuantizedLayer
 from quark_onnx.torch.skeleton import config_of, dtype_of, skeleton_of
+from quark_onnx.torch.sources import Sources, fill, missing_of
 from quark_onnx.torch.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.structure import layers_of, set_module
 
@@ -44,7 +43,12 @@ def load_checkpoint(folder: Path | str, *, dtype: Any = None, trust_code: bool =
         spec = quantized.spec_of(name, kind) if quantized else None
         if spec is not None and (f"{name}.weight_scale" in reader or (spec.weight and spec.weight.is_cast)):
             set_module(model, name, _layer(module, name, spec, reader, kept, method))
-    _fill(model, reader, dtype)
+    sources = Sources(reader, model)
+    fill(model, "", sources, dtype=dtype)
+    if hasattr(model, "tie_weights"):
+        model.tie_weights()
+    if missing := missing_of(model):
+        raise ModelError(f"the checkpoint {folder} has no tensor {missing[0]!r} ({len(missing)} are missing)")
     return model.eval()
 
 
@@ -73,28 +77,3 @@ def _scale(name: str, side: str, spec: TensorSpec | None, reader: Reader) -> Par
     zero = f"{name}.{side}_zero_point"
     found = reader.get(zero).float() if zero in reader else None
     return Params(reader.get(key).reshape(()), None if found is None or not bool(found.any()) else found.reshape(()))
-
-
-def _fill(model: Any, reader: Reader, dtype: Any) -> None:
-    """Read every parameter that is empty, and every persistent buffer."""
-    tied = dict[int, Any]()
-    for prefix, module in list(model.named_modules()):
-        start = f"{prefix}." if prefix else ""
-        for name, parameter in list(module.named_parameters(recurse=False)):
-            if id(parameter) in tied:
-                setattr(module, name, tied[id(parameter)])
-            elif parameter.device.type == "meta" and start + name in reader:
-                value = reader.get(start + name)
-                if value.shape != parameter.shape:
-                    raise ModelError(f"{start + name} is {list(value.shape)}, and {list(parameter.shape)} in the model")
-                filled = nn.Parameter(value if dtype is None else value.to(dtype), requires_grad=False)
-                tied[id(parameter)] = filled
-                setattr(module, name, filled)
-        for name, _ in list(module.named_buffers(recurse=False)):
-            if start + name in reader and name not in module._non_persistent_buffers_set:
-                setattr(module, name, reader.get(start + name))
-    if hasattr(model, "tie_weights"):
-        model.tie_weights()
-    missing = [name for name, parameter in model.named_parameters() if parameter.device.type == "meta"]
-    if missing:
-        raise ModelError(f"the checkpoint {reader.folder} has no tensor {missing[0]!r} ({len(missing)} are missing)")

@@ -76,7 +76,7 @@ def quantize_model(
     chosen, kept = chosen_layers(model, config)
     report = TorchReport({name: spec for name, (_, spec) in chosen.items()}, kept)
     blocks = blocks_of(model)
-    parts = {block: _inside(chosen, block) for block in blocks}
+    parts = {block: inside(chosen, block) for block in blocks}
     rest = {name: entry for name, entry in chosen.items() if not any(name in part for part in parts.values())}
     if not any(spec.measures for _, spec in chosen.values()):
         with Progress(progress, len(chosen), "quantizing", "layer") as bar:
@@ -86,9 +86,9 @@ def quantize_model(
         return report
     if data is None:
         raise DataError("scales of activations are to be found, but no calibration data was given")
-    data = list(data) if _measures(rest) else data  # what lies outside of the blocks is run once more
+    data = list(data) if measures(rest) else data  # what lies outside of the blocks is run once more
     with inference(model):
-        if blocks and any(_measures(part) for part in parts.values()):
+        if blocks and any(measures(part) for part in parts.values()):
             _walk(model, blocks, parts, data, config, progress, report)
         else:
             rest = chosen
@@ -113,7 +113,7 @@ def _walk(
             with Watching(parts[name]) as watching:
                 for done in walk.run(name, block):
                     bar.update(index * len(walk) + done)
-            _finish(model, parts[name], watching, config, report)
+            finish(model, parts[name], watching, config, report)
 
 
 def _whole(model: Any, layers: Layers, data: Iterable[Any], config: TorchConfig, report: TorchReport) -> None:
@@ -126,7 +126,7 @@ def _whole(model: Any, layers: Layers, data: Iterable[Any], config: TorchConfig,
                 raise
             except Exception as error:
                 raise DataError(f"the model cannot be run on sample {count}: {error}") from error
-    _finish(model, layers, watching, config, report)
+    finish(model, layers, watching, config, report)
 
 
 def weight_of(module: Any, spec: LayerSpec, name: str) -> Quantized | None:
@@ -136,7 +136,7 @@ def weight_of(module: Any, spec: LayerSpec, name: str) -> Quantized | None:
     return quantize(outputs_first(module.weight.detach(), type(module).__name__), spec.weight, name)
 
 
-def _finish(model: Any, layers: Layers, watching: Watching, config: TorchConfig, report: TorchReport) -> None:
+def finish(model: Any, layers: Layers, watching: Watching, config: TorchConfig, report: TorchReport) -> None:
     """Put quantized layers in the place of those that were watched."""
     least = config.kv_cache.least if config.kv_cache else 0.0
     for name, (module, spec) in layers.items():
@@ -150,12 +150,11 @@ def _finish(model: Any, layers: Layers, watching: Watching, config: TorchConfig,
         set_module(model, name, QuantizedLayer(module, weight_of(module, spec, name), spec, read, computed))
 
 
-def _inside(layers: Layers, block: str) -> Layers:
+def inside(layers: Layers, block: str) -> Layers:
+    """Those of the layers that are part of a block."""
     return {name: entry for name, entry in layers.items() if name == block or name.startswith(f"{block}.")}
 
 
-def _measures(layers: Layers) -> bool:
+def measures(layers: Layers) -> bool:
+    """Whether there are scales that only data can tell."""
     return any(spec.measures for _, spec in layers.values())
-
-
-__all__ = ["TorchReport", "chosen_layers", "quantize_model", "weight_of"]

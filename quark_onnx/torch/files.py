@@ -1,0 +1,216 @@
+"""quantize_checkpoint: from a folder of float weights to a folder of codes, one block of the model in memory at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quark_onnx.errors import DataError, ModelError
+from quark_onnx.progress import Progress
+from quark_onnx.torch.blockjournal import BlockJournal
+from quark_onnx.torch.checkpoint import SHARD, Reader, Writer, other_files, read_json
+from quark_onnx.torch.config import TorchConfig
+from quark_onnx.torch.export import check_layout, described, layer_tensors, tensors_of
+from quark_onnx.torch.layers import QuantizedLayer
+from quark_onnx.torch.observe import Watching
+from quark_onnx.torch.quantize import Layers, TorchReport, chosen_layers, finish, inside, measures, weight_of
+from quark_onnx.torch.skeleton import config_of, skeleton_of
+from quark_onnx.torch.sources import Sources, empty, fill
+from quark_onnx.torch.structure import blocks_of
+from quark_onnx.torch.walk import Walk, inference
+
+
+@dataclass(frozen=True)
+class Writing:
+    """How a checkpoint is written.
+
+    Attributes:
+        pack_method: how nibbles are ordered, "reorder" or "order".
+        max_shard: bytes of a file, at most.
+        trust_code: run Python files that the checkpoint brings along.
+        resume: a folder where each block that is done is kept, and found again by the same call; None keeps nothing.
+    """
+
+    pack_method: str = "reorder"
+    max_shard: int = SHARD
+    trust_code: bool = False
+    resume: Path | None = None
+
+
+def quantize_checkpoint(
+    source: Path | str,
+    output: Path | str,
+    config: TorchConfig,
+    data: Iterable[Any] | None = None,
+    *,
+    writing: Writing | None = None,
+    progress: bool | None = None,
+) -> TorchReport:
+    """Quantize a checkpoint of a language model into another folder, in AMD Quark's layout.
+
+    In memory are one block of the model, what its layers become, and the hidden states of the data. Tensors that stay
+    as they are, and all other files, are copied.
+
+    Args:
+        source: a Hugging Face folder with safetensors.
+        output: where the result goes; may exist only if it is empty.
+        data: batches of token ids or dicts of keywords; needed where scales of activations are to be found.
+        writing: how it is written; the defaults if None.
+        progress: whether to show a progress bar; None shows it if stderr is a terminal.
+
+    Raises:
+        ConfigError: the folder is taken, a name matches no layer, or the layout has no place for a format.
+        DataError: data is needed and missing, or the model cannot be run on it.
+        ModelError: a file is missing or damaged, or holds what is no number.
+    """
+    source, output, writing = Path(source), Path(output), writing or Writing()
+    check_layout(config)
+    settings, reader = config_of(source, trust_code=writing.trust_code), Reader(source)
+    content = read_json(source / "config.json")
+    if "quantization_config" in content:
+        raise ModelError(f"{source} is quantized already; start from its float weights")
+    model = skeleton_of(settings, trust_code=writing.trust_code)
+    chosen, kept = chosen_layers(model, config)
+    measured = measures(chosen)
+    if measured and data is None:
+        raise DataError("scales of activations are to be found, but no calibration data was given")
+    report = TorchReport({name: spec for name, (_, spec) in chosen.items()}, kept)
+    run = _Run(model, Sources(reader, model), config, chosen, report, writing.pack_method)
+    with ExitStack() as stack:
+        writer = stack.enter_context(Writer(output, writing.max_shard))
+        journal = BlockJournal(writing.resume, reader, config, writing.pack_method)
+        parts = run.measured(data, journal, progress) if measured else run.unmeasured(progress)
+        for name, tensor in parts:
+            writer.add(name, tensor)
+        for name in run.sources.rest():
+            writer.add(name, reader.get(name))
+        writer.write_json("config.json", described(content, model, config, writing.pack_method))
+        for file in other_files(source):
+            writer.copy(file)
+    return report
+
+
+@dataclass
+class _Run:
+    """A model on its way from weights to codes."""
+
+    model: Any
+    sources: Sources
+    config: TorchConfig
+    chosen: Layers
+    report: TorchReport
+    method: str
+
+    def unmeasured(self, progress: bool | None) -> Iterator[tuple[str, Any]]:
+        """Codes of weights, layer by layer; nothing is run."""
+        tied = _tied(self.model)
+        names = [name for name, _ in self.model.named_modules()]
+        with Progress(progress, len(names), "quantizing", "layer") as bar:
+            for done, name in enumerate(names, 1):
+                module = self.model.get_submodule(name)
+                if name in self.chosen:
+                    yield from self._one(name, module)
+                else:
+                    yield from self._untouched(name, module, tied)
+                bar.update(done)
+
+    def _one(self, name: str, module: Any) -> Iterator[tuple[str, Any]]:
+        spec = self.chosen[name][1]
+        fill(module, name, self.sources)
+        layer = QuantizedLayer(module, weight_of(module, spec, name), spec)
+        for end, tensor in layer_tensors(layer, self.method).items():
+            yield f"{name}.{end}", tensor
+        empty(module)
+
+    def _untouched(self, name: str, module: Any, tied: set[str]) -> Iterator[tuple[str, Any]]:
+        """A module's own tensors as the checkpoint has them; those of a parameter that is another one's come once."""
+        start = f"{name}." if name else ""
+        own = [key for key, _ in module.named_parameters(recurse=False)]
+        own += [key for key, _ in module.named_buffers(recurse=False) if key not in module._non_persistent_buffers_set]
+        for key in own:
+            if start + key in self.sources and start + key not in tied:
+                yield start + key, self.sources.get(start + key)
+
+    def measured(
+        self, data: Iterable[Any] | None, journal: BlockJournal, progress: bool | None
+    ) -> Iterator[tuple[str, Any]]:
+        """Codes of weights and scales of activations, block by block."""
+        blocks = blocks_of(self.model)
+        if not blocks:
+            raise ModelError("the model has no list of blocks; quantize it in memory by quantize_model")
+        outside = [name for name in self.chosen if not any(name.startswith(f"{block}.") for block in blocks)]
+        if any(self.chosen[name][1].measures for name in outside):
+            raise ModelError(
+                f"{outside[0]} lies outside of the blocks, where no scales are measured; exclude it, or quantize the "
+                "model in memory by quantize_model"
+            )
+        tied = _tied(self.model)
+        for name, module in self.model.named_modules():
+            if not any(name == block or name.startswith(f"{block}.") for block in blocks):
+                yield from self._one(name, module) if name in self.chosen else self._untouched(name, module, tied)
+        with inference(self.model):
+            yield from self._blocks(blocks, data, journal, progress)
+
+    def _blocks(
+        self, blocks: dict[str, Any], data: Iterable[Any] | None, journal: BlockJournal, progress: bool | None
+    ) -> Iterator[tuple[str, Any]]:
+        first = next(iter(blocks))
+        fill(self.model.get_submodule(first), first, self.sources)
+        _fill_outside(self.model, blocks, self.sources)
+        walk = Walk(self.model, blocks, data or ())
+        journal.begin(walk.hidden)
+        with Progress(progress, len(blocks) * len(walk), "quantizing", "sample") as bar:
+            for index, (name, block) in enumerate(blocks.items()):
+                part = inside(self.chosen, name)
+                found = journal.find(index)
+                if found is None:
+                    fill(block, name, self.sources)
+                    with Watching(part) as watching:
+                        for done in walk.run(name, block):
+                            bar.update(index * len(walk) + done)
+                    finish(self.model, part, watching, self.config, self.report)
+                    found = {f"{name}.{key}": tensor for key, tensor in tensors_of(block, self.method)}
+                    journal.keep(index, found, walk.hidden)
+                else:
+                    self._skip(block, name)
+                    walk.hidden[:] = journal.hidden(index, walk.hidden)
+                    bar.update((index + 1) * len(walk))
+                yield from found.items()
+                empty(block)
+                _drop_codes(self.model, part)
+
+    def _skip(self, block: Any, name: str) -> None:
+        """Count a block's tensors as read."""
+        for key, _ in block.named_parameters():
+            if f"{name}.{key}" in self.sources:
+                self.sources.mark(f"{name}.{key}")
+
+
+def _tied(model: Any) -> set[str]:
+    """Names of parameters that are another's."""
+    seen, found = set[int](), set[str]()
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if id(parameter) in seen:
+            found.add(name)
+        seen.add(id(parameter))
+    return found
+
+
+def _fill_outside(model: Any, blocks: dict[str, Any], sources: Sources) -> None:
+    """Read what is run in front of the blocks; heads are not run."""
+    heads = {id(module) for module in (model.get_output_embeddings(),) if module is not None}
+    for name, module in list(model.named_modules()):
+        within = any(name == block or name.startswith(f"{block}.") for block in blocks)
+        if not within and id(module) not in heads and not list(module.children()):
+            fill(module, name, sources)
+
+
+def _drop_codes(model: Any, layers: Layers) -> None:
+    """Let go of what has been written."""
+    for name in layers:
+        layer = model.get_submodule(name)
+        if isinstance(layer, QuantizedLayer):
+            layer.quantized = None

@@ -1,0 +1,135 @@
+"""Where the parameters of a model lie in its checkpoint: names differ where experts are stacked, or had other names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from quark_onnx.errors import ModelError
+from quark_onnx.torch.checkpoint import Reader
+
+_EXPERT = re.compile(r"(.*\bexperts)\.(\d+)\.(gate|up|down)_proj\.(weight|bias)")
+#: How checkpoints of Mixtral call the layers of an expert.
+_MIXTRAL = {"gate": "w1", "up": "w3", "down": "w2"}
+
+
+class Sources:
+    """The tensors of a checkpoint by the names of a model's parameters.
+
+    Args:
+        reader: the checkpoint.
+        model: whose names are asked for; its experts are taken apart.
+    """
+
+    def __init__(self, reader: Reader, model: Any) -> None:
+        self.reader = reader
+        self._model = model
+        self.used: set[str] = set()
+        prefix = str(getattr(model, "base_model_prefix", "") or "")
+        self._prefixes = ("", f"{prefix}.") if prefix else ("",)
+
+    def __contains__(self, name: str) -> bool:
+        return self._find(name) is not None
+
+    def get(self, name: str) -> Any:
+        """The tensor of a parameter, as the checkpoint has it.
+
+        Raises:
+            ModelError: there is none.
+        """
+        found = self._find(name)
+        if found is None:
+            raise ModelError(f"the checkpoint {self.reader.folder} has no tensor for {name!r}")
+        key, expert = found
+        self.used.add(key)
+        return self.reader.get(key) if expert is None else self._part(self.reader.get(key), name, expert)
+
+    def mark(self, name: str) -> None:
+        """Count the tensor of a parameter as asked for."""
+        if found := self._find(name):
+            self.used.add(found[0])
+
+    def rest(self) -> Iterator[str]:
+        """Names of the checkpoint's tensors that no parameter has asked for."""
+        return (key for key in self.reader if key not in self.used)
+
+    def _find(self, name: str) -> tuple[str, int | None] | None:
+        """The key of a tensor; and which expert of a stack, where it is one."""
+        for key in self._spellings(name):
+            if key in self.reader:
+                return key, None
+        found = _EXPERT.fullmatch(name)
+        if found is None:
+            return None
+        stack, index, side, kind = found.groups()
+        ends = [f"{side}_proj"] if side == "down" else ["gate_up_proj", f"{side}_proj"]
+        for end in ends:
+            for key in self._spellings(f"{stack}.{end}" + "_bias" * (kind == "bias")):
+                if key in self.reader:
+                    return key, int(index)
+        return None
+
+    def _spellings(self, name: str) -> Iterator[str]:
+        names = [name]
+        if found := _EXPERT.fullmatch(name):
+            stack, index, side, kind = found.groups()
+            names.append(f"{stack}.{index}.{_MIXTRAL[side]}.{kind}")
+        names += [each.replace(".mlp.", ".block_sparse_moe.") for each in names if ".mlp." in each]
+        for each in names:
+            yield each
+            for prefix in filter(None, self._prefixes):
+                yield each[len(prefix) :] if each.startswith(prefix) else prefix + each
+
+    def _part(self, stacked: Any, name: str, expert: int) -> Any:
+        """One expert's weight or bias of a stack."""
+        stack, _, side, kind = _EXPERT.fullmatch(name).groups()  # type: ignore[union-attr]
+        experts = self._model.get_submodule(stack)
+        part = stacked[expert]
+        if kind == "weight" and experts.turned:
+            part = part.t()
+        wanted = self._model.get_parameter(name).shape
+        if side != "down" and part.shape != wanted:
+            part = part[experts.halves(len(part))[side == "up"]]
+        return part.contiguous()
+
+
+def fill(module: Any, prefix: str, sources: Sources, *, dtype: Any = None) -> None:
+    """Read the empty parameters of a module, those of its children included.
+
+    Args:
+        prefix: the module's name, empty for the model.
+        dtype: what they become, the checkpoint's own if None.
+
+    Raises:
+        ModelError: one is missing, or has another shape.
+    """
+    start = f"{prefix}." if prefix else ""
+    for owner_name, owner in module.named_modules():
+        place = start + (f"{owner_name}." if owner_name else "")
+        for name, parameter in list(owner.named_parameters(recurse=False)):
+            if parameter.device.type != "meta" or place + name not in sources:
+                continue
+            value = sources.get(place + name)
+            if value.shape != parameter.shape:
+                raise ModelError(f"{place + name} is {list(value.shape)}, and {list(parameter.shape)} in the model")
+            setattr(owner, name, nn.Parameter(value if dtype is None else value.to(dtype), requires_grad=False))
+        for name, _ in list(owner.named_buffers(recurse=False)):
+            if name not in owner._non_persistent_buffers_set and place + name in sources:
+                setattr(owner, name, sources.get(place + name))
+
+
+def missing_of(module: Any) -> list[str]:
+    """Names of parameters that are still empty."""
+    return [name for name, parameter in module.named_parameters() if parameter.device.type == "meta"]
+
+
+def empty(module: Any) -> None:
+    """Give the memory of a module's parameters back."""
+    for owner in module.modules():
+        for name, parameter in list(owner.named_parameters(recurse=False)):
+            hollow = torch.empty_like(parameter, device="meta")
+            setattr(owner, name, nn.Parameter(hollow, requires_grad=False))
