@@ -67,7 +67,7 @@ class BlockJournal:
         if self._folder is None or self._last() < index:
             return None
         try:
-            return load_file(str(self._folder / f"block-{index:05}.safetensors"))
+            return dict(load_file(str(self._folder / f"block-{index:05}.safetensors")))
         except (OSError, SafetensorError):
             return None
 

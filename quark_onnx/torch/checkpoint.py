@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -104,7 +103,9 @@ class Writer:
             raise ConfigError(f"{folder} exists already and is not empty; name another folder")
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
-            self.staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+            self.staging = folder.parent / f".{folder.name}.partial"
+            shutil.rmtree(self.staging, ignore_errors=True)  # of a run that was killed
+            self.staging.mkdir()
         except OSError as error:
             raise ConfigError(f"{folder} cannot be written: {error}") from error
         self._held: dict[str, Any] = {}
@@ -161,7 +162,6 @@ class Writer:
                 places |= dict.fromkeys(names, file)
             content = {"metadata": {"total_size": self.total}, "weight_map": dict(sorted(places.items()))}
             self.write_json(INDEX, content)
-        self.staging.chmod(0o755)
         with contextlib.suppress(FileNotFoundError):
             self.folder.rmdir()
         self.staging.replace(self.folder)

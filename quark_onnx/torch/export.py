@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,8 @@ def export_safetensors(
         if tokenizer is not None:
             tokenizer.save_pretrained(writer.staging)
         content = read_json(writer.staging / "config.json")
-        writer.write_json("config.json", described(content, model, config, pack_method))
+        quantized = {name for name, module in model.named_modules() if isinstance(module, QuantizedLayer)}
+        writer.write_json("config.json", described(content, model, config, pack_method, quantized))
 
 
 def check_layout(config: TorchConfig) -> None:
@@ -66,16 +67,24 @@ def check_layout(config: TorchConfig) -> None:
             check(spec.weight)
 
 
-def described(content: dict[str, Any], model: Any, config: TorchConfig, pack_method: str) -> dict[str, Any]:
-    """A model's config.json with what quantizes it."""
+def described(
+    content: dict[str, Any], model: Any, config: TorchConfig, pack_method: str, quantized: Collection[str]
+) -> dict[str, Any]:
+    """A model's config.json with what quantizes it.
+
+    Args:
+        quantized: names of the layers that are.
+    """
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-    if isinstance(head, QuantizedLayer) and content.get("tie_word_embeddings"):
+    own = next((name for name, module in model.named_modules() if module is head), "")
+    if own in quantized and content.get("tie_word_embeddings"):
         content = content | {"tie_word_embeddings": False}  # the head has codes of its own now
-    return content | {"quantization_config": quark_json.to_json(config, floats_of(model), pack_method)}
+    exclude = [name for name in floats_of(model) if name not in quantized]
+    return content | {"quantization_config": quark_json.to_json(config, exclude, pack_method)}
 
 
 def floats_of(model: Any) -> list[str]:
-    """Names of layers that could be quantized and stay float, routers of experts among them."""
+    """Names of float layers that the default applies to, and of routers of experts."""
     found = []
     for name, module in model.named_modules():
         router = "experts" in dict(model.get_submodule(name.rpartition(".")[0]).named_children()) and (

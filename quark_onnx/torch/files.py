@@ -1,4 +1,4 @@
-"""quantize_checkpoint: from a folder of float weights to a folder of codes, one block of the model in memory at a time."""
+"""quantize_checkpoint: from a folder of weights to a folder of codes, one block of the model in memory at a time."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def quantize_checkpoint(
             writer.add(name, tensor)
         for name in run.sources.rest():
             writer.add(name, reader.get(name))
-        writer.write_json("config.json", described(content, model, config, writing.pack_method))
+        writer.write_json("config.json", described(content, model, config, writing.pack_method, report.quantized))
         for file in other_files(source):
             writer.copy(file)
     return report

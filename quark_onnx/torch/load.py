@@ -37,7 +37,7 @@ def load_checkpoint(folder: Path | str, *, dtype: Any = None, trust_code: bool =
     found = read_json(folder / "config.json").get("quantization_config")
     quantized, method = (None, "reorder") if found is None else quark_json.from_json(found)
     config, reader = config_of(folder, trust_code=trust_code), Reader(folder)
-    kept = dtype_of(config)
+    kept = dtype_of(config) if dtype is None else dtype
     model = skeleton_of(config, trust_code=trust_code)
     for name, (module, kind) in layers_of(model).items() if quantized else ():
         spec = quantized.spec_of(name, kind) if quantized else None
