@@ -1,0 +1,142 @@
+"""ptq: from a float model to a checkpoint of codes and its perplexity, in one call."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quark_onnx.errors import ConfigError
+from quark_onnx.torch.config import KVCache, TorchConfig
+from quark_onnx.torch.estimate import Estimate, estimate
+from quark_onnx.torch.files import Writing, quantize_checkpoint
+from quark_onnx.torch.load import load_checkpoint
+from quark_onnx.torch.perplexity import perplexity
+from quark_onnx.torch.quantize import TorchReport, chosen_layers
+from quark_onnx.torch.schemes import scheme
+from quark_onnx.torch.skeleton import config_of, skeleton_of
+from quark_onnx.torch.spec import TensorSpec
+from quark_onnx.torch.text import read_windows
+
+logger = logging.getLogger(__name__)
+
+#: Formats of keys and values.
+KV_CACHES = ("fp8",)
+
+
+@dataclass(frozen=True)
+class Text:
+    """Text, or tokens, cut into windows.
+
+    Attributes:
+        source: a file, a folder, or the name of a data set.
+        count: windows, at most; None for all.
+        length: tokens of a window.
+    """
+
+    source: str
+    count: int | None = 128
+    length: int = 512
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What ``ptq`` found.
+
+    Attributes:
+        report: what became of the layers.
+        estimate: what it was expected to take.
+        before, after: perplexity of the float model and of the checkpoint; None where nothing was evaluated.
+    """
+
+    report: TorchReport
+    estimate: Estimate
+    before: float | None = None
+    after: float | None = None
+
+
+def config_for(
+    name: str,
+    *,
+    group_size: int | None = None,
+    kv_cache: str | None = None,
+    least_kv_scale: float = 0.0,
+    layers: tuple[tuple[str, str], ...] = (),
+    exclude: tuple[str, ...] = ("lm_head",),
+) -> TorchConfig:
+    """The configuration of a scheme for a language model.
+
+    Args:
+        name: the scheme.
+        group_size: values to a block, for schemes that leave it open.
+        kv_cache: "fp8", or None to leave keys and values as they are.
+        least_kv_scale: the least scale of keys and values.
+        layers: globs of names and the schemes that these layers get instead.
+        exclude: globs of names that stay float.
+
+    Raises:
+        ConfigError: a scheme or a format is unknown.
+
+    >>> config_for("fp8", kv_cache="fp8").kv_cache.layers
+    ('*k_proj', '*v_proj')
+    """
+    if kv_cache not in (None, *KV_CACHES):
+        raise ConfigError(f"kv_cache is {kv_cache!r}; it must be one of: {', '.join(KV_CACHES)}")
+    cache = None if kv_cache is None else KVCache(TensorSpec("fp8e4m3"), least=least_kv_scale)
+    own = tuple((glob, scheme(each, group_size)) for glob, each in layers)
+    return TorchConfig(scheme(name, group_size), layers=own, exclude=exclude, kv_cache=cache)
+
+
+def ptq(
+    source: Path | str,
+    output: Path | str,
+    config: TorchConfig,
+    *,
+    text: Text | None = None,
+    evaluate: Text | None = None,
+    writing: Writing | None = None,
+    progress: bool | None = None,
+) -> Outcome:
+    """Quantize a checkpoint, and compare its perplexity with that of the float model.
+
+    Args:
+        source: a Hugging Face folder.
+        output: where the result goes; may exist only if it is empty.
+        text: to calibrate on.
+        evaluate: to evaluate with, after the result is written; None for no evaluation.
+        writing: how the result is written; the defaults if None.
+        progress: whether to show progress bars; None shows them if stderr is a terminal.
+
+    Raises:
+        QuarkError: the model, the data or a setting is wrong; nothing is written then.
+    """
+    source, writing = Path(source), writing or Writing()
+    windows = list[Any]()
+    tokenizer = tokenizer_of(source, writing.trust_code)
+    if text is not None and config.measures:
+        windows = read_windows(text.source, tokenizer, text.length, text.count)
+    judges = [] if evaluate is None else read_windows(evaluate.source, tokenizer, evaluate.length, evaluate.count)
+    model = skeleton_of(config_of(source, trust_code=writing.trust_code), trust_code=writing.trust_code)
+    expected = estimate(model, chosen_layers(model, config)[0], sum(map(len, windows)), writing.max_shard)
+    logger.info("this takes %s", expected)
+    batches = [window[None] for window in windows] if windows else None
+    report = quantize_checkpoint(source, output, config, batches, writing=writing, progress=progress)
+    if not judges:
+        return Outcome(report, expected)
+    scores = [
+        perplexity(load_checkpoint(folder, trust_code=writing.trust_code), judges, progress=progress)
+        for folder in (source, output)
+    ]
+    return Outcome(report, expected, *scores)
+
+
+def tokenizer_of(folder: Path, trust_code: bool = False) -> Any:
+    """The tokenizer of a checkpoint; None if it has none."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust_code)
+    except Exception as error:  # transformers raises several unrelated types
+        logger.debug("%s has no tokenizer: %s", folder, error)
+        return None
