@@ -180,7 +180,7 @@ class _Run:
                     bar.update((index + 1) * len(walk))
                 yield from found.items()
                 empty(block)
-                _drop_codes(self.model, part)
+                _drop(self.model, part)
 
     def _skip(self, block: Any, name: str) -> None:
         """Count a block's tensors as read."""
@@ -208,9 +208,10 @@ def _fill_outside(model: Any, blocks: dict[str, Any], sources: Sources) -> None:
             fill(module, name, sources)
 
 
-def _drop_codes(model: Any, layers: Layers) -> None:
-    """Let go of what has been written."""
-    for name in layers:
+def _drop(model: Any, layers: Layers) -> None:
+    """Let go of what has been written, and of the float weights that it was made of."""
+    for name, (module, _) in layers.items():
+        empty(module)
         layer = model.get_submodule(name)
         if isinstance(layer, QuantizedLayer):
             layer.quantized = None
