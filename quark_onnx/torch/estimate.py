@@ -23,7 +23,7 @@ _SIDE = 1024
 class Estimate:
     """Attributes are bytes of memory and disk, and seconds.
 
-    >>> print(Estimate(3 << 30, 1 << 29, 150.0))
+    >>> print(Estimate(3 << 30, 1 << 29, 170.0))
     about 3.0 GiB of memory, 0.5 GiB of disk, 3 min
     """
 

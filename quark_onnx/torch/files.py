@@ -23,7 +23,6 @@ from quark_onnx.torch.sources import Sources, empty, fill
 from quark_onnx.torch.structure import blocks_of
 from quark_onnx.torch.walk import Walk, inference
 
-
 #: Layers after which free memory is given back; it takes a while to get it again.
 _KEPT = 16
 

@@ -81,7 +81,7 @@ def quantize(weight: Any, spec: TensorSpec, name: str = "weight", params: Params
     >>> quantize(torch.tensor([[1.0, -2.0, 4.0]]), TensorSpec("mxfp4e2m1")).dequantize()
     tensor([[ 1., -2.,  4.]])
     """
-    if not torch.isfinite(weight).all():
+    if weight.numel() and not torch.isfinite(torch.stack(torch.aminmax(weight))).all():
         raise ModelError(f"the weight {name!r} holds numbers that are infinite or none; it cannot be quantized")
     if spec.is_cast:
         kept = torch.float16 if spec.dtype.name == "float16" else torch.bfloat16
@@ -126,8 +126,7 @@ def fake_quantize(x: Any, spec: TensorSpec, params: Params | None = None, whole:
         return x.to(torch.float16 if spec.dtype.name == "float16" else torch.bfloat16).to(x.dtype)
     view = _in_blocks(x, spec.group) if spec.group else x
     if not isinstance(spec.dtype, Scaled):
-        values = shared_exponent.decode(shared_exponent.encode(view, spec, whole), spec, x.dtype)
-        return _without_filling(values, x)
+        return _without_filling(shared_exponent.rounded(view, spec, whole).to(x.dtype), x)
     if params is None:
         params = affine.params_for(*affine.extremes(view if spec.per_channel or spec.group else view.reshape(-1)), spec)
     values = affine.decode(affine.encode(view, params, spec), params, x.dtype)

@@ -58,6 +58,16 @@ def encode(blocks: Any, spec: TensorSpec, whole: Any = None) -> Shared:
     return Shared(code_of(round_to(elements, element), element), byte)
 
 
+def rounded(blocks: Any, spec: TensorSpec, whole: Any = None) -> Any:
+    """What is left of blocks: ``decode`` of ``encode``, without the codes; float32."""
+    element = element_of(spec.dtype)
+    if element is None:
+        return decode(encode(blocks, spec, whole), spec)
+    x = blocks.float()
+    exponent = shared_exponent(x.abs().amax(-1, keepdim=True), spec.exponent, element)
+    return _times_power(round_to(_times_power(x, -exponent), element), exponent)
+
+
 def decode(shared: Shared, spec: TensorSpec, dtype: Any = torch.float32) -> Any:
     """The values of blocks, of shape (..., blocks, block size)."""
     if shared.scale is None:
@@ -85,15 +95,20 @@ def shared_exponent(greatest: Any, rule: str, element: MiniFloat | None) -> Any:
 
 
 def round_to(x: Any, format: MiniFloat) -> Any:
-    """The nearest values of a small float, ties to even, saturated; float32.
+    """The nearest values of a small float, ties to even, saturated.
+
+    Args:
+        x: float32, of magnitudes below 2^100.
 
     >>> from quark_onnx.kernels.minifloat import E2M1
     >>> round_to(torch.tensor([0.26, 2.5, 100.0]), E2M1)
     tensor([0.5000, 2.0000, 6.0000])
     """
     x = x.clamp(-format.largest, format.largest)
-    exponent = (torch.frexp(x)[1] - 1).clamp(min=format.emin) - format.mantissa_bits
-    return torch.ldexp(torch.round(torch.ldexp(x, -exponent)), exponent).clamp(-format.largest, format.largest)
+    # the power of two below each value; so many steps above it, float32 itself has the steps of the format
+    power = (x.view(torch.int32) & 0x7F800000).view(torch.float32).clamp_(min=2.0**format.emin)
+    ground = power.mul_(1.5 * 2.0 ** (23 - format.mantissa_bits))
+    return x.add_(ground).sub_(ground).clamp_(-format.largest, format.largest)
 
 
 def code_of(values: Any, format: MiniFloat) -> Any:
@@ -104,10 +119,10 @@ def code_of(values: Any, format: MiniFloat) -> Any:
     tensor([ 0,  1, 10,  7], dtype=torch.uint8)
     """
     magnitude = values.abs()
-    exponent = torch.where(magnitude > 0, torch.frexp(magnitude)[1] - 1, format.emin).clamp(min=format.emin)
-    mantissa = torch.ldexp(magnitude, format.mantissa_bits - exponent).to(torch.int32)
-    # a subnormal lacks the hidden bit, and so lands in the binade below, whose code it has
-    code = ((exponent - format.emin) << format.mantissa_bits) + mantissa
+    subnormal = (magnitude * 2.0 ** (format.mantissa_bits - format.emin)).to(torch.int32)
+    bits = magnitude.view(torch.int32) >> 23 - format.mantissa_bits
+    normal = bits - (127 - format.bias << format.mantissa_bits)
+    code = torch.where(magnitude < 2.0**format.emin, subnormal, normal)
     sign = (values < 0).to(torch.int32) << (format.exponent_bits + format.mantissa_bits)
     return (code + sign).to(torch.uint8)
 
@@ -142,7 +157,9 @@ def whole_for(greatest: Any) -> Any:
 
 def _two_levels(x: Any, whole: Any) -> Shared:
     greatest = x.abs().amax(-1)
-    whole = whole_for(greatest.max()) if whole is None else whole.float()
+    if whole is None:
+        whole = whole_for(greatest.max() if greatest.numel() else greatest.new_zeros(()))
+    whole = whole.float()
     scale = (greatest / (E2M1.largest * whole)).clamp(max=E4M3.largest).to(torch.float8_e4m3fn)
     scale = torch.where(scale.float() > 0, scale.float(), torch.ones_like(greatest))
     elements = round_to(x / (scale * whole)[..., None], E2M1)
