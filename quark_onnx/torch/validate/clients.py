@@ -1,4 +1,4 @@
-"""Clients and layouts: which checks a checkpoint must pass for which client, in one table; and the verdict from them."""
+"""validate: which checks a checkpoint must pass for which client, in one table, and the verdict that follows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a checkpoint in the layout of compressed-tensors loads: its config_groups, vLLM's schemes, and the tensors."""
+"""Whether a checkpoint in the layout of compressed-tensors loads: its config_groups, schemes and tensors."""
 
 from __future__ import annotations
 
@@ -127,13 +127,16 @@ def scheme_in_vllm(group: Group, form: str | None) -> str:
     weight, inputs = _arguments(group.get("weights")), _arguments(group.get("input_activations"))
     assert weight is not None
     kind = (weight["type"], weight["num_bits"], weight["strategy"], weight["group_size"])
-    if kind == ("float", 4, "tensor_group", 16) and weight["symmetric"]:
-        same = inputs is not None and (inputs["type"], inputs["num_bits"], inputs["group_size"]) == ("float", 4, 16)
-        return "nvfp4" if inputs is None or same else ""
+    if _is_nvfp4(weight):
+        return "nvfp4" if inputs is None or _is_nvfp4(inputs) else ""
     if kind == ("float", 4, "group", 32) and weight["symmetric"]:
         return "mxfp4"
     if kind == ("float", 8, "group", 32) and weight["symmetric"] and "uint8" in str(weight.get("scale_dtype")):
         return "mxfp8"
+    if inputs is not None and kind[:3] == ("int", 4, "group") and weight["symmetric"] and not weight["dynamic"]:
+        tokens = (inputs["type"], inputs["num_bits"], inputs["strategy"]) == ("float", 8, "token")
+        if tokens and inputs["symmetric"] and inputs["dynamic"]:
+            return "int4 a8 in fp8, on GPUs of capability 9.0 alone"
     grouped, static = weight["strategy"] in ("channel", "group"), not weight["dynamic"]
     output = _arguments(group.get("output_activations"))
     whole = weight["type"] == "int" and static and grouped
@@ -207,7 +210,7 @@ def _input_slots(inputs: Group | None) -> dict[str, Slot]:
 def _kv_slots(entries: dict[str, Any], module: Module) -> Slots:
     cached = isinstance(entries.get("kv_cache_scheme"), dict) and module.last in ("k_proj", "v_proj", "q_proj")
     optional = Slot(FLOATS, SCALAR, needed=False)
-    return {name: optional for name in ("output_scale", "k_scale", "v_scale")} if cached else {}
+    return dict.fromkeys(("output_scale", "k_scale", "v_scale"), optional) if cached else {}
 
 
 def _activation_scheme(weight: Group, inputs: Group | None) -> str:
@@ -224,6 +227,11 @@ def _activation_scheme(weight: Group, inputs: Group | None) -> str:
     return (
         "int4 a8" if small and inputs["num_bits"] == 8 and inputs["strategy"] == "token" and inputs["dynamic"] else ""
     )
+
+
+def _is_nvfp4(found: Group) -> bool:
+    kind = (found["type"], found["num_bits"], found["strategy"], found["group_size"])
+    return kind == ("float", 4, "tensor_group", 16) and bool(found["symmetric"])
 
 
 def _is_static_int8(found: Group | None) -> bool:
@@ -250,9 +258,7 @@ def _argument_findings(place: str, found: Group) -> Iterator[Finding]:
         yield broken("ct-arguments", place, f"type {arguments['type']!r}, num_bits {arguments['num_bits']!r}")
     elif strategy not in _STRATEGIES:
         yield broken("ct-arguments", f"{place}.strategy", repr(strategy))
-    elif strategy in ("group", "tensor_group") and not (type(size) is int and size > 0):
-        yield broken("ct-arguments", f"{place}.group_size", f"{size!r}, with {strategy}")
-    elif type(size) is int and size > 0 and strategy not in ("group", "tensor_group"):
+    elif (strategy in ("group", "tensor_group")) != (type(size) is int and size > 0):
         yield broken("ct-arguments", f"{place}.group_size", f"{size!r}, with {strategy}")
     elif strategy == "block" and not isinstance(arguments.get("block_structure"), list):
         yield broken("ct-arguments", f"{place}.block_structure", f"{arguments.get('block_structure')!r}, with block")

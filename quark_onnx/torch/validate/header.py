@@ -133,7 +133,7 @@ def _tensor(name: str, entry: Any, file: Path, start: int) -> Tensor:
         whole = False
     if not whole:
         raise ModelError(f"the header's entry of {name!r} is {entry!r}; it lacks a dtype, shape or data_offsets")
-    if dtype not in BITS:
+    if not isinstance(dtype, str) or dtype not in BITS:
         raise ModelError(f"{name!r} has the unknown type {dtype!r}")
     if prod(shape) * BITS[dtype] != (last - first) * 8:
         raise ModelError(f"{name!r} is {dtype} {list(shape)}, which does not fill the {last - first} bytes it takes")

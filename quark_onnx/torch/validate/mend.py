@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -76,10 +75,11 @@ def mend(folder: Path, client: str, output: Path | None = None) -> Mended:
         return Mended(None, (), before)
     output.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{output.name}-", dir=output.parent))
+    scratch.chmod(output.parent.stat().st_mode & 0o777)  # a temporary folder is its owner's alone
     try:
         _write(checkpoint, config, index, scratch)
         validate(scratch, client)  # that it can be read, before anybody sees it
-        os.replace(scratch, output)
+        scratch.replace(output)
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)
         raise

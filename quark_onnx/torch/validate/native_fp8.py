@@ -1,4 +1,4 @@
-"""Whether a checkpoint in the layout of DeepSeek's fp8 loads: weights in E4M3, with a scale for each tensor or block."""
+"""Whether a checkpoint in the layout of DeepSeek's fp8 loads: E4M3, with a scale for each tensor or block."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether checkpoints in the layouts of AutoAWQ and GPTQ load: their keys, and integers of four or eight bits in int32."""
+"""Whether checkpoints in the layouts of AutoAWQ and GPTQ load: their keys, and small integers packed in int32."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _tensor_findings(checkpoint: Checkpoint, slots_of: Sizes) -> Iterator[Findin
     group = entries.get("q_group_size", entries.get("group_size"))
     for module in checkpoint.modules.values():
         weight = module.weight
-        if weight is None or not module.is_quantized:
+        if weight is None or (not module.is_quantized and "weight" in module.tensors):
             continue
         if not weight.name.endswith(".qweight") or len(weight.shape) != 2:
             yield broken("tensor-unknown", weight.name, f"{weight}; a layer is float, or a matrix called qweight")

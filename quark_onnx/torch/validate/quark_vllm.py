@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from fnmatch import fnmatch
 
 from quark_onnx.torch.validate.checkpoint import Checkpoint
@@ -86,7 +87,7 @@ def tensor_findings(
 
 def kv_slots(config: QuarkConfig, module: Module) -> Slots:
     """The scales of a layer whose outputs are the KV cache."""
-    return {"output_scale": SCALE} if config.is_cached(module) else {}
+    return {"output_scale": replace(SCALE, needed=False)} if config.is_cached(module) else {}
 
 
 def kv_scale_findings(checkpoint: Checkpoint, config: QuarkConfig) -> Iterator[Finding]:
