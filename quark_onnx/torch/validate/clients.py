@@ -88,21 +88,16 @@ LAYOUTS: dict[str, dict[str, Layout]] = {
 #: Layouts that the clients know, and for which there are no rules here.
 _UNCHECKED = {
     "vllm": (
-        "modelopt",
-        "fbgemm_fp8",
-        "fp_quant",
-        "torchao",
-        "mxfp4",
-        "inc",
-        "auto-round",
-        "experts_int8",
-        "bitsandbytes",
+        *("modelopt", "modelopt_fp4", "modelopt_mxfp8", "modelopt_mixed", "torchao", "mxfp4", "mxfp8", "inc"),
+        *("auto-round", "experts_int8", "humming", "deepseek_v4_fp8", "moe_wna16"),
     ),
     "transformers": (
         *("bitsandbytes", "aqlm", "quanto", "eetq", "higgs", "hqq", "fbgemm_fp8", "torchao", "bitnet", "vptq", "spqr"),
         *("fouroversix", "fp_quant", "nvfp4", "mxfp8", "auto-round", "mxfp4", "metal", "sinq", "gemma"),
     ),
 }
+#: What comes of a value whose type no tool writes; clients fail on it just so.
+_MALFORMED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 RELEASES = {"vllm": VLLM, "transformers": TRANSFORMERS, "llama.cpp": LLAMA_CPP}
 
 
@@ -176,13 +171,12 @@ def _run(checks: Iterable[Check], checkpoint: Checkpoint) -> Iterator[Finding]:
     for check in checks:
         try:
             yield from [*check(checkpoint)]
-        except (TypeError, ValueError, KeyError, AttributeError, ZeroDivisionError) as error:
-            # a value of the configuration is of a type that no tool writes; the client fails on it just so
+        except _MALFORMED as error:
             yield broken("malformed", "config.json", f"{type(error).__name__}: {error}")
 
 
 def _safely(schemes: Callable[[Checkpoint], Iterator[str]], checkpoint: Checkpoint) -> list[str]:
     try:
         return [*schemes(checkpoint)]
-    except (TypeError, ValueError, KeyError, AttributeError, ZeroDivisionError):
+    except _MALFORMED:
         return []

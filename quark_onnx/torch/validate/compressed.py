@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from quark_onnx.torch.validate.checkpoint import Checkpoint
-from quark_onnx.torch.validate.finding import REFUSED, WARNING, WRONG, Finding
+from quark_onnx.torch.validate.finding import REFUSED, WRONG, Finding
 from quark_onnx.torch.validate.header import FLOATS, Tensor
 from quark_onnx.torch.validate.modules import Module, fused, size_of
 from quark_onnx.torch.validate.quark_config import is_glob
@@ -89,8 +89,11 @@ def layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
                 yield broken("excluded-quantized", module.name, f"no group is for it, and its weight is {weight}")
             continue
         if not module.is_quantized:
-            severity = WARNING if module.is_router else WRONG if "weight" in slot_names(found[1]) else REFUSED
-            yield broken("float-included", module.name, f"its weight is {weight}, not {_describe(found[1])}", severity)
+            severity = WRONG if "weight" in slot_names(found[1]) else REFUSED
+            if not module.is_router:
+                yield broken(
+                    "float-included", module.name, f"its weight is {weight}, not {_describe(found[1])}", severity
+                )
             continue
         size, slots = slots_of(found[1], weight)
         group = found[1]["weights"].get("group_size")

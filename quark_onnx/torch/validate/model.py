@@ -90,7 +90,8 @@ def scale_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Scales without a weight; scales of the KV cache that no data stands behind."""
     for module in checkpoint.modules.values():
         if module.weight is None and any(name.startswith(("weight_scale", "input_scale")) for name in module.tensors):
-            yield broken("scale-alone", module.name, f"{', '.join(sorted(module.tensors))} without a weight")
+            text = f"{', '.join(sorted(module.tensors))} without a weight"
+            yield broken("scale-alone", module.name, text, REFUSED if module.is_head else WRONG)
     names = [name for name in checkpoint.tensors if _KV_SCALE.search(today(name))]
     tensors = [checkpoint.tensors[name] for name in names]
     if not tensors or any(tensor.count != 1 or tensor.dtype not in FLOATS for tensor in tensors):

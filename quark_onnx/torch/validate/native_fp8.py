@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from quark_onnx.torch.validate.checkpoint import Checkpoint
-from quark_onnx.torch.validate.finding import REFUSED, WARNING, WRONG, Finding
+from quark_onnx.torch.validate.finding import Finding
 from quark_onnx.torch.validate.header import FLOATS
 from quark_onnx.torch.validate.modules import Module, fused, size_of
 from quark_onnx.torch.validate.quark_config import is_glob
@@ -82,8 +82,8 @@ def _layer_findings(checkpoint: Checkpoint, scales: set[str], inputs: str) -> It
             if module.is_quantized:
                 yield broken("excluded-quantized", module.name, f"it is excluded, and its weight is {module.weight}")
         elif not module.is_quantized:
-            severity = WARNING if module.is_router else REFUSED if entries.get("weight_block_size") is None else WRONG
-            yield broken("float-included", module.name, f"its weight is {module.weight}, not F8_E4M3", severity)
+            if not module.is_router:
+                yield broken("float-included", module.name, f"its weight is {module.weight}, not F8_E4M3")
         else:
             yield from _tensors(checkpoint, module, scales, inputs)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from quark_onnx.torch.validate.checkpoint import Checkpoint
-from quark_onnx.torch.validate.finding import WARNING, Finding
+from quark_onnx.torch.validate.finding import REFUSED, Finding
 from quark_onnx.torch.validate.header import FLOATS, Tensor
 from quark_onnx.torch.validate.modules import Module, fused, size_of
 from quark_onnx.torch.validate.rules import broken
@@ -37,9 +37,8 @@ def awq_layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     for module, excluded in _layers(checkpoint, lambda name: any(part in name for part in skipped)):
         if excluded and module.is_quantized:
             yield broken("excluded-quantized", module.name, f"modules_to_not_convert names it: {module.weight}")
-        elif skipped and not excluded and not module.is_quantized:
-            severity = WARNING if module.is_router else ""
-            yield broken("float-included", module.name, f"its weight is {module.weight}", severity)
+        elif skipped and not excluded and not module.is_quantized and not module.is_router:
+            yield broken("float-included", module.name, f"its weight is {module.weight}", REFUSED)
     yield from _tensor_findings(checkpoint, _awq_slots)
 
 

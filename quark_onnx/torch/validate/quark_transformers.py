@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from quark_onnx.torch.validate.checkpoint import Checkpoint
-from quark_onnx.torch.validate.finding import REFUSED, WARNING, WRONG, Finding
+from quark_onnx.torch.validate.finding import REFUSED, WRONG, Finding
 from quark_onnx.torch.validate.quark_config import QuarkConfig, stages
 from quark_onnx.torch.validate.quark_schemes import describe
 from quark_onnx.torch.validate.quark_vllm import kv_scale_findings, kv_slots, tensor_findings
@@ -103,10 +103,8 @@ def quark_layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
         if not weights or config.export.get("weight_format") == "fake_quantized":
             continue
         if not module.is_quantized:
-            severity = WARNING if module.is_router else WRONG
-            yield broken(
-                "float-included", module.name, f"its weight is {module.weight}, not {describe(layer)}", severity
-            )
+            if not module.is_router:  # it is no Linear there
+                yield broken("float-included", module.name, f"its weight is {module.weight}, not {describe(layer)}")
             continue
         if len(weights) > 1:
             yield broken("quark-two-stages", module.name, describe(layer))

@@ -16,6 +16,8 @@ from quark_onnx.torch.validate.rules import broken
 from quark_onnx.torch.validate.slots import SCALE, Slots, size_findings, slot_findings
 
 _HERE = "quantization_config"
+#: Families whose routers vLLM quantizes like other layers, unless they are excluded.
+_QUANTIZED_ROUTERS = ("dbrx", "lfm2_moe", "qwen3_moe")
 
 
 def quark_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -54,7 +56,8 @@ def quark_layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     for name, modules in fused(checkpoint.modules):
         yield from _fused_findings(config, name, modules)
     for module in checkpoint.modules.values():
-        if module.is_linear and not (module.is_router and family == "mixtral" and not module.is_quantized):
+        stays = module.is_router and family not in _QUANTIZED_ROUTERS and not module.is_quantized
+        if module.is_linear and not stays:
             yield from _layer_findings(checkpoint, config, module)
     yield from kv_scale_findings(checkpoint, config)
 
@@ -171,7 +174,7 @@ def _layer_findings(checkpoint: Checkpoint, config: QuarkConfig, module: Module)
     elif config.export.get("weight_format") == "fake_quantized":
         return
     elif not module.is_quantized:
-        severity = WARNING if module.is_router else REFUSED if _is_packed(layer) else WRONG
+        severity = REFUSED if _is_packed(layer) else WRONG
         yield broken("float-included", module.name, f"{_stored(module)}; the configuration says {name}", severity)
     else:
         yield from tensor_findings(checkpoint, module, layer, kv_slots(config, module))

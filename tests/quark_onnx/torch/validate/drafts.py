@@ -242,9 +242,8 @@ def _replaced(draft: Draft, layers: dict[str, dict[str, Entry]]) -> Draft:
 
 def layer(weight: Any, inputs: Any) -> dict[str, Any]:
     """A layer's configuration."""
-    return deepcopy(
-        {"weight": weight, "input_tensors": inputs, "output_tensors": None, "bias": None, "target_device": None}
-    )
+    specs = {"weight": deepcopy(weight), "input_tensors": deepcopy(inputs)}
+    return {**specs, "output_tensors": None, "bias": None, "target_device": None}
 
 
 def quark(scheme: str = "fp8") -> Draft:

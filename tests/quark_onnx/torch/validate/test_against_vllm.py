@@ -211,10 +211,10 @@ def _accepts(config: Any, choose: Any, parts: dict[str, Any]) -> bool:
 def test_tensors_of_quark(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM makes the parameters that the table of slots demands: names and shapes, of one layer that is not fused."""
     torch = pytest.importorskip("torch")
+    linear = module("linear").LinearBase
     _without_gpu(monkeypatch)
     entries = drafts.quark(scheme).quantization
     config = config_of(entries)
-    linear = module("linear").LinearBase
     name, (out, into) = "model.layers.0.mlp.down_proj", (32, 64)
     weight_key, input_key, kind = config.get_scheme_cls(linear, name)
     chosen = config.init_scheme(kind, weight_key, input_key, 1, entries["global_quant_config"]["weight"])
