@@ -18,7 +18,7 @@ from quark_onnx.torch.validate import (
     quark_vllm,
 )
 from quark_onnx.torch.validate.checkpoint import Checkpoint, read
-from quark_onnx.torch.validate.finding import SEVERITIES, Finding, Verdict
+from quark_onnx.torch.validate.finding import SEVERITIES, WARNING, WRONG, Finding, Verdict
 from quark_onnx.torch.validate.rules import LLAMA_CPP, TRANSFORMERS, VLLM, broken
 
 Check = Callable[[Checkpoint], Iterator[Finding]]
@@ -43,6 +43,7 @@ class Layout:
 
 #: For checkpoints of any layout.
 EVERY: tuple[Check, ...] = (model.file_findings, model.layer_findings, model.head_findings, model.scale_findings)
+MISSING: dict[str, Check] = {"vllm": model.strict_findings, "transformers": model.missing_findings}
 
 _QUARK_NEEDS = ("amd-quark 0.12 or later, and a C++ compiler for it",)
 _GPTQMODEL = (packed.gptqmodel_config_findings,)
@@ -125,12 +126,9 @@ def validate(folder: Path, client: str) -> Verdict:
     checkpoint = read(folder)
     method = checkpoint.method
     layout = LAYOUTS[client].get(method, Layout())
-    found = [*_run(EVERY, checkpoint)]
+    found = [*_run((*EVERY, MISSING[client]), checkpoint)]
     if method not in LAYOUTS[client]:
-        known = method in _UNCHECKED[client]
-        found.append(
-            broken("method-unchecked" if known else "method", "quantization_config.quant_method", repr(method))
-        )
+        found.append(_unknown(checkpoint, client))
     config = [*_run(layout.config, checkpoint)]
     found += config
     schemes = dict[str, int]()
@@ -147,6 +145,16 @@ def _validate_gguf(place: Path) -> Verdict:
     if not models:
         found.append(broken("gguf-none", str(place), "there is no *.gguf"))
     return _verdict(place, "llama.cpp", "gguf", dict(schemes), (), found)
+
+
+def _unknown(checkpoint: Checkpoint, client: str) -> Finding:
+    place, found = "quantization_config.quant_method", repr(checkpoint.method)
+    if checkpoint.method in _UNCHECKED[client]:
+        return broken("method-unchecked", place, found)
+    if client != "transformers" or not checkpoint.method:
+        return broken("method", place, found)
+    quantized = any(module.is_quantized for module in checkpoint.modules.values())
+    return broken("method", place, f"{found}, and the weights are read as floats", WRONG if quantized else WARNING)
 
 
 def _verdict(

@@ -14,6 +14,8 @@ from quark_onnx.torch.validate.modules import EMBEDDING, HEAD, size_of, today
 from quark_onnx.torch.validate.rules import broken
 from quark_onnx.torch.validate.slots import size_findings
 
+#: More than any model has; a number beyond it is damage.
+_MOST_LAYERS = 10_000
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 _KV_SCALE = re.compile(r"\.(?:[kv]_proj\.(?:output_scale|[kv]_scale)|[kv]_scale|kv_scale)$")
 
@@ -52,15 +54,29 @@ def _index_findings(checkpoint: Checkpoint, index: dict[str, str], found: dict[s
             yield broken("tensor-misplaced", name, f"{INDEX} does not have it; it is in {found[name][0]}")
 
 
-def layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """How many layers there are, and how large float ones are."""
-    config = checkpoint.text_config
+def strict_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """What is missing in the whole model, for a client that refuses float models where something is."""
+    yield from missing_findings(checkpoint, WRONG if checkpoint.quantization else REFUSED)
+
+
+def missing_findings(checkpoint: Checkpoint, severity: str = WRONG) -> Iterator[Finding]:
+    """Layers, or the head, that the model's configuration promises and no file has."""
+    if checkpoint.damage or not checkpoint.headers:
+        return
+    config, modules = checkpoint.text_config, checkpoint.modules
     layers = {int(found[1]) for name in checkpoint.tensors if (found := _LAYER.search(name))}
     count = config.get("num_hidden_layers")
-    complete = len(checkpoint.headers) and not checkpoint.damage
-    if type(count) is int and complete and layers and (missing := sorted({*range(count)} - layers)):
+    if type(count) is int and layers and (missing := sorted({*range(min(count, _MOST_LAYERS))} - layers)):
         text = f"num_hidden_layers is {count}; layers {_ranges(missing)} have no tensors"
-        yield broken("layers-missing", "config.json", text, WRONG if checkpoint.quantization else REFUSED)
+        yield broken("layers-missing", "config.json", text, severity)
+    heads = any(module.is_head and module.weight is not None for module in modules.values())
+    if config.get("tie_word_embeddings") is False and not heads and EMBEDDING in modules:
+        yield broken("head-missing", f"{HEAD}.weight", "tie_word_embeddings is false, and no file has it", severity)
+
+
+def layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """How large float layers are."""
+    config = checkpoint.text_config
     rows, hidden = config.get("vocab_size"), config.get("hidden_size")
     for module in checkpoint.modules.values():
         weight = module.weight
@@ -73,17 +89,10 @@ def layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def head_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Whether the head agrees with ``tie_word_embeddings``, and is whole."""
-    tied = checkpoint.text_config.get("tie_word_embeddings")
-    heads = [module for module in checkpoint.modules.values() if module.is_head]
-    complete = len(checkpoint.headers) and not checkpoint.damage
-    for head in heads:
-        if head.weight is not None and tied is True:
-            yield broken("head-tied", f"{head.name}.weight", "tie_word_embeddings is true, and the file has it")
-    missing = complete and not any(head.weight is not None for head in heads)
-    if missing and tied is False and EMBEDDING in checkpoint.modules:
-        text = "tie_word_embeddings is false, and no file has it"
-        yield broken("head-missing", f"{HEAD}.weight", text, WRONG if checkpoint.quantization else REFUSED)
+    """A head that is stored although it is tied to the embedding."""
+    for module in checkpoint.modules.values():
+        if module.is_head and module.weight is not None and checkpoint.text_config.get("tie_word_embeddings") is True:
+            yield broken("head-tied", f"{module.name}.weight", "tie_word_embeddings is true, and the file has it")
 
 
 def scale_findings(checkpoint: Checkpoint) -> Iterator[Finding]:

@@ -29,7 +29,7 @@ def scheme_in_vllm(layer: Layer, pack_method: str, experts: bool = False) -> tup
             return "nvfp4", ""
         if experts and _is_int4_fp8(weight, inputs):
             return "int4_fp8", ""
-        return "", "two stages are read for nvfp4 alone"
+        return "", "of two stages is nvfp4 alone: fp4 in groups of 16 and fp8_e4m3, inputs dynamic in the first stage"
     first, second = _single(weight), _single(inputs)
     if first is None:
         return "", "the weight has no specification"

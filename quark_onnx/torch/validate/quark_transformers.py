@@ -51,7 +51,8 @@ _TYPES = (
     *("mx", "mx6", "mx9", "bfp16"),
 )
 #: Formats that are rounded without a scale of their own; no observer belongs to them.
-_UNSCALED = ("bfloat16", "float16", "mx", "mx6", "mx9", "bfp16")
+_CASTS = ("bfloat16", "float16")
+_UNSCALED = (*_CASTS, "mx", "mx6", "mx9", "bfp16")
 _ALGORITHMS = ["rotation", "quarot", "smooth", "autosmoothquant", "awq", "gptq", "gptaq", "qronos", "svdquant"]
 _ALGORITHMS += ["twobitscalar"]
 _HERE = "quantization_config"
@@ -100,7 +101,7 @@ def quark_layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
             continue
         layer = config.layer(module.name)
         weights = stages(layer.get("weight"))
-        if not weights or config.export.get("weight_format") == "fake_quantized":
+        if not weights or weights[0].get("dtype") in _CASTS or config.export.get("weight_format") == "fake_quantized":
             continue
         if not module.is_quantized:
             if not module.is_router:  # it is no Linear there

@@ -14,8 +14,11 @@ import pytest
 
 from quark_onnx.torch.validate import validate
 from quark_onnx.torch.validate.compressed import scheme_in_vllm as compressed_scheme
+from quark_onnx.torch.validate.compressed import slots_of as slots_of_group
 from quark_onnx.torch.validate.header import Tensor
+from quark_onnx.torch.validate.modules import Module
 from quark_onnx.torch.validate.quark_schemes import scheme_in_vllm, slots_of
+from quark_onnx.torch.validate.slots import slot_findings
 from tests.quark_onnx.torch.validate import drafts
 from tests.quark_onnx.torch.validate.drafts import FP8, INT8, SCHEMES, TOKENS, Draft, layer
 
@@ -251,3 +254,73 @@ def _without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         for function in vars(here):
             if function.startswith(("init_", "choose_", "expose_", "get_current_vllm_config")):
                 monkeypatch.setattr(here, function, MagicMock())
+
+
+SETTINGS: list[tuple[str, dict[str, Any]]] = [
+    *(("awq", {name: value}) for name, value in (("bits", 4), ("bits", 8), ("bits", 3), ("zero_point", False))),
+    *(("gptq", {"bits": bits, "sym": sym}) for bits in (2, 3, 4, 8) for sym in (True, False)),
+    *(("gptq", {"desc_act": True, "group_size": size}) for size in (-1, 32, 128)),
+    *(("fp8", {"activation_scheme": scheme}) for scheme in ("static", "dynamic", "token")),
+    *(("fp8", {"activation_scheme": scheme, "weight_block_size": [128, 128]}) for scheme in ("static", "dynamic")),
+    ("fp8", {"activation_scheme": "dynamic", "weight_block_size": [128]}),
+    *(("awq", {"drop": key}) for key in ("bits", "group_size", "zero_point", "version", "modules_to_not_convert")),
+    *(("gptq", {"drop": key}) for key in ("bits", "group_size", "desc_act", "sym", "lm_head")),
+    *(("fp8", {"drop": key}) for key in ("activation_scheme", "ignored_layers")),
+]
+
+
+@pytest.mark.parametrize(("layout", "settings"), SETTINGS, ids=str)
+def test_configurations_of_others(layout: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    names = {"awq": ("auto_awq", "AutoAWQConfig"), "gptq": ("auto_gptq", "AutoGPTQConfig"), "fp8": ("fp8", "Fp8Config")}
+    config = getattr(module(f"quantization.{names[layout][0]}"), names[layout][1])
+    draft = getattr(drafts, layout)()
+    entries = draft.quantization
+    entries.pop(settings.get("drop"), None)
+    entries.update({key: value for key, value in settings.items() if key != "drop"})
+    try:
+        config.from_config(deepcopy(entries))
+        loads = True
+    except REFUSALS:
+        loads = False
+    verdict = validate(draft.write(tmp_path / "draft"), "vllm")
+    assert (f"{layout}-config" not in {finding.rule for finding in verdict.findings}) is loads, verdict.text()
+
+
+@pytest.mark.parametrize("kind", ["pack-quantized", "float-quantized", "int-quantized", "nvfp4-pack-quantized"])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_tensors_of_compressed_tensors(kind: str, symmetric: bool) -> None:
+    """The library itself compresses a layer: names, types and shapes are those that the slots demand."""
+    torch = pytest.importorskip("torch")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pytest.importorskip("compressed_tensors")
+        from compressed_tensors.compressors import BaseCompressor
+        from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+    if not symmetric and kind in ("float-quantized", "nvfp4-pack-quantized"):
+        pytest.skip("floats are symmetric")
+    float8 = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True}
+    int8 = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": symmetric}
+    int4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": symmetric}
+    float4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16, "symmetric": True}
+    table = dict(zip(("pack-quantized", "float-quantized", "int-quantized"), (int4, float8, int8), strict=True))
+    weights = table.get(kind, float4)
+    out, into = 32, 64
+    groups = {"group": into // 32, "tensor_group": into // 16}.get(str(weights["strategy"]), 1)
+    state = {"weight": torch.zeros(out, into), "weight_scale": torch.ones(out, groups)}
+    if not symmetric:
+        state["weight_zero_point"] = torch.zeros(out, groups, dtype=torch.int8)
+    if weights is float4:
+        state["weight_global_scale"] = torch.ones(1)
+    scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**weights))
+    made = BaseCompressor.get_value_from_registry(kind).compress(state, scheme)
+    types = {torch.float8_e4m3fn: "F8_E4M3", torch.int8: "I8", torch.int32: "I32", torch.uint8: "U8"}
+    types |= {torch.float32: "F32", torch.int64: "I64"}
+    tensors = {
+        name: Tensor(f"layer.{name}", types[value.dtype], tuple(value.shape), Path(), 0, 0)
+        for name, value in made.items()
+    }
+    found = Module("layer", tensors)
+    assert found.weight is not None
+    size, slots = slots_of_group({"weights": weights, "format": kind}, found.weight)
+    assert size == (out, into)
+    assert [str(finding) for finding in slot_findings(found, slots)] == []

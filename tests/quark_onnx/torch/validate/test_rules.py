@@ -132,7 +132,8 @@ def untied_outputs(draft: Draft) -> None:
 CASES = (
     Case("architecture", "refused", drafts.plain, without("architectures"), BOTH),
     Case("architecture", "refused", drafts.plain, without("model_type"), BOTH),
-    Case("layers-missing", "refused", drafts.plain, config(num_hidden_layers=3), BOTH),
+    Case("layers-missing", "refused", drafts.plain, config(num_hidden_layers=3)),
+    Case("layers-missing", "wrong", drafts.plain, config(num_hidden_layers=3), HF),
     Case("layers-missing", "wrong", drafts.quark, config(num_hidden_layers=3), BOTH),
     Case("weight-shape", "refused", drafts.plain, config(intermediate_size=128), BOTH, "mlp"),
     Case("weight-shape", "refused", drafts.plain, config(vocab_size=48), BOTH, "model.embed_tokens"),
@@ -140,7 +141,8 @@ CASES = (
     Case("weight-shape", "refused", lambda: drafts.quark("uint4_wo_32"), config(intermediate_size=128), BOTH, "mlp"),
     Case("weight-shape", "refused", drafts.awq, config(intermediate_size=128), BOTH, "mlp"),
     Case("weight-shape", "refused", drafts.compressed, config(num_key_value_heads=4), BOTH, "k_proj"),
-    Case("head-missing", "refused", drafts.plain, drop("lm_head.weight"), BOTH),
+    Case("head-missing", "refused", drafts.plain, drop("lm_head.weight")),
+    Case("head-missing", "wrong", drafts.plain, drop("lm_head.weight"), HF),
     Case("head-missing", "wrong", drafts.quark, drop("lm_head.weight"), BOTH),
     Case("head-tied", "warning", drafts.quark, config(tie_word_embeddings=True), BOTH),
     Case("scale-alone", "wrong", drafts.quark, drop(f"{DOWN0}.weight"), BOTH, DOWN0),
@@ -192,7 +194,9 @@ CASES = (
         lambda draft: vars(draft).update(vars(drafts.fp8((24, 16)))),
     ),
     Case("undeclared", "refused", lambda: drafts.fp8((16, 16)), without("quantization_config"), BOTH),
-    Case("method", "refused", drafts.plain, config(quantization_config={"quant_method": "unheard"}), BOTH),
+    Case("method", "refused", drafts.plain, config(quantization_config={"quant_method": "unheard"})),
+    Case("method", "warning", drafts.plain, config(quantization_config={"quant_method": "unheard"}), HF),
+    Case("method", "wrong", drafts.quark, quantization(quant_method="unheard"), HF),
     Case("method", "refused", drafts.plain, config(quantization_config={"bits": 4}), BOTH),
     Case("method-unchecked", "warning", drafts.plain, config(quantization_config={"quant_method": "torchao"}), BOTH),
     Case("malformed", "refused", drafts.quark, weight_spec(block_size=7, qscheme="per_block")),
@@ -374,3 +378,19 @@ def test_names_of_another_generation_are_those_that_transformers_reads(tmp_path:
     draft = drafts.quark()
     draft.rename(".weight_scale", ".weight_quantizer.scale")
     assert validate(draft.write(tmp_path / "old"), "transformers").findings == ()
+
+
+def test_weights_that_are_cast_alone_are_floats(tmp_path: Path) -> None:
+    draft = drafts.plain()
+    draft.config["quantization_config"] = drafts.quark().quantization
+    half = drafts.spec("bfloat16", "per_tensor", "PlaceholderObserver", symmetric=None)
+    draft.quantization["global_quant_config"] = layer(half, None)
+    assert validate(draft.write(tmp_path / "cast"), "transformers").findings == ()
+
+
+def test_nvfp4_whose_inputs_are_static_in_the_first_stage(tmp_path: Path) -> None:
+    draft = drafts.quark("nvfp4")
+    draft.quantization["global_quant_config"]["input_tensors"][0]["is_dynamic"] = False
+    verdict = validate(draft.write(tmp_path / "static"), "vllm")
+    assert {finding.rule for finding in verdict.findings} == {"quark-scheme"}
+    assert "inputs dynamic in the first stage" in verdict.findings[0].found
