@@ -28,7 +28,7 @@ from typing import Any
 
 from calibrators import CalibrationError
 from quark_onnx import __version__
-from quark_onnx.cli import analyze, compare, convert, explain, listing, npu, quantize, search
+from quark_onnx.cli import analyze, compare, convert, explain, listing, llm, npu, quantize, search
 from quark_onnx.cli.data import in_flags
 from quark_onnx.cli.output import Answer, error_document, say, to_json
 from quark_onnx.cli.parsing import STDOUT, Parser, UsageError
@@ -36,7 +36,7 @@ from quark_onnx.errors import AccuracyError, PlanError, QuarkError, nearest
 
 PROGRAM = "quark-onnx"
 #: Each is a module with NAME, SUMMARY, USAGE, EXAMPLE, add_arguments(parser) and run(options) -> Answer.
-COMMANDS = (quantize, search, explain, compare, analyze, convert, npu, listing)
+COMMANDS = (quantize, search, explain, compare, analyze, convert, npu, llm, listing)
 
 OK, GATE, BAD_INPUT, INTERNAL, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 3, 130, 141
 

@@ -1,0 +1,16 @@
+"""Whether vLLM, transformers or llama.cpp loads a checkpoint, from its headers; and a copy with what can be mended."""
+
+from quark_onnx.torch.validate.clients import validate
+from quark_onnx.torch.validate.finding import Finding, Rule, Verdict
+from quark_onnx.torch.validate.mend import Mended, mend
+from quark_onnx.torch.validate.rules import RULES
+
+__all__ = [
+    "RULES",
+    "Finding",
+    "Mended",
+    "Rule",
+    "Verdict",
+    "mend",
+    "validate",
+]

@@ -1,0 +1,190 @@
+"""validate: which checks a checkpoint must pass for which client, in one table, and the verdict that follows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from quark_onnx.errors import ConfigError, nearest
+from quark_onnx.torch.validate import (
+    compressed,
+    llama_cpp,
+    model,
+    native_fp8,
+    packed,
+    quark_transformers,
+    quark_vllm,
+)
+from quark_onnx.torch.validate.checkpoint import Checkpoint, read
+from quark_onnx.torch.validate.finding import SEVERITIES, WARNING, WRONG, Finding, Verdict
+from quark_onnx.torch.validate.rules import LLAMA_CPP, TRANSFORMERS, VLLM, broken
+
+Check = Callable[[Checkpoint], Iterator[Finding]]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a client reads weights that are stored in some way.
+
+    Attributes:
+        config: checks of the configuration; where one finds that it is refused, those of the layers are left out.
+        layers: checks of the layers and their tensors.
+        schemes: names how each layer is quantized.
+        needs: what must be installed beside the client.
+    """
+
+    config: tuple[Check, ...] = ()
+    layers: tuple[Check, ...] = ()
+    schemes: Callable[[Checkpoint], Iterator[str]] = lambda _: iter(())
+    needs: tuple[str, ...] = ()
+
+
+#: For checkpoints of any layout.
+EVERY: tuple[Check, ...] = (model.file_findings, model.layer_findings, model.head_findings, model.scale_findings)
+MISSING: dict[str, Check] = {"vllm": model.strict_findings, "transformers": model.missing_findings}
+
+_QUARK_NEEDS = ("amd-quark 0.12 or later, and a C++ compiler for it",)
+_GPTQMODEL = (packed.gptqmodel_config_findings,)
+_COMPRESSED = (compressed.config_findings,)
+_FP8 = (native_fp8.config_findings,)
+
+#: Layouts by the client's name and the configuration's quant_method.
+LAYOUTS: dict[str, dict[str, Layout]] = {
+    "vllm": {
+        "float": Layout(layers=(model.float_findings,)),
+        "quark": Layout(
+            (quark_vllm.quark_config_findings,),
+            (model.name_findings, model.quantized_head_findings, quark_vllm.quark_layer_findings),
+            quark_vllm.quark_schemes_in_vllm,
+        ),
+        "compressed-tensors": Layout(
+            _COMPRESSED, (compressed.vllm_findings, compressed.layer_findings), compressed.schemes
+        ),
+        "awq": Layout(
+            (packed.awq_config_findings,), (packed.fused_findings, packed.awq_layer_findings), packed.schemes
+        ),
+        "gptq": Layout(
+            (packed.gptq_config_findings,), (packed.fused_findings, packed.gptq_layer_findings), packed.schemes
+        ),
+        "fp8": Layout(_FP8, (model.name_findings, native_fp8.vllm_findings), native_fp8.schemes),
+    },
+    "transformers": {
+        "float": Layout(layers=(model.float_findings,)),
+        "quark": Layout(
+            (quark_transformers.quark_config_findings,),
+            (quark_transformers.quark_layer_findings,),
+            quark_transformers.quark_schemes,
+            _QUARK_NEEDS,
+        ),
+        "compressed-tensors": Layout(
+            _COMPRESSED, (compressed.layer_findings,), compressed.schemes, ("compressed-tensors 0.15 or later",)
+        ),
+        "awq": Layout(_GPTQMODEL, (packed.awq_layer_findings,), packed.schemes, ("gptqmodel",)),
+        "gptq": Layout(_GPTQMODEL, (packed.gptq_layer_findings,), packed.schemes, ("gptqmodel",)),
+        "fp8": Layout(_FP8, (native_fp8.transformers_findings,), native_fp8.schemes, ("accelerate",)),
+    },
+}
+#: Layouts that the clients know, and for which there are no rules here.
+_UNCHECKED = {
+    "vllm": (
+        *("modelopt", "modelopt_fp4", "modelopt_mxfp8", "modelopt_mixed", "torchao", "mxfp4", "mxfp8", "inc"),
+        *("auto-round", "experts_int8", "humming", "deepseek_v4_fp8", "moe_wna16"),
+    ),
+    "transformers": (
+        *("bitsandbytes", "aqlm", "quanto", "eetq", "higgs", "hqq", "fbgemm_fp8", "torchao", "bitnet", "vptq", "spqr"),
+        *("fouroversix", "fp_quant", "nvfp4", "mxfp8", "auto-round", "mxfp4", "metal", "sinq", "gemma"),
+    ),
+}
+#: What comes of a value whose type no tool writes; clients fail on it just so.
+_MALFORMED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
+RELEASES = {"vllm": VLLM, "transformers": TRANSFORMERS, "llama.cpp": LLAMA_CPP}
+
+
+def validate(folder: Path, client: str) -> Verdict:
+    """Say whether a client loads a checkpoint, and what it does wrong if it does not; only headers are read.
+
+    Args:
+        folder: of a Hugging Face checkpoint that any tool wrote; for "llama.cpp" a ``*.gguf`` file or its folder.
+        client: "vllm", "transformers" or "llama.cpp".
+
+    Raises:
+        ConfigError: there is no such client.
+        ModelError: there is nothing to read.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as empty:
+    ...     print(validate(Path(empty), "llama.cpp").word)
+    refused
+    """
+    if client not in RELEASES:
+        raise ConfigError(f"unknown client {client!r}{nearest(client, RELEASES)}; there are {', '.join(RELEASES)}")
+    folder = Path(folder)
+    if client == "llama.cpp":
+        return _validate_gguf(folder)
+    checkpoint = read(folder)
+    method = checkpoint.method
+    layout = LAYOUTS[client].get(method, Layout())
+    found = [*_run((*EVERY, MISSING[client]), checkpoint)]
+    if method not in LAYOUTS[client]:
+        found.append(_unknown(checkpoint, client))
+    config = [*_run(layout.config, checkpoint)]
+    found += config
+    schemes = dict[str, int]()
+    if not _stops(config):
+        found += _run(layout.layers, checkpoint)
+        schemes = dict(Counter(_safely(layout.schemes, checkpoint)))
+    return _verdict(folder, client, method, schemes, layout.needs, found)
+
+
+def _validate_gguf(place: Path) -> Verdict:
+    models = llama_cpp.read_models(place)
+    found = [finding for each in models for finding in llama_cpp.findings(each)]
+    schemes = Counter(scheme for each in models for scheme in llama_cpp.schemes(each))
+    if not models:
+        found.append(broken("gguf-none", str(place), "there is no *.gguf"))
+    return _verdict(place, "llama.cpp", "gguf", dict(schemes), (), found)
+
+
+def _unknown(checkpoint: Checkpoint, client: str) -> Finding:
+    place, found = "quantization_config.quant_method", repr(checkpoint.method)
+    if checkpoint.method in _UNCHECKED[client]:
+        return broken("method-unchecked", place, found)
+    if client != "transformers" or not checkpoint.method:
+        return broken("method", place, found)
+    quantized = any(module.is_quantized for module in checkpoint.modules.values())
+    return broken("method", place, f"{found}, and the weights are read as floats", WRONG if quantized else WARNING)
+
+
+def _verdict(
+    place: Path, client: str, layout: str, schemes: dict[str, int], needs: tuple[str, ...], found: Iterable[Finding]
+) -> Verdict:
+    ordered = sorted(dict.fromkeys(found), key=lambda finding: SEVERITIES.index(finding.severity))
+    return Verdict(str(place), client, RELEASES[client], layout, schemes, needs, tuple(ordered))
+
+
+#: Rules whose breach leaves nothing by which the layers could be read.
+_FATAL = ("ct-groups", "ct-arguments", "ct-format", "awq-config", "gptq-config", "gptqmodel-config", "fp8-config")
+
+
+def _stops(found: list[Finding]) -> bool:
+    return any(
+        finding.rule in (*_FATAL, "malformed") or finding.place == "quantization_config.global_quant_config"
+        for finding in found
+    )
+
+
+def _run(checks: Iterable[Check], checkpoint: Checkpoint) -> Iterator[Finding]:
+    for check in checks:
+        try:
+            yield from [*check(checkpoint)]
+        except _MALFORMED as error:
+            yield broken("malformed", "config.json", f"{type(error).__name__}: {error}")
+
+
+def _safely(schemes: Callable[[Checkpoint], Iterator[str]], checkpoint: Checkpoint) -> list[str]:
+    try:
+        return [*schemes(checkpoint)]
+    except _MALFORMED:
+        return []

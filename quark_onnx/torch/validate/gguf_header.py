@@ -1,0 +1,146 @@
+"""Headers of GGUF files: metadata and the tensors' names, types, shapes and places, each step checked against the file.
+
+The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from quark_onnx.errors import ModelError
+
+VERSIONS = (2, 3)
+#: Format characters of ``struct`` by the number of a metadata type; 8 is a string, 9 an array.
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_STRING, _ARRAY = 8, 9
+_MOST_DIMENSIONS = 4
+
+
+@dataclass(frozen=True)
+class GGUFTensor:
+    """A tensor as its file's header describes it.
+
+    Attributes:
+        name: such as "blk.0.attn_q.weight".
+        shape: its sizes, the fastest first.
+        kind: the number of its type.
+        offset: of its values, in bytes from the beginning of all values.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    kind: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class GGUFHeader:
+    """What a GGUF file says of itself.
+
+    Attributes:
+        version: of the format.
+        metadata: its values; of an array its length alone.
+        tensors: in the order of the file.
+        start: of the values, in bytes from the beginning of the file, before it is aligned.
+        size: of the file in bytes.
+    """
+
+    version: int
+    metadata: dict[str, Any]
+    tensors: tuple[GGUFTensor, ...]
+    start: int
+    size: int
+
+    @property
+    def alignment(self) -> int:
+        """What the places of values are multiples of."""
+        found = self.metadata.get("general.alignment", 32)
+        return found if isinstance(found, int) else 0
+
+    @property
+    def architecture(self) -> str:
+        """The family of the model."""
+        return str(self.metadata.get("general.architecture", ""))
+
+
+def read_gguf(file: Path) -> GGUFHeader:
+    """Read a header; the values are left alone.
+
+    Raises:
+        ModelError: the file is truncated, damaged, or no GGUF file; the message says how, without the name.
+    """
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        reader = _Reader(stream, size)
+        if reader.bytes(4) != b"GGUF":
+            raise ModelError("it does not begin with the letters GGUF")
+        version = reader.number("I")
+        if version not in VERSIONS:
+            swapped = int.from_bytes(version.to_bytes(4, "little"), "big") in VERSIONS
+            raise ModelError(f"version {version}: " + ("big-endian" if swapped else f"{VERSIONS} are read"))
+        count, pairs = reader.number("Q"), reader.number("Q")
+        metadata = dict[str, Any]()
+        for _ in range(pairs):
+            key = reader.string()
+            if key in metadata:
+                raise ModelError(f"the metadata has {key!r} twice")
+            metadata[key] = reader.value(reader.number("I"))
+        tensors = dict[str, GGUFTensor]()
+        for _ in range(count):
+            tensor = reader.tensor()
+            if tensor.name in tensors:
+                raise ModelError(f"there are two tensors {tensor.name!r}")
+            tensors[tensor.name] = tensor
+        return GGUFHeader(version, metadata, tuple(tensors.values()), stream.tell(), size)
+
+
+class _Reader:
+    """Little-endian values of a stream, none of them beyond its end."""
+
+    def __init__(self, stream: BinaryIO, size: int) -> None:
+        self.stream, self.size = stream, size
+
+    def bytes(self, count: int) -> bytes:
+        self._check(count)
+        return self.stream.read(count)
+
+    def skip(self, count: int) -> None:
+        self._check(count)
+        self.stream.seek(count, 1)
+
+    def _check(self, count: int) -> None:
+        if count > self.size - self.stream.tell():
+            raise ModelError(f"it ends within its header: {self.size} bytes")
+
+    def number(self, form: str) -> Any:
+        return struct.unpack(f"<{form}", self.bytes(struct.calcsize(f"<{form}")))[0]
+
+    def string(self) -> str:
+        return self.bytes(self.number("Q")).decode("utf-8", "replace")
+
+    def value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self.string()
+        if kind in _SCALARS:
+            return self.number(_SCALARS[kind])
+        if kind != _ARRAY:
+            raise ModelError(f"the metadata has the unknown type {kind}")
+        inner, count = self.number("I"), self.number("Q")
+        if inner in _SCALARS:
+            self.skip(count * struct.calcsize(f"<{_SCALARS[inner]}"))
+        elif inner == _STRING:
+            for _ in range(count):
+                self.skip(self.number("Q"))
+        else:
+            raise ModelError(f"the metadata has an array of the unknown type {inner}")
+        return count
+
+    def tensor(self) -> GGUFTensor:
+        name, dimensions = self.string(), self.number("I")
+        if dimensions > _MOST_DIMENSIONS:
+            raise ModelError(f"{name!r} has {dimensions} dimensions")
+        shape = tuple(self.number("Q") for _ in range(dimensions))
+        return GGUFTensor(name, shape, self.number("I"), self.number("Q"))

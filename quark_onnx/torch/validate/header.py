@@ -1,0 +1,150 @@
+"""Headers of safetensors files: names, types, shapes and places of tensors, without their values.
+
+The format: eight bytes with the length of a JSON header, the header, then the values, without gaps
+(https://github.com/huggingface/safetensors, README, "Format").
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from quark_onnx.errors import ModelError
+
+#: Bits of an element, by its type's name.
+BITS = {
+    "BOOL": 8,
+    "F4": 4,
+    "F6_E2M3": 6,
+    "F6_E3M2": 6,
+    **dict.fromkeys(("U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 16),
+    **dict.fromkeys(("U32", "I32", "F32"), 32),
+    **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
+}
+FLOATS = ("F32", "BF16", "F16")
+
+#: The library refuses longer headers, too.
+_LONGEST_HEADER = 100_000_000
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor as its file's header describes it.
+
+    Attributes:
+        name: in the file.
+        dtype: as safetensors spells it: "F32", "BF16", "F8_E4M3", "I32", ...
+        shape: its sizes.
+        file: where it lies.
+        start: of its values, in bytes from the beginning of the file.
+        size: of its values in bytes.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    file: Path
+    start: int
+    size: int
+
+    @property
+    def count(self) -> int:
+        """How many values it has."""
+        return prod(self.shape)
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {list(self.shape)}"
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a safetensors file says of itself.
+
+    Attributes:
+        tensors: by their names, in the order of the file.
+        metadata: pairs of strings.
+        start: of the values, in bytes from the beginning of the file.
+    """
+
+    tensors: dict[str, Tensor]
+    metadata: dict[str, str]
+    start: int
+
+
+def read_header(file: Path) -> Header:
+    """Read a header and see whether the file agrees with it; the values are left alone.
+
+    Raises:
+        ModelError: the file is truncated, damaged, or no safetensors file; the message says how, without the name.
+    """
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if size < 8 or length > min(size - 8, _LONGEST_HEADER):
+            raise ModelError(f"{size} bytes, of which the header should take {length}: truncated, or no safetensors")
+        text = stream.read(length)
+    try:
+        entries = json.loads(text.decode("utf-8"), object_pairs_hook=_unique)
+        if not isinstance(entries, dict):
+            raise ValueError("no object")
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"the header is no JSON object: {error}") from None
+    metadata = entries.pop("__metadata__", {})
+    tensors = {name: _tensor(name, entry, file, 8 + length) for name, entry in entries.items()}
+    _check_places(tensors, 8 + length, size)
+    return Header(tensors, metadata if isinstance(metadata, dict) else {}, 8 + length)
+
+
+def values_of(tensor: Tensor) -> npt.NDArray[np.float64]:
+    """The values of a small tensor of floats, (count,).
+
+    Raises:
+        ModelError: it has another type.
+    """
+    with tensor.file.open("rb") as stream:
+        stream.seek(tensor.start)
+        data = stream.read(tensor.size)
+    if tensor.dtype == "BF16":
+        return (np.frombuffer(data, "<u2").astype("<u4") << 16).view("<f4").astype(np.float64)
+    if tensor.dtype not in ("F16", "F32", "F64"):
+        raise ModelError(f"{tensor.name}: {tensor.dtype} is no float whose values can be read")
+    return np.frombuffer(data, f"<f{BITS[tensor.dtype] // 8}").astype(np.float64)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
+        raise ValueError("a name stands there twice")
+    return entries
+
+
+def _tensor(name: str, entry: Any, file: Path, start: int) -> Tensor:
+    try:
+        dtype, shape, (first, last) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+        whole = all(type(number) is int and number >= 0 for number in (*shape, first, last))
+    except (TypeError, KeyError, ValueError):
+        whole = False
+    if not whole:
+        raise ModelError(f"the header's entry of {name!r} is {entry!r}; it lacks a dtype, shape or data_offsets")
+    if not isinstance(dtype, str) or dtype not in BITS:
+        raise ModelError(f"{name!r} has the unknown type {dtype!r}")
+    if prod(shape) * BITS[dtype] != (last - first) * 8:
+        raise ModelError(f"{name!r} is {dtype} {list(shape)}, which does not fill the {last - first} bytes it takes")
+    return Tensor(name, dtype, shape, file, start + first, last - first)
+
+
+def _check_places(tensors: dict[str, Tensor], start: int, size: int) -> None:
+    place = start
+    for tensor in sorted(tensors.values(), key=lambda tensor: (tensor.start, tensor.size)):
+        if tensor.start != place:
+            raise ModelError(f"{tensor.name!r} begins at byte {tensor.start} instead of {place}: a gap or an overlap")
+        place += tensor.size
+    if place != size:
+        raise ModelError(f"{size} bytes instead of {place}: {'truncated' if size < place else 'something follows'}")

@@ -1,0 +1,197 @@
+"""Whether llama.cpp loads a GGUF file: its header, metadata, types, places, and the tensors of its architecture."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from quark_onnx.errors import ModelError
+from quark_onnx.torch.validate.finding import Finding
+from quark_onnx.torch.validate.gguf_header import GGUFHeader, GGUFTensor, read_gguf
+from quark_onnx.torch.validate.rules import broken
+
+#: Families whose tensors are known by heart; the others are held against what gguf allows them.
+_DENSE = ("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "mistral3", "granite")
+_KEYS = (
+    "context_length",
+    "embedding_length",
+    "block_count",
+    "attention.head_count",
+    "attention.layer_norm_rms_epsilon",
+)
+_BLOCK = ("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm")
+_FEED_FORWARD = {
+    False: ("ffn_gate", "ffn_up", "ffn_down"),
+    True: ("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"),
+}
+_PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
+
+
+@dataclass(frozen=True)
+class GGUFModel:
+    """One model: a file, or the parts that it was divided into.
+
+    Attributes:
+        name: of the first file.
+        headers: of those that could be read, by the names of their files.
+        damage: what was found while reading.
+    """
+
+    name: str
+    headers: dict[str, GGUFHeader]
+    damage: tuple[Finding, ...]
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """That of the first part, which has all of it."""
+        return next(iter(self.headers.values())).metadata
+
+    @property
+    def architecture(self) -> str:
+        """The family of the model."""
+        return next(iter(self.headers.values())).architecture
+
+    @property
+    def tensors(self) -> dict[str, GGUFTensor]:
+        """All of them, by their names."""
+        return {tensor.name: tensor for header in self.headers.values() for tensor in header.tensors}
+
+
+def read_models(place: Path) -> list[GGUFModel]:
+    """The models of a folder, or of one file.
+
+    Raises:
+        ModelError: there is no such file or folder.
+    """
+    if not place.exists():
+        raise ModelError(f"there is no {place}; name a *.gguf file, or a folder")
+    files = sorted(place.glob("*.gguf")) if place.is_dir() else [place]
+    models = dict[str, list[Path]]()
+    for file in files:
+        models.setdefault(_PART.sub("", file.name), []).append(file)
+    return [_read(parts) for parts in models.values()]
+
+
+def findings(model: GGUFModel) -> Iterator[Finding]:
+    """What llama.cpp refuses."""
+    yield from model.damage
+    if not model.headers:
+        return
+    gguf = _package()
+    for file, header in model.headers.items():
+        yield from _place_findings(file, header, gguf)
+    if model.damage:
+        return
+    yield from _key_findings(model, gguf)
+    if gguf is None:
+        yield broken("gguf-unchecked", model.name, "it is not installed; types and unknown tensors are not checked")
+    elif model.architecture in gguf.MODEL_ARCH_NAMES.values():
+        yield from _unknown_findings(model, gguf)
+    yield from _missing_findings(model)
+
+
+def schemes(model: GGUFModel) -> Iterator[str]:
+    """The type of each matrix."""
+    gguf = _package()
+    for tensor in model.tensors.values():
+        if len(tensor.shape) > 1 and gguf is not None and _is_type(gguf, tensor.kind):
+            yield gguf.GGMLQuantizationType(tensor.kind).name
+
+
+def _read(files: list[Path]) -> GGUFModel:
+    headers, damage = dict[str, GGUFHeader](), list[Finding]()
+    for file in files:
+        try:
+            headers[file.name] = read_gguf(file)
+        except ModelError as error:
+            damage.append(broken("gguf-damaged", file.name, str(error)))
+    part = _PART.search(files[0].name)
+    if part is not None and len(files) < int(part[2]):
+        text = f"{len(files)} of {int(part[2])} parts are there"
+        damage.append(broken("gguf-parts", files[0].name, text))
+    return GGUFModel(files[0].name, headers, tuple(damage))
+
+
+def _package() -> ModuleType | None:
+    """The package gguf, which knows types and architectures."""
+    try:
+        import gguf
+    except ImportError:
+        return None
+    found: ModuleType = gguf
+    return found
+
+
+def _is_type(gguf: ModuleType, kind: int) -> bool:
+    return kind in {member.value for member in gguf.GGML_QUANT_SIZES}
+
+
+def _place_findings(file: str, header: GGUFHeader, gguf: ModuleType | None) -> Iterator[Finding]:
+    align = header.alignment
+    if align <= 0 or align & (align - 1):
+        yield broken("gguf-place", file, f"general.alignment is {align}, no power of two")
+        return
+    start, place = -(-header.start // align) * align, 0
+    for tensor in header.tensors:
+        if tensor.offset % align:
+            yield broken("gguf-place", tensor.name, f"it begins at {tensor.offset}, which {align} does not divide")
+            return
+        if gguf is None:
+            continue
+        if not _is_type(gguf, tensor.kind):
+            yield broken("gguf-type", tensor.name, f"its type has the number {tensor.kind}")
+            return
+        block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(tensor.kind)]
+        if tensor.shape and tensor.shape[0] % block:
+            name = gguf.GGMLQuantizationType(tensor.kind).name
+            yield broken("gguf-type", tensor.name, f"rows of {tensor.shape[0]} are no whole blocks of {block} ({name})")
+            return
+        if tensor.offset != place:
+            yield broken("gguf-place", tensor.name, f"it begins at {tensor.offset} instead of {place}")
+            return
+        place += -(-prod(tensor.shape) // block * size // align) * align
+        if start + tensor.offset + prod(tensor.shape) // block * size > header.size:
+            yield broken("gguf-damaged", file, f"it has {header.size} bytes and ends within {tensor.name}")
+            return
+
+
+def _key_findings(model: GGUFModel, gguf: ModuleType | None) -> Iterator[Finding]:
+    family = model.architecture
+    known = [*_DENSE] if gguf is None else [*gguf.MODEL_ARCH_NAMES.values()]
+    if not family or (gguf is not None and family not in known):
+        yield broken("gguf-architecture", model.name, f"general.architecture is {family!r}")
+        return
+    keys = [f"{family}.{key}" for key in _KEYS] if family in _DENSE else [f"{family}.block_count"]
+    for key in (*keys, "tokenizer.ggml.model"):
+        if key not in model.metadata:
+            yield broken("gguf-key", model.name, f"there is no {key}")
+
+
+def _unknown_findings(model: GGUFModel, gguf: ModuleType) -> Iterator[Finding]:
+    family = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == model.architecture)
+    known = {gguf.TENSOR_NAMES[tensor] for tensor in gguf.MODEL_TENSORS[family]}
+    shapes = {re.sub(r"\.\d+\.", ".{bid}.", name.rpartition(".")[0], count=1) for name in model.tensors}
+    unknown = shapes - known
+    for name in model.tensors:
+        plain = re.sub(r"\.\d+\.", ".{bid}.", name.rpartition(".")[0], count=1)
+        if plain in unknown:
+            yield broken("gguf-tensor-unknown", name, f"{model.architecture} has no such tensor")
+
+
+def _missing_findings(model: GGUFModel) -> Iterator[Finding]:
+    family, metadata = model.architecture, model.metadata
+    if family not in _DENSE:
+        return
+    count, experts = metadata.get(f"{family}.block_count"), metadata.get(f"{family}.expert_count", 0)
+    names = ["token_embd", "output_norm"]
+    if type(count) is int:
+        layer = [*_BLOCK, *_FEED_FORWARD[bool(experts)]]
+        names += [f"blk.{number}.{name}" for number in range(min(count, 10_000)) for name in layer]
+    for name in names:
+        if f"{name}.weight" not in model.tensors:
+            yield broken("gguf-tensor-missing", f"{name}.weight", f"{family} with {count} blocks needs it")

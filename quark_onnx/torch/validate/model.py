@@ -1,0 +1,140 @@
+"""What the layers of any Hugging Face checkpoint must fulfil: files, sizes, the head, scales and the KV cache."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import numpy as np
+
+from quark_onnx.torch.validate.checkpoint import INDEX, Checkpoint
+from quark_onnx.torch.validate.finding import REFUSED, WRONG, Finding
+from quark_onnx.torch.validate.header import FLOATS, values_of
+from quark_onnx.torch.validate.modules import EMBEDDING, HEAD, size_of, today
+from quark_onnx.torch.validate.rules import broken
+from quark_onnx.torch.validate.slots import size_findings
+
+#: More than any model has; a number beyond it is damage.
+_MOST_LAYERS = 10_000
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+_KV_SCALE = re.compile(r"\.(?:[kv]_proj\.(?:output_scale|[kv]_scale)|[kv]_scale|kv_scale)$")
+
+
+def file_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Files and their index."""
+    yield from checkpoint.damage
+    if checkpoint.config:
+        for key in ("model_type", "architectures"):
+            if not checkpoint.config.get(key):
+                yield broken("architecture", f"config.json, {key}", "there is no such key, or it is empty")
+    found = dict[str, list[str]]()
+    for file, header in checkpoint.headers.items():
+        for name in header.tensors:
+            found.setdefault(name, []).append(file)
+    for name, files in found.items():
+        if len(files) > 1:
+            yield broken("tensor-twice", name, f"it is in {' and in '.join(files)}")
+    if checkpoint.index is not None:
+        yield from _index_findings(checkpoint, checkpoint.index, found)
+
+
+def _index_findings(checkpoint: Checkpoint, index: dict[str, str], found: dict[str, list[str]]) -> Iterator[Finding]:
+    unread = {finding.place for finding in checkpoint.damage}
+    for file in sorted({*index.values()} - {*checkpoint.headers} - unread):
+        yield broken("file-missing", file, f"{INDEX} names it")
+    for name, file in index.items():
+        if file in checkpoint.headers and file not in found.get(name, ()):
+            elsewhere = found.get(name)
+            if elsewhere:
+                yield broken("tensor-misplaced", name, f"{INDEX} says {file}; it is in {elsewhere[0]}")
+            else:
+                yield broken("tensor-missing", name, f"{INDEX} says {file}, which does not have it")
+    for name in found:
+        if name not in index:
+            yield broken("tensor-misplaced", name, f"{INDEX} does not have it; it is in {found[name][0]}")
+
+
+def strict_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """What is missing in the whole model, for a client that refuses float models where something is."""
+    yield from missing_findings(checkpoint, WRONG if checkpoint.quantization else REFUSED)
+
+
+def missing_findings(checkpoint: Checkpoint, severity: str = WRONG) -> Iterator[Finding]:
+    """Layers, or the head, that the model's configuration promises and no file has."""
+    if checkpoint.damage or not checkpoint.headers:
+        return
+    config, modules = checkpoint.text_config, checkpoint.modules
+    layers = {int(found[1]) for name in checkpoint.tensors if (found := _LAYER.search(name))}
+    count = config.get("num_hidden_layers")
+    if type(count) is int and layers and (missing := sorted({*range(min(count, _MOST_LAYERS))} - layers)):
+        text = f"num_hidden_layers is {count}; layers {_ranges(missing)} have no tensors"
+        yield broken("layers-missing", "config.json", text, severity)
+    heads = any(module.is_head and module.weight is not None for module in modules.values())
+    if config.get("tie_word_embeddings") is False and not heads and EMBEDDING in modules:
+        yield broken("head-missing", f"{HEAD}.weight", "tie_word_embeddings is false, and no file has it", severity)
+
+
+def layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """How large float layers are."""
+    config = checkpoint.text_config
+    rows, hidden = config.get("vocab_size"), config.get("hidden_size")
+    for module in checkpoint.modules.values():
+        weight = module.weight
+        if weight is None or weight.dtype not in FLOATS or len(weight.shape) != 2 or module.is_quantized:
+            continue
+        demanded = size_of(module.name, config)
+        if module.name in (EMBEDDING, HEAD) and type(rows) is int and type(hidden) is int:
+            demanded = rows, hidden
+        yield from size_findings(module, weight.shape, demanded)
+
+
+def head_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """A head that is stored although it is tied to the embedding."""
+    for module in checkpoint.modules.values():
+        if module.is_head and module.weight is not None and checkpoint.text_config.get("tie_word_embeddings") is True:
+            yield broken("head-tied", f"{module.name}.weight", "tie_word_embeddings is true, and the file has it")
+
+
+def scale_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Scales without a weight; scales of the KV cache that no data stands behind."""
+    for module in checkpoint.modules.values():
+        if module.weight is None and any(name.startswith(("weight_scale", "input_scale")) for name in module.tensors):
+            text = f"{', '.join(sorted(module.tensors))} without a weight"
+            yield broken("scale-alone", module.name, text, REFUSED if module.is_head else WRONG)
+    names = [name for name in checkpoint.tensors if _KV_SCALE.search(today(name))]
+    tensors = [checkpoint.tensors[name] for name in names]
+    if not tensors or any(tensor.count != 1 or tensor.dtype not in FLOATS for tensor in tensors):
+        return
+    values = np.concatenate([values_of(tensor) for tensor in tensors])
+    if (values == 1).all():
+        yield broken("kv-scales-one", names[0], f"all {len(names)} scales of the KV cache are 1.0")
+    elif len(names) > 2 and (values == values[0]).all():
+        yield broken("kv-scales-equal", names[0], f"all {len(names)} scales of the KV cache are {values[0]:.6g}")
+
+
+def name_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Scales whose names are those of another generation."""
+    for name in checkpoint.tensors:
+        if today(name) != name:
+            yield broken("scale-names", name, f"it is {today(name).rpartition('.')[2]} today")
+
+
+def float_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Quantized tensors that no configuration declares."""
+    for module in checkpoint.modules.values():
+        if module.is_quantized and module.weight is not None and not module.name.endswith("rotary_emb"):
+            yield broken(
+                "undeclared", module.name, f"its weight is {module.weight}, and there is no quantization_config"
+            )
+
+
+def quantized_head_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """A head that is quantized, where the client reads it as float."""
+    for module in checkpoint.modules.values():
+        if module.is_head and module.is_quantized:
+            yield broken("head-quantized", module.name, f"its weight is {module.weight}")
+
+
+def _ranges(numbers: list[int]) -> str:
+    shown = ", ".join(str(number) for number in numbers[:5])
+    return shown if len(numbers) <= 5 else f"{shown}, ... ({len(numbers)} in all)"

@@ -1,0 +1,148 @@
+"""Module: the tensors of one layer; which layers are Linear, which are fused by clients, and how large they must be."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from quark_onnx.torch.validate.header import FLOATS, Tensor
+
+#: Names of scales in files of amd-quark before 0.9, and what they are called today.
+_OLD = re.compile(r"\.(weight|input|output|bias)_quantizer\.(scale|zero_point)$")
+#: What the values of a Linear are called, in the layouts that are known.
+WEIGHTS = ("weight", "weight_packed", "qweight")
+#: Layers that clients make one of; "experts" of a mixture are one, too.
+FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+HEAD, EMBEDDING = "lm_head", "model.embed_tokens"
+
+_EXPERT = re.compile(r"(?P<experts>.*\.experts)\.\d+\.")
+_EMBEDDINGS = re.compile(r"(^|[._])(embed|embeddings?|wte|wpe|embed_\w+|\w+_embeddings?)($|\.)")
+_DECODER = re.compile(r"((model|language_model)\.)*layers\.\d+\.")
+_ROUTERS = ("gate", "router", "shared_expert_gate")
+
+
+@dataclass(frozen=True)
+class Module:
+    """The tensors of a layer.
+
+    Attributes:
+        name: of the layer, such as "model.layers.0.mlp.up_proj".
+        tensors: by the rest of their names, today's spelling: "weight", "weight_scale", ...
+    """
+
+    name: str
+    tensors: dict[str, Tensor]
+
+    @property
+    def weight(self) -> Tensor | None:
+        """Its values; None for a module that is none of its own, or has only scales."""
+        return next((self.tensors[name] for name in WEIGHTS if name in self.tensors), None)
+
+    @property
+    def last(self) -> str:
+        """The last part of the name."""
+        return self.name.rpartition(".")[2]
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether it is a matrix, and neither an embedding nor the head, which clients treat apart."""
+        weight = self.weight
+        return weight is not None and len(weight.shape) == 2 and not self.is_head and not _EMBEDDINGS.search(self.name)
+
+    @property
+    def is_head(self) -> bool:
+        """Whether it computes the logits."""
+        return self.last == HEAD
+
+    @property
+    def is_router(self) -> bool:
+        """Whether it chooses experts, and most clients keep it float unasked."""
+        return self.last in _ROUTERS
+
+    @property
+    def experts(self) -> str:
+        """The module of all experts that it belongs to; empty for others."""
+        found = _EXPERT.match(f"{self.name}.")
+        return found["experts"] if found else ""
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether its values are something else than floats of 16 or 32 bits, or come with a scale."""
+        weight = self.weight
+        scaled = any("scale" in name and not name.startswith(("output", "k_", "v_")) for name in self.tensors)
+        return weight is not None and (scaled or weight.dtype not in (*FLOATS, "F64"))
+
+
+def today(name: str) -> str:
+    """The name of a tensor as amd-quark spells it since 0.9.
+
+    >>> today("model.layers.0.mlp.up_proj.weight_quantizer.scale")
+    'model.layers.0.mlp.up_proj.weight_scale'
+    """
+    return _OLD.sub(r".\1_\2", name)
+
+
+def modules_of(tensors: Mapping[str, Tensor]) -> dict[str, Module]:
+    """Tensors by the module that they belong to."""
+    found = dict[str, dict[str, Tensor]]()
+    for name, tensor in tensors.items():
+        module, _, what = today(name).rpartition(".")
+        found.setdefault(module, {})[what] = tensor
+    return {name: Module(name, parts) for name, parts in found.items()}
+
+
+def fused(modules: Mapping[str, Module]) -> Iterator[tuple[str, list[Module]]]:
+    """Layers that clients make one of: its name, and the Linear layers in it, experts without their number apart."""
+    groups = dict[str, list[Module]]()
+    for module in modules.values():
+        if not module.is_linear:
+            continue
+        parent = module.name.rpartition(".")[0]
+        for shards in FUSED:
+            if module.last in shards and not module.experts:
+                groups.setdefault(f"{parent}.{{{','.join(shards)}}}", []).append(module)
+        if module.experts:
+            groups.setdefault(module.experts, []).append(module)
+    yield from groups.items()
+
+
+_DENSE = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "granite", "olmo2", "smollm3")
+_MIXTURES = {"mixtral": "intermediate_size", "qwen2_moe": "moe_intermediate_size", "qwen3_moe": "moe_intermediate_size"}
+
+
+def size_of(name: str, config: Mapping[str, Any]) -> tuple[int, int] | None:
+    """How large a Linear layer of a well-known family must be, (out, in); None where that cannot be told.
+
+    >>> size_of("model.layers.0.mlp.down_proj", {"model_type": "llama", "hidden_size": 8, "intermediate_size": 24})
+    (8, 24)
+    """
+    family = config.get("model_type")
+    if (family not in _DENSE and family not in _MIXTURES) or not _DECODER.match(name):
+        return None
+    experts = ".experts." in name
+    hidden, wide = config.get("hidden_size"), config.get("intermediate_size")
+    if experts:
+        wide = config.get(_MIXTURES.get(str(family), "intermediate_size"))
+    elif family in _MIXTURES and ".mlp." in name:
+        return None  # dense layers and shared experts among others have sizes of their own
+    heads, groups = config.get("num_attention_heads"), config.get("num_key_value_heads")
+    groups = heads if groups is None else groups
+    if not all(type(number) is int and number > 0 for number in (hidden, wide, heads, groups)):
+        return _mlp(name, hidden, wide)
+    assert isinstance(hidden, int) and isinstance(heads, int) and isinstance(groups, int)
+    width = config.get("head_dim") or hidden // heads
+    if type(width) is not int:
+        return None
+    sizes = {"q_proj": (heads * width, hidden), "o_proj": (hidden, heads * width)}
+    sizes |= {"k_proj": (groups * width, hidden), "v_proj": (groups * width, hidden)}
+    return sizes.get(name.rpartition(".")[2]) or _mlp(name, hidden, wide)
+
+
+def _mlp(name: str, hidden: Any, wide: Any) -> tuple[int, int] | None:
+    if not (type(hidden) is int and type(wide) is int):
+        return None
+    up, down = (wide, hidden), (hidden, wide)
+    sizes = {"gate_proj": up, "up_proj": up, "down_proj": down, "w1": up, "w3": up, "w2": down}
+    return sizes.get(name.rpartition(".")[2])

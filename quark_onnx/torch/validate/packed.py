@@ -1,0 +1,147 @@
+"""Whether checkpoints in the layouts of AutoAWQ and GPTQ load: their keys, and small integers packed in int32."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from quark_onnx.torch.validate.checkpoint import Checkpoint
+from quark_onnx.torch.validate.finding import REFUSED, Finding
+from quark_onnx.torch.validate.header import FLOATS, Tensor
+from quark_onnx.torch.validate.modules import Module, fused, size_of
+from quark_onnx.torch.validate.rules import broken
+from quark_onnx.torch.validate.slots import Shape, Slot, Slots, floats, size_findings, slot_findings
+
+_HERE = "quantization_config"
+Sizes = Callable[[Tensor, dict[str, Any]], tuple[Shape, Slots]]
+
+
+def awq_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """What is wrong with the configuration of AutoAWQ."""
+    entries = checkpoint.quantization
+    for names in (("w_bit", "bits"), ("q_group_size", "group_size"), ("zero_point",)):
+        if not any(name in entries for name in names):
+            yield broken("awq-config", f"{_HERE}.{names[-1]}", "there is no such key")
+    bits = entries.get("w_bit", entries.get("bits", 4))
+    if bits != 4:
+        yield broken("awq-config", f"{_HERE}.bits", repr(bits))
+    version = str(entries.get("version", "gemm")).lower()
+    if version != "gemm":
+        yield broken("awq-version", f"{_HERE}.version", repr(version))
+
+
+def awq_layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """What is wrong with the tensors of AutoAWQ."""
+    skipped = [str(name) for name in checkpoint.quantization.get("modules_to_not_convert") or []]
+    for module, excluded in _layers(checkpoint, lambda name: any(part in name for part in skipped)):
+        if excluded and module.is_quantized:
+            yield broken("excluded-quantized", module.name, f"modules_to_not_convert names it: {module.weight}")
+        elif skipped and not excluded and not module.is_quantized and not module.is_router:
+            yield broken("float-included", module.name, f"its weight is {module.weight}", REFUSED)
+    yield from _tensor_findings(checkpoint, _awq_slots)
+
+
+def gptq_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """What is wrong with the configuration of GPTQ."""
+    entries = checkpoint.quantization
+    for name in ("bits", "group_size", "desc_act", "sym"):
+        if name not in entries:
+            yield broken("gptq-config", f"{_HERE}.{name}", "there is no such key")
+    bits, symmetric = entries.get("bits", 4), entries.get("sym", True)
+    if bits not in (4, 8) or symmetric is not True:
+        yield broken("gptq-config", f"{_HERE}.bits", f"{bits!r} with sym {symmetric!r}; 4 and 8 with true are read")
+    if entries.get("desc_act") and entries.get("group_size") != -1:
+        yield broken("gptq-config", f"{_HERE}.desc_act", "true; groups in the order of activations were given up")
+
+
+def gptqmodel_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """What is wrong with the configuration of either, for transformers, which has gptqmodel read the layers."""
+    entries = checkpoint.quantization
+    bits = entries.get("w_bit", entries.get("bits"))
+    if bits not in (2, 3, 4, 8):
+        yield broken("gptqmodel-config", f"{_HERE}.bits", "there is no such key" if bits is None else repr(bits))
+    version = str(entries.get("version", "gemm")).lower()
+    if checkpoint.method == "awq" and version != "gemm":
+        yield broken("method-unchecked", f"{_HERE}.version", repr(version))
+
+
+def gptq_layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """What is wrong with the tensors of GPTQ."""
+    yield from _tensor_findings(checkpoint, _gptq_slots)
+
+
+def schemes(checkpoint: Checkpoint) -> Iterator[str]:
+    """The types of each quantized layer."""
+    entries = checkpoint.quantization
+    bits, group = entries.get("w_bit", entries.get("bits")), entries.get("q_group_size", entries.get("group_size"))
+    for module in checkpoint.modules.values():
+        if module.is_linear and "qweight" in module.tensors:
+            yield f"{bits} bits in groups of {group}"
+
+
+def _layers(checkpoint: Checkpoint, excludes: Callable[[str], bool]) -> Iterator[tuple[Module, bool]]:
+    for module in checkpoint.modules.values():
+        if module.is_linear:
+            yield module, excludes(module.name)
+
+
+def fused_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Without a list, vLLM sees from the files which layers are float: all or none of those that it fuses."""
+    for name, modules in fused(checkpoint.modules):
+        stored = [module.is_quantized for module in modules]
+        if any(stored) and not all(stored):
+            yield broken("shards-excluded", name, f"{sum(stored)} of {len(stored)} are quantized")
+
+
+def _tensor_findings(checkpoint: Checkpoint, slots_of: Sizes) -> Iterator[Finding]:
+    entries = checkpoint.quantization
+    group = entries.get("q_group_size", entries.get("group_size"))
+    for module in checkpoint.modules.values():
+        weight = module.weight
+        if weight is None or (not module.is_quantized and "weight" in module.tensors):
+            continue
+        if not weight.name.endswith(".qweight") or len(weight.shape) != 2:
+            yield broken("tensor-unknown", weight.name, f"{weight}; a layer is float, or a matrix called qweight")
+            continue
+        size, slots = slots_of(weight, entries)
+        if type(group) is int and group > 0 and size[1] % group:
+            yield broken("group-divides", module.name, f"groups of {group}, and {size[1]} inputs")
+            continue
+        yield from size_findings(module, size, size_of(module.name, checkpoint.text_config))
+        yield from slot_findings(module, slots)
+
+
+def _awq_slots(weight: Tensor, entries: dict[str, Any]) -> tuple[Shape, Slots]:
+    rows, columns = weight.shape
+    groups = _groups(rows, entries.get("q_group_size", entries.get("group_size")))
+    return (columns * 8, rows), {
+        "qweight": Slot(("I32",), ((rows, columns),)),
+        "qzeros": Slot(("I32",), ((groups, columns),)),
+        "scales": floats((groups, columns * 8)),
+    }
+
+
+def _gptq_slots(weight: Tensor, entries: dict[str, Any]) -> tuple[Shape, Slots]:
+    bits = _override(weight.name, entries) or entries["bits"]
+    rows, columns = weight.shape
+    into = rows * 32 // bits
+    groups = _groups(into, entries.get("group_size"))
+    return (columns, into), {
+        "qweight": Slot(("I32",), ((rows, columns),)),
+        "qzeros": Slot(("I32",), ((groups, columns * bits // 32),), needed=False),
+        "scales": Slot(FLOATS, ((groups, columns),)),
+        "g_idx": Slot(("I32",), ((into,),), needed=False),
+    }
+
+
+def _override(name: str, entries: dict[str, Any]) -> int | None:
+    """Bits of a layer that a rule of GPTQModel's ``dynamic`` gives it."""
+    for pattern, change in (entries.get("dynamic") or {}).items():
+        if isinstance(change, dict) and re.match(pattern.removeprefix("+:"), name) and type(change.get("bits")) is int:
+            return int(change["bits"])
+    return None
+
+
+def _groups(into: int, group: Any) -> int:
+    return into // group if type(group) is int and group > 0 else 1

@@ -1,0 +1,210 @@
+"""Every rule that a checkpoint can break, by its name; the checks that find it broken are named in ``clients``."""
+
+from __future__ import annotations
+
+from quark_onnx.torch.validate.finding import REFUSED, WARNING, WRONG, Finding, Rule
+
+VLLM = "vLLM 0.33.0"
+TRANSFORMERS = "transformers 5.23"
+LLAMA_CPP = "llama.cpp with gguf 0.19"
+
+_LAYERS = "vllm/model_executor/layers/quantization"
+_SAFETENSORS = "safetensors 0.8, README, Format"
+_LOADER = f"{VLLM}, vllm/model_executor/model_loader; {TRANSFORMERS}, modeling_utils"
+_QUARK = f"{VLLM}, {_LAYERS}/quark/quark.py"
+_SCHEMES = f"{VLLM}, {_LAYERS}/quark/schemes"
+_QCONFIG = f"{TRANSFORMERS}, QuarkConfig; amd-quark 0.13, QConfig.from_dict"
+_LINEAR = "amd-quark 0.13, QParamsLinear"
+_CT = f"{VLLM}, {_LAYERS}/compressed_tensors; compressed-tensors 0.20"
+_AWQ = f"{VLLM}, {_LAYERS}/auto_awq.py"
+_GPTQ = f"{VLLM}, {_LAYERS}/auto_gptq.py"
+_FP8 = f"{VLLM}, {_LAYERS}/fp8.py"
+_GGUF = "ggml, docs/gguf.md; gguf.cpp and llama-model.cpp of llama.cpp"
+_AGAIN = "export the model again"
+_COPY = "copy or download the file again"
+_FIX = "--fix mends it"
+
+_FILES = {
+    "config-json": Rule(REFUSED, "config.json is a JSON object", _COPY, _LOADER),
+    "generation-config": Rule(WARNING, "generation_config.json is a JSON object", "delete or replace it", _LOADER),
+    "architecture": Rule(
+        REFUSED,
+        "config.json names model_type and architectures",
+        "take both from the float model's config.json",
+        f"{VLLM}, vllm/config/model.py; {TRANSFORMERS}, AutoConfig",
+    ),
+    "no-weights": Rule(REFUSED, "the weights are *.safetensors", "save the model as safetensors", _LOADER),
+    "index-json": Rule(REFUSED, "the index maps tensors to files", f"delete it, or {_FIX}", _LOADER),
+    "file-missing": Rule(REFUSED, "every file of the index exists", _COPY, _LOADER),
+    "file-damaged": Rule(REFUSED, "header, types, shapes and places agree with the file", _COPY, _SAFETENSORS),
+    "tensor-missing": Rule(REFUSED, "every tensor of the index is in a file", _AGAIN, _LOADER),
+    "tensor-misplaced": Rule(WARNING, "the index says where each tensor is", _FIX, _LOADER),
+    "tensor-twice": Rule(
+        WRONG, "a tensor is in one file", "remove one of them: which is read depends on the client", _LOADER
+    ),
+}
+_MODEL = {
+    "layers-missing": Rule(WRONG, "there are as many layers as num_hidden_layers says", _AGAIN, _LOADER),
+    "weight-shape": Rule(
+        REFUSED, "weights are as large as config.json says", "put the right config.json there", _LOADER
+    ),
+    "head-missing": Rule(
+        WRONG, "without tie_word_embeddings there is lm_head.weight", "write it, or tie it in config.json", _LOADER
+    ),
+    "head-tied": Rule(
+        WARNING,
+        "with tie_word_embeddings there is no lm_head.weight",
+        "remove it, or write tie_word_embeddings: false if it differs from the embedding",
+        _LOADER,
+    ),
+    "head-quantized": Rule(REFUSED, "lm_head stays float", "exclude lm_head and export again", f"{_QUARK}; {_LOADER}"),
+    "scale-alone": Rule(REFUSED, "scales come with the weight they belong to", _AGAIN, _LOADER),
+    "scale-names": Rule(REFUSED, "scales are called weight_scale, input_scale, ...", _FIX, f"{_SCHEMES}; amd/Quark#44"),
+    "scale-missing": Rule(WRONG, "each quantized weight has its scales", _AGAIN, _LOADER),
+    "tensor-shape": Rule(REFUSED, "weights and scales have the shapes of their scheme", _AGAIN, f"{_SCHEMES}; {_CT}"),
+    "tensor-type": Rule(WRONG, "weights and scales have the types of their scheme", _AGAIN, f"{_SCHEMES}; {_CT}"),
+    "tensor-unknown": Rule(REFUSED, "a layer has no other tensors than its scheme says", _AGAIN, _LOADER),
+    "excluded-quantized": Rule(
+        REFUSED,
+        "what the configuration excludes is float",
+        "remove the layer from the excluded, or export again",
+        _LOADER,
+    ),
+    "float-included": Rule(
+        WRONG, "what the configuration does not exclude is quantized", f"exclude the layer; {_FIX} for quark", _LOADER
+    ),
+    "group-divides": Rule(REFUSED, "the group divides the input of the layer", "choose another group size", _SCHEMES),
+    "malformed": Rule(REFUSED, "values in config.json have the types that they should have", "correct it", _LOADER),
+    "undeclared": Rule(
+        REFUSED, "quantized tensors need a quantization_config", "put the config.json of the export there", _LOADER
+    ),
+    "method": Rule(
+        REFUSED,
+        "quant_method is one that the client knows",
+        "export in another layout",
+        f"{VLLM}, {_LAYERS}/__init__.py; {TRANSFORMERS}, quantizers/auto.py",
+    ),
+    "method-unchecked": Rule(WARNING, "there are rules for the layout", "try to load it", "this package"),
+    "kv-scales-missing": Rule(
+        WARNING, "a quantized KV cache has scales for keys and values", "calibrate the KV cache", f"{VLLM}, kv_cache.py"
+    ),
+    "kv-scales-one": Rule(
+        WARNING, "scales of the KV cache come from data", "calibrate the KV cache: all are 1.0", f"{VLLM}, kv_cache.py"
+    ),
+    "kv-scales-equal": Rule(
+        WARNING, "scales of the KV cache differ among layers", "calibrate the KV cache", f"{VLLM}, kv_cache.py"
+    ),
+}
+_QUARK_VLLM = {
+    "quark-export": Rule(REFUSED, "export has the list kv_cache_group, and pack_method", _FIX, _QUARK),
+    "quark-exclude": Rule(REFUSED, "exclude is a list of strings", _FIX, _QUARK),
+    "quark-exclude-glob": Rule(WRONG, "exclude has exact names and patterns that begin with re:", _FIX, _QUARK),
+    "quark-layer-types": Rule(REFUSED, "layer_type_quant_config is an object", _FIX, _QUARK),
+    "quark-layer-types-ignored": Rule(
+        WRONG, "layer_type_quant_config is empty: it is not obeyed", "name the layers in layer_quant_config", _QUARK
+    ),
+    "quark-pattern": Rule(WARNING, "names in layer_quant_config match layers", "correct or remove the name", _QUARK),
+    "quark-shards-differ": Rule(
+        REFUSED, "layers that are fused have equal configurations", "give q, k, v and gate, up the same scheme", _QUARK
+    ),
+    "quark-experts-differ": Rule(
+        WRONG, "all experts have the configuration of their module", "give all experts one scheme", _QUARK
+    ),
+    "shards-excluded": Rule(
+        REFUSED, "layers that are fused are all excluded or none", "exclude all of q, k, v or gate, up", _QUARK
+    ),
+    "quark-outputs": Rule(
+        REFUSED, "no output or bias is quantized but those of the KV cache", "export without them", _QUARK
+    ),
+    "quark-kv": Rule(
+        REFUSED, "layer_quant_config says how to quantize the KV cache: fp8_e4m3, per tensor", _AGAIN, _QUARK
+    ),
+    "quark-scheme": Rule(
+        REFUSED, "there is a scheme for the layer's types", "choose a scheme that the client has", _QUARK
+    ),
+    "quark-fake": Rule(
+        WRONG, "weight_format is real_quantized", "export with weight_format real_quantized", f"{_SCHEMES}; {_LINEAR}"
+    ),
+}
+_QUARK_TRANSFORMERS = {
+    "quark-key": Rule(REFUSED, "no key is missing", f"{_FIX} where the value is plain", f"{_QUARK}; {_QCONFIG}"),
+    "quark-export-keys": Rule(REFUSED, "export has no keys but its five", _FIX, _QCONFIG),
+    "quark-layer-class": Rule(
+        REFUSED, "layer types are Linear, Conv2d or ConvTranspose2d", "name layers instead", _QCONFIG
+    ),
+    "quark-observer": Rule(REFUSED, "observer_cls is known and goes with qscheme", _FIX, _QCONFIG),
+    "quark-integer": Rule(REFUSED, "integers have round_method, scale_type and symmetric", _FIX, _QCONFIG),
+    "quark-type": Rule(REFUSED, "dtype and qscheme are known", "choose a scheme that amd-quark has", _QCONFIG),
+    "quark-algorithm": Rule(REFUSED, "names in algo_config are known", "write algo_config: null", _QCONFIG),
+    "quark-two-stages": Rule(
+        WRONG, "weights have one stage: the scales of a second are not loaded, which gives NaN", "use vLLM", _QCONFIG
+    ),
+    "quark-mixture": Rule(WRONG, "there are no experts: those of an export are not found again", "use vLLM", _QCONFIG),
+}
+_OTHER = {
+    "ct-groups": Rule(REFUSED, "config_groups map names to targets and weights", _AGAIN, _CT),
+    "ct-format": Rule(REFUSED, "format is known", "name one of those of compressed-tensors", _CT),
+    "ct-arguments": Rule(REFUSED, "num_bits, type, strategy, group_size and dynamic go together", _AGAIN, _CT),
+    "ct-scheme": Rule(
+        REFUSED, "there is a scheme for the types of weights and activations", "choose another scheme", _CT
+    ),
+    "ct-sparsity": Rule(REFUSED, "there is no sparsity_config", "save the model without it", _CT),
+    "awq-config": Rule(REFUSED, "bits is 4, and group_size and zero_point are there", _AGAIN, _AWQ),
+    "awq-version": Rule(WRONG, "version is gemm", "convert it: other versions pack in another order", _AWQ),
+    "gptq-config": Rule(
+        REFUSED, "bits, group_size, desc_act and sym are there, and of a kind that is known", _AGAIN, _GPTQ
+    ),
+    "gptqmodel-config": Rule(REFUSED, "bits is 2, 3, 4 or 8", _AGAIN, f"{TRANSFORMERS}, GPTQConfig and AwqConfig"),
+    "fp8-config": Rule(
+        REFUSED, "activation_scheme is static or dynamic, and goes with weight_block_size", _AGAIN, _FP8
+    ),
+    "fp8-names": Rule(
+        WRONG,
+        "scales are called weight_scale_inv and activation_scale",
+        "use vLLM",
+        f"{TRANSFORMERS}, quantizer_finegrained_fp8.py",
+    ),
+    "exclude-pattern": Rule(
+        WRONG, "excluded layers are exact names, not patterns", "write the names", f"{_FP8}; {_CT}"
+    ),
+}
+_LLAMA_CPP = {
+    "gguf-none": Rule(
+        REFUSED,
+        "the model is a *.gguf file",
+        "convert it: python convert_hf_to_gguf.py DIR --outfile model.gguf, from a folder of float weights",
+        _GGUF,
+    ),
+    "gguf-damaged": Rule(REFUSED, "magic, version, metadata and places agree with the file", _COPY, _GGUF),
+    "gguf-architecture": Rule(REFUSED, "general.architecture is known", "update llama.cpp or convert again", _GGUF),
+    "gguf-key": Rule(REFUSED, "the metadata that the architecture needs is there", "convert it again", _GGUF),
+    "gguf-type": Rule(REFUSED, "types of tensors are known and their blocks fill rows", "quantize it again", _GGUF),
+    "gguf-place": Rule(REFUSED, "tensors follow each other, aligned, within the file", "convert it again", _GGUF),
+    "gguf-tensor-missing": Rule(REFUSED, "no tensor of the architecture is missing", "convert it again", _GGUF),
+    "gguf-tensor-unknown": Rule(
+        REFUSED, "there are no tensors but those of the architecture", "convert it again", _GGUF
+    ),
+    "gguf-parts": Rule(REFUSED, "all parts of a divided model are there", _COPY, _GGUF),
+    "gguf-unchecked": Rule(
+        WARNING, "the package gguf knows types and architectures", "pip install gguf", "this package"
+    ),
+}
+
+RULES: dict[str, Rule] = {
+    **_FILES,
+    **_MODEL,
+    **_QUARK_VLLM,
+    **_QUARK_TRANSFORMERS,
+    **_OTHER,
+    **_LLAMA_CPP,
+}
+
+
+def broken(rule: str, place: str, found: str, severity: str = "") -> Finding:
+    """A finding; its severity is the rule's own unless another is given.
+
+    >>> broken("quark-exclude", "quantization_config.exclude", "null").severity
+    'refused'
+    """
+    row = RULES[rule]
+    return Finding(rule, place, found, row, severity or row.severity)

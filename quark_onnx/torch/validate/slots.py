@@ -1,0 +1,77 @@
+"""Slot: what a tensor of a quantized layer must be; and what is wrong with those that are there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from quark_onnx.torch.validate.finding import REFUSED, Finding
+from quark_onnx.torch.validate.header import FLOATS
+from quark_onnx.torch.validate.modules import Module
+from quark_onnx.torch.validate.rules import broken
+
+Shape = tuple[int, ...]
+#: Clients take a single scale in either shape.
+SCALAR: tuple[Shape, ...] = ((), (1,))
+
+
+@dataclass(frozen=True)
+class Slot:
+    """What a tensor must be.
+
+    Attributes:
+        types: one of these, as safetensors spells them.
+        shapes: one of these; none to allow any.
+        needed: whether it must be there.
+    """
+
+    types: tuple[str, ...]
+    shapes: tuple[Shape, ...]
+    needed: bool = True
+
+
+Slots = Mapping[str, Slot]
+#: A single scale, in any float type.
+SCALE = Slot(FLOATS, SCALAR)
+
+
+def floats(*shapes: Shape) -> Slot:
+    """Scales of one of the shapes, in any float type."""
+    return Slot(FLOATS, shapes)
+
+
+def slot_findings(module: Module, slots: Slots) -> Iterator[Finding]:
+    """What is missing in a layer, what has another type or shape, and what should not be there."""
+    for name, slot in slots.items():
+        tensor = module.tensors.get(name)
+        place = f"{module.name}.{name}"
+        if tensor is None:
+            if slot.needed:
+                yield broken("scale-missing", place, "there is no such tensor")
+            continue
+        if slot.shapes and tensor.shape not in slot.shapes:
+            demanded = " or ".join(str(list(shape)) for shape in slot.shapes)
+            yield broken("tensor-shape", place, f"the shape is {list(tensor.shape)}; it must be {demanded}")
+        elif tensor.dtype not in slot.types:
+            yield broken("tensor-type", place, f"the type is {tensor.dtype}; it must be {' or '.join(slot.types)}")
+    for name, tensor in module.tensors.items():
+        if name not in slots and name != "bias":
+            yield broken("tensor-unknown", f"{module.name}.{name}", f"{tensor}, which the scheme does not have")
+
+
+def size_findings(module: Module, found: Shape, demanded: Shape | None) -> Iterator[Finding]:
+    """Whether a layer is as large as the model's configuration says.
+
+    Args:
+        module: the layer.
+        found: its (out, in), as its scheme reads the weight.
+        demanded: what the configuration says; None where it says nothing.
+    """
+    if demanded is not None and found != demanded:
+        text = f"the layer has (out, in) = {found}; config.json says {demanded}"
+        yield broken("weight-shape", module.name, text, REFUSED)
+
+
+def ceil_div(number: int, by: int) -> int:
+    """How many pieces of a size a number takes."""
+    return -(-number // by)

@@ -1,0 +1,95 @@
+"""quark-onnx llm: the verdict as text, JSON and exit code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.quark_onnx.torch.validate import drafts
+
+if TYPE_CHECKING:
+    from tests.quark_onnx.cli.conftest import CommandLine
+
+
+def test_loads(cli: CommandLine, folder: Path) -> None:
+    drafts.quark().write(folder / "llama")
+    run = cli("llm", "validate", "llama", "--for", "vllm")
+    assert (run.code, run.err) == (0, "")
+    assert run.out == "llama: quark checkpoint (14 × fp8) for vLLM 0.33.0: loads\n"
+
+
+def test_refused(cli: CommandLine, folder: Path) -> None:
+    draft = drafts.quark()
+    draft.quantization["layer_type_quant_config"] = None
+    draft.write(folder / "llama")
+    run = cli("llm", "validate", "llama", "--for", "vllm")
+    assert run.code == 1
+    assert run.error == "vLLM 0.33.0, llama: refused"
+    assert "refused quark-layer-types at quantization_config.layer_type_quant_config" in run.out
+    assert cli("llm", "validate", "llama", "--for", "transformers").code == 0
+
+
+def test_json(cli: CommandLine, folder: Path) -> None:
+    draft = drafts.quark("nvfp4")
+    draft.write(folder / "llama")
+    run = cli("llm", "validate", "llama", "--for", "transformers", "--json")
+    assert run.code == 1
+    assert run.json["verdict"] == "loads but wrong" and run.json["wrong"] == 14
+    assert (run.json["command"], run.json["action"], run.json["model"]) == ("llm", "validate", "llama")
+    assert {finding["rule"] for finding in run.json["findings"]} == {"quark-two-stages"}
+    assert run.json["error"]["kind"] == "ConstraintError"
+
+
+def test_fix(cli: CommandLine, folder: Path) -> None:
+    draft = drafts.quark()
+    draft.rename(".weight_scale", ".weight_quantizer.scale")
+    draft.write(folder / "llama")
+    assert cli("llm", "validate", "llama", "--for", "vllm").code == 1
+    run = cli("llm", "validate", "llama", "--for", "vllm", "--fix")
+    assert run.code == 0 and "mended: 14 scales have the names of today" in run.out
+    assert cli("llm", "validate", "llama-fixed", "--for", "vllm").code == 0
+    run = cli("llm", "validate", "llama", "--for", "vllm", "--fix", "-o", "other", "--json")
+    assert run.json["output"] == "other" and run.json["mended"] == ["14 scales have the names of today"]
+    assert cli("llm", "validate", "llama", "--for", "vllm", "--fix").code == 2
+
+
+def test_nothing_to_fix(cli: CommandLine, folder: Path) -> None:
+    drafts.quark().write(folder / "llama")
+    run = cli("llm", "validate", "llama", "--for", "vllm", "--fix")
+    assert run.code == 0 and "nothing is written" in run.out
+    assert not (folder / "llama-fixed").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["validate", "absent", "--for", "vllm"], "absent is no folder"),
+        (["validate", "absent.gguf", "--for", "llama.cpp"], "there is no absent.gguf"),
+        (["validate", "data", "--for", "vllm"], "no Hugging Face checkpoint"),
+        (["validate", "data"], "--for"),
+        (["validate", "data", "--for", "sglang"], "invalid choice: 'sglang'"),
+        (["validate", "data", "--for", "vllm", "--output", "x"], "it belongs to --fix"),
+        ([], "{validate}"),
+    ],
+)
+def test_bad_input(cli: CommandLine, arguments: list[str], text: str) -> None:
+    run = cli("llm", *arguments)
+    assert run.code == 2 and text in run.error
+
+
+def test_llama_cpp(cli: CommandLine, folder: Path) -> None:
+    (folder / "model.gguf").write_bytes(b"GGML")
+    run = cli("llm", "validate", "model.gguf", "--for", "llama.cpp")
+    assert run.code == 1 and "gguf-damaged" in run.out
+
+
+def test_verbose_shows_every_finding(cli: CommandLine, folder: Path) -> None:
+    draft = drafts.quark()
+    draft.drop(".weight_scale")
+    draft.write(folder / "llama")
+    assert cli("llm", "validate", "llama", "--for", "vllm").out.count("scale-missing") == 4
+    assert cli("llm", "validate", "llama", "--for", "vllm", "--verbose").out.count("scale-missing") == 14
+    assert json.loads(cli("llm", "validate", "llama", "--for", "vllm", "--json").out)["wrong"] == 14

@@ -1,0 +1,396 @@
+"""Each rule: a checkpoint that breaks it and no other, and the whole one that breaks none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from quark_onnx.torch.validate import RULES, validate
+from tests.quark_onnx.torch.validate import drafts
+from tests.quark_onnx.torch.validate.drafts import FP8, INT8, Draft, layer
+
+Change = Callable[[Draft], object]
+Q0 = "model.layers.0.self_attn.q_proj"
+DOWN0 = "model.layers.0.mlp.down_proj"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A rule, and how a whole checkpoint comes to break it.
+
+    Attributes:
+        rule: its name.
+        severity: what follows.
+        whole: makes the checkpoint.
+        change: breaks it.
+        clients: for which it is broken.
+        place: a part of where it is found.
+    """
+
+    rule: str
+    severity: str
+    whole: Callable[[], Draft]
+    change: Change
+    clients: tuple[str, ...] = ("vllm",)
+    place: str = ""
+
+
+BOTH = ("vllm", "transformers")
+HF = ("transformers",)
+
+
+def quantization(**changes: object) -> Change:
+    return lambda draft: draft.quantization.update(changes)
+
+
+def without(*path: str) -> Change:
+    def change(draft: Draft) -> None:
+        entries = draft.config
+        for key in path[:-1]:
+            entries = entries[key]
+        del entries[path[-1]]
+
+    return change
+
+
+def override(pattern: str, **changes: object) -> Change:
+    def change(draft: Draft) -> None:
+        draft.quantization["layer_quant_config"][pattern] = {**layer(FP8, FP8), **changes}
+
+    return change
+
+
+def weight_spec(**changes: object) -> Change:
+    def change(draft: Draft) -> None:
+        draft.quantization["global_quant_config"]["weight"].update(changes)
+
+    return change
+
+
+def exports(**changes: object) -> Change:
+    return lambda draft: draft.quantization["export"].update(changes)
+
+
+def config(**changes: object) -> Change:
+    return lambda draft: draft.config.update(changes)
+
+
+def add(name: str, dtype: str, *shape: int) -> Change:
+    return lambda draft: draft.tensors.update({name: (dtype, shape)})
+
+
+def shape(end: str, dtype: str, *sizes: int) -> Change:
+    return lambda draft: draft.change(end, (dtype, sizes))
+
+
+def drop(end: str) -> Change:
+    return lambda draft: draft.drop(end)
+
+
+def renamed(old: str, new: str) -> Change:
+    return lambda draft: draft.rename(old, new)
+
+
+def floated(name: str) -> Change:
+    """A layer that is float in the file."""
+
+    def change(draft: Draft) -> None:
+        size = drafts.LINEARS[name]
+        draft.tensors = {key: entry for key, entry in draft.tensors.items() if not key.startswith(f"{name}.")}
+        draft.tensors[f"{name}.weight"] = ("BF16", size)
+
+    return change
+
+
+def cached(**values: float) -> Change:
+    return lambda draft: draft.scalars.update(dict.fromkeys(draft.scalars, *values.values()))
+
+
+def group(**changes: object) -> Change:
+    return lambda draft: draft.quantization["config_groups"]["group_0"].update(changes)
+
+
+def arguments(**changes: object) -> Change:
+    return lambda draft: draft.quantization["config_groups"]["group_0"]["weights"].update(changes)
+
+
+def all_of(*changes: Change) -> Change:
+    def change(draft: Draft) -> None:
+        for each in changes:
+            each(draft)
+
+    return change
+
+
+def untied_outputs(draft: Draft) -> None:
+    draft.quantization["layer_quant_config"]["*v_proj"]["output_tensors"]["symmetric"] = False
+
+
+CASES = (
+    Case("architecture", "refused", drafts.plain, without("architectures"), BOTH),
+    Case("architecture", "refused", drafts.plain, without("model_type"), BOTH),
+    Case("layers-missing", "refused", drafts.plain, config(num_hidden_layers=3)),
+    Case("layers-missing", "wrong", drafts.plain, config(num_hidden_layers=3), HF),
+    Case("layers-missing", "wrong", drafts.quark, config(num_hidden_layers=3), BOTH),
+    Case("weight-shape", "refused", drafts.plain, config(intermediate_size=128), BOTH, "mlp"),
+    Case("weight-shape", "refused", drafts.plain, config(vocab_size=48), BOTH, "model.embed_tokens"),
+    Case("weight-shape", "refused", drafts.quark, config(intermediate_size=128), BOTH, "mlp"),
+    Case("weight-shape", "refused", lambda: drafts.quark("uint4_wo_32"), config(intermediate_size=128), BOTH, "mlp"),
+    Case("weight-shape", "refused", drafts.awq, config(intermediate_size=128), BOTH, "mlp"),
+    Case("weight-shape", "refused", drafts.compressed, config(num_key_value_heads=4), BOTH, "k_proj"),
+    Case("head-missing", "refused", drafts.plain, drop("lm_head.weight")),
+    Case("head-missing", "wrong", drafts.plain, drop("lm_head.weight"), HF),
+    Case("head-missing", "wrong", drafts.quark, drop("lm_head.weight"), BOTH),
+    Case("head-tied", "warning", drafts.quark, config(tie_word_embeddings=True), BOTH),
+    Case("scale-alone", "wrong", drafts.quark, drop(f"{DOWN0}.weight"), BOTH, DOWN0),
+    Case(
+        "scale-alone",
+        "refused",
+        drafts.quark,
+        all_of(config(tie_word_embeddings=True), drop("lm_head.weight"), add("lm_head.weight_scale", "F32")),
+        BOTH,
+        "lm_head",
+    ),
+    Case("scale-names", "refused", drafts.quark, renamed(".weight_scale", ".weight_quantizer.scale")),
+    Case("scale-names", "refused", drafts.quark, renamed(".input_scale", ".input_quantizer.scale")),
+    Case("scale-missing", "wrong", drafts.quark, drop(f"{Q0}.weight_scale"), BOTH, Q0),
+    Case("scale-missing", "wrong", drafts.quark, drop(f"{Q0}.input_scale"), BOTH, Q0),
+    Case("scale-missing", "wrong", lambda: drafts.quark("uint4_wo_32"), drop(f"{Q0}.weight_zero_point"), BOTH),
+    Case("scale-missing", "wrong", lambda: drafts.quark("nvfp4"), drop(f"{Q0}.weight_scale_2")),
+    Case("scale-missing", "wrong", drafts.awq, drop(f"{Q0}.qzeros"), BOTH),
+    Case("scale-missing", "wrong", drafts.gptq, drop(f"{Q0}.scales"), BOTH),
+    Case("scale-missing", "wrong", drafts.compressed, drop(f"{Q0}.weight_shape"), BOTH),
+    Case("scale-missing", "wrong", drafts.fp8, drop(f"{Q0}.input_scale")),
+    Case("tensor-shape", "refused", drafts.quark, shape(f"{Q0}.weight_scale", "F32", 32), BOTH),
+    Case("tensor-shape", "refused", lambda: drafts.quark("ptpc_fp8"), shape(f"{Q0}.weight_scale", "F32", 32, 1), BOTH),
+    Case("tensor-shape", "refused", lambda: drafts.quark("mxfp4"), shape(f"{Q0}.weight_scale", "U8", 32, 2), BOTH),
+    Case("tensor-shape", "refused", drafts.gptq, shape(f"{Q0}.scales", "F16", 2, 32), BOTH),
+    Case("tensor-shape", "refused", drafts.compressed, shape(f"{Q0}.weight_scale", "BF16", 32), BOTH),
+    Case("tensor-shape", "refused", lambda: drafts.fp8((16, 16)), shape(f"{Q0}.weight_scale_inv", "F32", 2, 1), BOTH),
+    Case("tensor-type", "wrong", lambda: drafts.quark("mxfp4"), shape(f"{Q0}.weight_scale", "F32", 32, 1), BOTH),
+    Case("tensor-type", "wrong", drafts.quark, shape(f"{Q0}.weight", "I8", 32, 32), BOTH),
+    Case("tensor-unknown", "refused", drafts.quark, add(f"{Q0}.output_scale", "F32"), BOTH),
+    Case("tensor-unknown", "refused", drafts.awq, renamed("input_layernorm.weight", "input_layernorm.qweight"), BOTH),
+    Case("excluded-quantized", "refused", drafts.quark, quantization(exclude=["lm_head", DOWN0]), BOTH, DOWN0),
+    Case("excluded-quantized", "refused", drafts.awq, quantization(modules_to_not_convert=["down_proj"]), BOTH),
+    Case("excluded-quantized", "refused", drafts.fp8, quantization(ignored_layers=[DOWN0])),
+    Case("excluded-quantized", "refused", drafts.compressed, quantization(ignore=["lm_head", "re:.*down_proj"]), BOTH),
+    Case("float-included", "wrong", drafts.quark, floated(DOWN0), BOTH, DOWN0),
+    Case("float-included", "refused", lambda: drafts.quark("int4_wo_32"), floated(DOWN0)),
+    Case("float-included", "wrong", drafts.mixture, quantization(exclude=["lm_head"]), place="mlp.gate"),
+    Case("float-included", "refused", drafts.compressed, floated(DOWN0), BOTH),
+    Case("float-included", "refused", drafts.awq, floated(DOWN0), BOTH),
+    Case("float-included", "wrong", drafts.fp8, floated(DOWN0)),
+    Case("group-divides", "refused", lambda: drafts.quark("uint4_wo_32"), weight_spec(group_size=24), BOTH),
+    Case("group-divides", "refused", drafts.awq, quantization(group_size=24), BOTH),
+    Case("group-divides", "refused", drafts.compressed, arguments(group_size=24), BOTH),
+    Case(
+        "group-divides",
+        "refused",
+        lambda: drafts.fp8((16, 16)),
+        lambda draft: vars(draft).update(vars(drafts.fp8((24, 16)))),
+    ),
+    Case("undeclared", "refused", lambda: drafts.fp8((16, 16)), without("quantization_config"), BOTH),
+    Case("method", "refused", drafts.plain, config(quantization_config={"quant_method": "unheard"})),
+    Case("method", "warning", drafts.plain, config(quantization_config={"quant_method": "unheard"}), HF),
+    Case("method", "wrong", drafts.quark, quantization(quant_method="unheard"), HF),
+    Case("method", "refused", drafts.plain, config(quantization_config={"bits": 4}), BOTH),
+    Case("method-unchecked", "warning", drafts.plain, config(quantization_config={"quant_method": "torchao"}), BOTH),
+    Case("malformed", "refused", drafts.quark, weight_spec(block_size=7, qscheme="per_block")),
+    Case("kv-scales-missing", "warning", drafts.quark_kv, drop("1.self_attn.v_proj.output_scale"), BOTH),
+    Case("kv-scales-one", "warning", drafts.quark_kv, cached(value=1.0), BOTH),
+    Case("kv-scales-equal", "warning", drafts.quark_kv, cached(value=0.5), BOTH),
+    Case(
+        "head-quantized",
+        "refused",
+        drafts.quark,
+        all_of(shape("lm_head.weight", "F8_E4M3", 40, 32), add("lm_head.weight_scale", "F32")),
+    ),
+    Case("quark-export", "refused", drafts.quark, without("quantization_config", "export")),
+    Case("quark-export", "refused", drafts.quark, without("quantization_config", "export", "kv_cache_group")),
+    Case("quark-export", "refused", drafts.quark, exports(kv_cache_group=None)),
+    Case("quark-exclude", "refused", drafts.quark, quantization(exclude=None)),
+    Case("quark-exclude", "refused", drafts.quark, quantization(exclude=["lm_head", "re:(["])),
+    Case(
+        "quark-exclude-glob",
+        "wrong",
+        drafts.quark,
+        all_of(quantization(exclude=["*down_proj", "lm_head"]), *map(floated, (DOWN0, DOWN0.replace("0", "1")))),
+    ),
+    Case("quark-exclude-glob", "warning", drafts.quark, quantization(exclude=["*lm_head"])),
+    Case("quark-layer-types", "refused", drafts.quark, quantization(layer_type_quant_config=None)),
+    Case(
+        "quark-layer-types-ignored",
+        "wrong",
+        drafts.quark,
+        quantization(layer_type_quant_config={"Linear": layer(FP8, FP8)}),
+    ),
+    Case("quark-pattern", "warning", drafts.quark, override("*k_porj")),
+    Case(
+        "quark-shards-differ", "refused", drafts.quark, override("*k_proj", target_device="cpu"), place="q_proj,k_proj"
+    ),
+    Case(
+        "quark-shards-differ", "refused", drafts.quark, override("model.layers.1.mlp.up_proj", extra=1), place="up_proj"
+    ),
+    Case("quark-experts-differ", "wrong", drafts.mixture, override("*experts.0.*_proj", target_device="cpu")),
+    Case(
+        "shards-excluded",
+        "refused",
+        drafts.quark,
+        all_of(floated(Q0), quantization(exclude=["lm_head", Q0])),
+        place="q_proj,k_proj",
+    ),
+    Case("shards-excluded", "refused", drafts.gptq, floated(Q0)),
+    Case("shards-excluded", "refused", drafts.fp8, all_of(floated(Q0), quantization(ignored_layers=[Q0]))),
+    Case("shards-excluded", "refused", drafts.compressed, all_of(floated(Q0), quantization(ignore=["lm_head", Q0]))),
+    Case("quark-outputs", "refused", drafts.quark, override("*down_proj", output_tensors=FP8, input_tensors=FP8)),
+    Case("quark-outputs", "refused", drafts.quark, override("*down_proj", bias=FP8)),
+    Case("quark-kv", "refused", drafts.quark, exports(kv_cache_group=["*k_proj"])),
+    Case("quark-kv", "refused", drafts.quark_kv, untied_outputs),
+    Case(
+        "quark-kv",
+        "refused",
+        drafts.quark_kv,
+        lambda draft: [
+            each["output_tensors"].update(dtype="int8", observer_cls="PerTensorMinMaxObserver")
+            for each in draft.quantization["layer_quant_config"].values()
+        ],
+    ),
+    Case("quark-scheme", "refused", drafts.quark, override("*down_proj", input_tensors=INT8)),
+    Case("quark-fake", "wrong", drafts.quark, exports(weight_format="fake_quantized"), BOTH),
+    Case("quark-fake", "refused", lambda: drafts.quark("uint4_wo_32"), exports(weight_format="fake_quantized"), HF),
+    Case("quark-key", "refused", drafts.quark, without("quantization_config", "global_quant_config"), BOTH),
+    Case("quark-key", "refused", drafts.quark, without("quantization_config", "layer_quant_config"), HF),
+    Case("quark-key", "refused", drafts.quark, without("quantization_config", "global_quant_config", "bias"), HF),
+    Case(
+        "quark-key",
+        "refused",
+        drafts.quark,
+        without("quantization_config", "global_quant_config", "weight", "ch_axis"),
+        HF,
+    ),
+    Case("quark-export-keys", "refused", drafts.quark, exports(own=1), HF),
+    Case(
+        "quark-layer-class",
+        "refused",
+        drafts.quark,
+        quantization(layer_type_quant_config={"Embedding": layer(FP8, FP8)}),
+        HF,
+    ),
+    Case("quark-observer", "refused", drafts.quark, weight_spec(observer_cls="MyObserver"), HF),
+    Case("quark-observer", "refused", drafts.quark, weight_spec(observer_cls="PerChannelMinMaxObserver"), HF),
+    Case("quark-integer", "refused", lambda: drafts.quark("int8"), weight_spec(round_method=None), HF),
+    Case("quark-type", "refused", lambda: drafts.quark("uint4_wo_32"), weight_spec(ch_axis=None), HF),
+    Case("quark-algorithm", "refused", drafts.quark, quantization(algo_config=[{"name": "hqq"}]), HF),
+    Case("ct-groups", "refused", drafts.compressed, quantization(config_groups={}), BOTH),
+    Case("ct-groups", "refused", drafts.compressed, group(targets=None), BOTH),
+    Case("ct-format", "refused", drafts.compressed, quantization(format="packed"), BOTH),
+    Case("ct-arguments", "refused", drafts.compressed, arguments(group_size=None), BOTH),
+    Case("ct-arguments", "refused", drafts.compressed, arguments(actorder="group"), BOTH),
+    Case(
+        "ct-scheme",
+        "refused",
+        lambda: drafts.compressed("float-quantized"),
+        arguments(symmetric=False, zp_dtype=None)
+        and group(
+            input_activations={"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True, "symmetric": True},
+            weights={"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True, "dynamic": True},
+        ),
+    ),
+    Case("ct-sparsity", "refused", drafts.compressed, quantization(sparsity_config={"targets": ["Linear"]}), BOTH),
+    Case("awq-config", "refused", drafts.awq, without("quantization_config", "zero_point")),
+    Case("awq-config", "refused", drafts.awq, quantization(bits=8)),
+    Case("awq-version", "wrong", drafts.awq, quantization(version="gemv")),
+    Case("gptq-config", "refused", drafts.gptq, quantization(desc_act=True)),
+    Case("gptq-config", "refused", drafts.gptq, quantization(sym=False)),
+    Case("gptq-config", "refused", drafts.gptq, without("quantization_config", "group_size")),
+    Case("gptqmodel-config", "refused", drafts.gptq, quantization(bits=5), HF),
+    Case("fp8-config", "refused", drafts.fp8, quantization(activation_scheme="token")),
+    Case("fp8-config", "refused", lambda: drafts.fp8((16, 16)), quantization(activation_scheme="static"), BOTH),
+    Case("exclude-pattern", "wrong", drafts.fp8, quantization(ignored_layers=["*head"])),
+    Case("exclude-pattern", "wrong", drafts.compressed, quantization(ignore=["*head"])),
+)
+#: Broken by checkpoints of other tests: those of files, and what no change of a whole one brings about.
+ELSEWHERE = {
+    *("config-json", "generation-config", "no-weights", "index-json", "file-missing", "file-damaged"),
+    *("tensor-missing", "tensor-misplaced", "tensor-twice"),
+    *("quark-two-stages", "quark-mixture", "fp8-names"),
+    *(rule for rule in RULES if rule.startswith("gguf-")),
+}
+RUNS = [(case, client) for case in CASES for client in case.clients]
+
+
+@pytest.mark.parametrize(("case", "client"), RUNS, ids=[f"{case.rule}-{client}" for case, client in RUNS])
+def test_rule(case: Case, client: str, tmp_path: Path) -> None:
+    draft = case.whole()
+    whole = validate(draft.write(tmp_path / "whole"), client)
+    assert [str(finding) for finding in whole.findings] == []
+    case.change(draft)
+    broken = validate(draft.write(tmp_path / "broken"), client)
+    found = [str(finding) for finding in broken.findings]
+    assert {finding.rule for finding in broken.findings} == {case.rule}, found
+    assert {finding.severity for finding in broken.findings} == {case.severity}, found
+    assert any(case.place in finding.place for finding in broken.findings), found
+    assert broken.word == {"refused": "refused", "wrong": "loads but wrong", "warning": "loads"}[case.severity]
+
+
+def test_every_rule_is_broken_by_a_test() -> None:
+    assert {case.rule for case in CASES} | ELSEWHERE == RULES.keys()
+
+
+@pytest.mark.parametrize("scheme", drafts.SCHEMES)
+def test_schemes_in_vllm(scheme: str, tmp_path: Path) -> None:
+    verdict = validate(drafts.quark(scheme).write(tmp_path / scheme), "vllm")
+    rules = {finding.rule for finding in verdict.findings}
+    assert rules == ({"quark-scheme"} if scheme in drafts.REJECTED else set()), verdict.text()
+
+
+@pytest.mark.parametrize("scheme", drafts.SCHEMES)
+def test_schemes_in_transformers(scheme: str, tmp_path: Path) -> None:
+    verdict = validate(drafts.quark(scheme).write(tmp_path / scheme), "transformers")
+    rules = {finding.rule for finding in verdict.findings}
+    assert rules == ({"quark-two-stages"} if scheme in ("nvfp4", "int4_fp8") else set()), verdict.text()
+    assert "amd-quark" in verdict.needs[0]
+
+
+@pytest.mark.parametrize(
+    "whole", [drafts.mixture, drafts.quark_kv, drafts.plain, lambda: drafts.compressed("float-quantized")]
+)
+def test_whole_in_vllm(whole: Callable[[], Draft], tmp_path: Path) -> None:
+    assert validate(whole().write(tmp_path / "whole"), "vllm").findings == ()
+
+
+def test_experts_in_transformers(tmp_path: Path) -> None:
+    verdict = validate(drafts.mixture().write(tmp_path / "mixture"), "transformers")
+    assert [finding.rule for finding in verdict.findings] == ["quark-mixture"]
+    assert verdict.word == "loads but wrong"
+
+
+def test_scales_of_vllm_are_not_found_by_transformers(tmp_path: Path) -> None:
+    verdict = validate(drafts.fp8().write(tmp_path / "fp8"), "transformers")
+    assert [finding.rule for finding in verdict.findings] == ["fp8-names"]
+
+
+def test_names_of_another_generation_are_those_that_transformers_reads(tmp_path: Path) -> None:
+    draft = drafts.quark()
+    draft.rename(".weight_scale", ".weight_quantizer.scale")
+    assert validate(draft.write(tmp_path / "old"), "transformers").findings == ()
+
+
+def test_weights_that_are_cast_alone_are_floats(tmp_path: Path) -> None:
+    draft = drafts.plain()
+    draft.config["quantization_config"] = drafts.quark().quantization
+    half = drafts.spec("bfloat16", "per_tensor", "PlaceholderObserver", symmetric=None)
+    draft.quantization["global_quant_config"] = layer(half, None)
+    assert validate(draft.write(tmp_path / "cast"), "transformers").findings == ()
+
+
+def test_nvfp4_whose_inputs_are_static_in_the_first_stage(tmp_path: Path) -> None:
+    draft = drafts.quark("nvfp4")
+    draft.quantization["global_quant_config"]["input_tensors"][0]["is_dynamic"] = False
+    verdict = validate(draft.write(tmp_path / "static"), "vllm")
+    assert {finding.rule for finding in verdict.findings} == {"quark-scheme"}
+    assert "inputs dynamic in the first stage" in verdict.findings[0].found
