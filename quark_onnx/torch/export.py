@@ -15,6 +15,8 @@ from quark_onnx.torch import affine, quark_json
 from quark_onnx.torch.checkpoint import SHARD, Writer, read_json
 from quark_onnx.torch.checkpoint_layout import check, stored
 from quark_onnx.torch.config import DEFAULT_TYPES, TorchConfig
+from quark_onnx.torch.exporter_config import ExporterConfig as ExporterConfig
+from quark_onnx.torch.exporter_config import JsonExporterConfig as JsonExporterConfig
 from quark_onnx.torch.formats import TwoLevel
 from quark_onnx.torch.layers import QuantizedLayer, Rounding, kind_of
 from quark_onnx.torch.packing import ORDERS
