@@ -58,6 +58,8 @@ def export_safetensors(
         if tokenizer is not None:
             tokenizer.save_pretrained(writer.staging)
         content = read_json(writer.staging / "config.json")
+        # of the model as it is, and not as it once was loaded
+        content["torch_dtype" if "torch_dtype" in content else "dtype"] = str(model.dtype).removeprefix("torch.")
         quantized = {name for name, module in model.named_modules() if isinstance(module, QuantizedLayer)}
         writer.write_json("config.json", described(content, model, config, pack_method, quantized))
 

@@ -119,18 +119,23 @@ def layer_to_json(spec: LayerSpec) -> dict[str, Any]:
     """The entry of a layer."""
     return {
         "bias": None,
-        "input_tensors": None if spec.input is None else _spec(spec.input, dynamic=not spec.input.measured),
+        "input_tensors": None if spec.input is None else _spec(spec.input, dynamic=_by_each_run(spec.input)),
         "output_tensors": None if spec.output is None else _spec(spec.output),
         "target_device": None,
         "weight": None if spec.weight is None else _spec(spec.weight),
     }
 
 
+def _by_each_run(spec: TensorSpec) -> bool:
+    """Whether scales of an activation, or those of its blocks, are computed by each run."""
+    return not spec.measured or isinstance(spec.dtype, TwoLevel)
+
+
 def _spec(spec: TensorSpec, dynamic: bool = False) -> Any:
     """One tensor's entry, or the list of two that a format with two levels of scales has."""
     if isinstance(spec.dtype, TwoLevel):
         inner = _entry("fp4", "per_group", "PerBlockMXObserver") | {"ch_axis": -1, "group_size": block_of(spec.dtype)}
-        inner |= {"scale_format": "float32", "scale_type": "float32", "scale_calculation_mode": "even"}
+        inner |= {"scale_format": "float32", "scale_type": "float32"}
         outer = _entry("fp8_e4m3", "per_tensor", "PerTensorMinMaxObserver") | {"symmetric": True}
         outer |= {"is_scale_quant": True, "scale_type": "float32"}
         return [inner | {"is_dynamic": dynamic}, outer]

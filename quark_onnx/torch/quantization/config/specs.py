@@ -15,6 +15,7 @@ from quark_onnx.torch.quantization.config.type import RoundType, ScaleType, Zero
 from quark_onnx.torch.quantization.observer.observer import METHODS
 
 __all__ = [
+    "AmdFP4Spec",
     "BFP16Spec",
     "Bfloat16Spec",
     "DataTypeSpec",
@@ -27,6 +28,7 @@ __all__ = [
     "FP8E5M2PerChannelSpec",
     "FP8E5M2PerGroupSpec",
     "FP8E5M2PerTensorSpec",
+    "FP8E5M3PerTensorSpec",
     "Float16Spec",
     "Int2PerGroupSpec",
     "Int3PerChannelSpec",
@@ -47,7 +49,9 @@ __all__ = [
     "OCP_MXINT8Spec",
     "OCP_MXSpec",
     "ProgressiveSpec",
+    "QATSpec",
     "ScaleQuantSpec",
+    "TQTSpec",
     "Uint4PerChannelSpec",
     "Uint4PerGroupSpec",
     "Uint4PerTensorSpec",
@@ -330,6 +334,30 @@ class Float16Spec(DataTypeSpec, dtype="float16", observer_cls="PlaceholderObserv
 
 class Bfloat16Spec(DataTypeSpec, dtype="bfloat16", observer_cls="PlaceholderObserver"):
     """A cast to bfloat16."""
+
+
+class FP8E5M3PerTensorSpec(FP8E4M3PerTensorSpec, dtype="fp8_e5m3"):
+    """FP8 (E5M3). It is an error to quantize by it."""
+
+
+@dataclass
+class AmdFP4Spec(_Floats, dtype="fp4", scale_format="e5m3", scale_type="float8_e5m3"):
+    """FP4 with scales in E5M3. It is an error to quantize by it."""
+
+    ch_axis: int
+    group_size: int
+    is_dynamic: bool | None = True
+
+
+class QATSpec(Fields):
+    """How a quantized model is trained. It is an error to ask for it."""
+
+
+@dataclass
+class TQTSpec(QATSpec):
+    """Thresholds are trained. It is an error to ask for it."""
+
+    threshold_init_meth: Any = None
 
 
 @dataclass

@@ -15,6 +15,8 @@ from quark_onnx.torch.quantization.config.type import Dtype, QSchemeType, RoundT
 from quark_onnx.torch.quantization.observer.observer import OBSERVERS, Observer
 from quark_onnx.torch.spec import TensorSpec
 
+#: Formats that are only the elements of blocks.
+_IN_BLOCKS = (Dtype.fp4, Dtype.fp6_e2m3, Dtype.fp6_e3m2)
 #: What a field may be where only a part of its values can be computed, and what the others would ask for.
 _COMPUTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "qat_spec": ((None,), "training is not done"),
@@ -110,12 +112,17 @@ def spec_of(given: QTensorConfig | Sequence[QTensorConfig], where: str) -> Tenso
         )
     for each in stages:
         _check(each, where)
+    first = stages[0]
+    if len(stages) == 1 and first.dtype in _IN_BLOCKS and first.scale_format != "e8m0":
+        raise ConfigError(
+            f"{where}: scale_format is {first.scale_format!r}; blocks of {_name(first.dtype)} have scales in 'e8m0' "
+            "(OCP_MX... specs), or in two stages (ScaleQuantSpec)"
+        )
     try:
         found = quark_json.spec_from_json([each.to_dict() for each in stages], "it")
     except ConfigError as error:
         raise ConfigError(f"{where}, {_name(stages[0].dtype)}: {error}") from error
     assert found is not None
-    first = stages[0]
     observer: Any = first.observer_cls
     if isinstance(found.dtype, Integer) and first.symmetric is None:
         raise ConfigError(f"{where}: symmetric is None; for {found.dtype.name} it must be True or False")

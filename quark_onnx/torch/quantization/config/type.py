@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class Dtype(Enum):
-    """Number formats."""
+    """Number formats; uint3 is this package's own."""
 
     int8 = "int8"
     uint8 = "uint8"
@@ -16,6 +16,7 @@ class Dtype(Enum):
     int4 = "int4"
     uint4 = "uint4"
     int3 = "int3"
+    uint3 = "uint3"
     int2 = "int2"
     uint2 = "uint2"
     bfloat16 = "bfloat16"

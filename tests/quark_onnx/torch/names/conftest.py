@@ -30,7 +30,7 @@ def tiny(cls: str = "Llama", **settings: Any) -> Any:
         | settings
     )
     torch.manual_seed(0)
-    return getattr(transformers, f"{cls}ForCausalLM")(config).to(torch.bfloat16).eval()
+    return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
 
 
 @pytest.fixture
