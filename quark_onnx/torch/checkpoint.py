@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from quark_onnx.errors import ConfigError, ModelError
+from quark_onnx.torch.tensor_file import TensorFile
 
 #: The files of tensors, and their index.
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 #: Bytes of a file of tensors, at most, but for a tensor that is greater by itself.
-SHARD = 5 << 30
+SHARD = 4 << 30
 
 
 class Reader:
@@ -108,9 +108,8 @@ class Writer:
             self.staging.mkdir()
         except OSError as error:
             raise ConfigError(f"{folder} cannot be written: {error}") from error
-        self._held: dict[str, Any] = {}
-        self._bytes = self.total = 0
-        self._files: list[list[str]] = []
+        self._files: list[TensorFile] = []
+        self._names: list[list[str]] = []
 
     def __enter__(self) -> Writer:
         return self
@@ -118,18 +117,20 @@ class Writer:
     def __exit__(self, kind: object, *error: object) -> None:
         if kind is None:
             self._close()
+        elif self._files:
+            self._files[-1].abandon()
         shutil.rmtree(self.staging, ignore_errors=True)
 
     def add(self, name: str, tensor: Any) -> None:
-        """Write a tensor; those of one file are held until it is full."""
+        """Write a tensor."""
         size = tensor.numel() * tensor.element_size()
-        if self._held and self._bytes + size > self._shard:
-            self._flush()
-        tensor = tensor.detach().cpu().contiguous()
-        # a view would keep all of what it is a part of
-        self._held[name] = tensor.clone() if tensor.untyped_storage().nbytes() > size else tensor
-        self._bytes += size
-        self.total += size
+        if not self._files or (self._names[-1] and self._files[-1].size + size > self._shard):
+            if self._files:
+                self._files[-1].close()
+            self._files.append(TensorFile(self.staging / f"part-{len(self._files)}"))
+            self._names.append([])
+        self._files[-1].add(name, tensor)
+        self._names[-1].append(name)
 
     def write_json(self, name: str, content: Any) -> None:
         """Write a JSON file into the folder."""
@@ -143,24 +144,20 @@ class Writer:
         else:
             shutil.copy2(file, self.staging / file.name)
 
-    def _flush(self) -> None:
-        save_file(self._held, str(self.staging / f"part-{len(self._files)}"), metadata={"format": "pt"})
-        self._files.append(list(self._held))
-        self._held, self._bytes = {}, 0
-
     def _close(self) -> None:
-        if self._held or not self._files:
-            self._flush()
+        for file in self._files[-1:]:
+            file.close()
         count = len(self._files)
         if count == 1:
-            (self.staging / "part-0").replace(self.staging / SINGLE)
+            self._files[0].path.replace(self.staging / SINGLE)
         else:
             places = dict[str, str]()
-            for index, names in enumerate(self._files):
-                file = f"model-{index + 1:05}-of-{count:05}.safetensors"
-                (self.staging / f"part-{index}").replace(self.staging / file)
-                places |= dict.fromkeys(names, file)
-            content = {"metadata": {"total_size": self.total}, "weight_map": dict(sorted(places.items()))}
+            for index, names in enumerate(self._names):
+                name = f"model-{index + 1:05}-of-{count:05}.safetensors"
+                self._files[index].path.replace(self.staging / name)
+                places |= dict.fromkeys(names, name)
+            total = sum(file.size for file in self._files)
+            content = {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}
             self.write_json(INDEX, content)
         with contextlib.suppress(FileNotFoundError):
             self.folder.rmdir()

@@ -15,12 +15,17 @@ from quark_onnx.torch.checkpoint import SHARD, Reader, Writer, other_files, read
 from quark_onnx.torch.config import TorchConfig
 from quark_onnx.torch.export import check_layout, described, layer_tensors, tensors_of
 from quark_onnx.torch.layers import QuantizedLayer
+from quark_onnx.torch.memory import give_back
 from quark_onnx.torch.observe import Watching
 from quark_onnx.torch.quantize import Layers, TorchReport, chosen_layers, finish, inside, measures, weight_of
 from quark_onnx.torch.skeleton import config_of, skeleton_of
 from quark_onnx.torch.sources import Sources, empty, fill
 from quark_onnx.torch.structure import blocks_of
 from quark_onnx.torch.walk import Walk, inference
+
+
+#: Layers after which free memory is given back; it takes a while to get it again.
+_KEPT = 16
 
 
 @dataclass(frozen=True)
@@ -113,6 +118,8 @@ class _Run:
                 module = self.model.get_submodule(name)
                 if name in self.chosen:
                     yield from self._one(name, module)
+                    if done % _KEPT == 0:
+                        give_back()
                 else:
                     yield from self._untouched(name, module, tied)
                 bar.update(done)
@@ -180,7 +187,8 @@ class _Run:
                     bar.update((index + 1) * len(walk))
                 yield from found.items()
                 empty(block)
-                _drop_codes(self.model, part)
+                _drop(self.model, part)
+                give_back()
 
     def _skip(self, block: Any, name: str) -> None:
         """Count a block's tensors as read."""
@@ -208,9 +216,10 @@ def _fill_outside(model: Any, blocks: dict[str, Any], sources: Sources) -> None:
             fill(module, name, sources)
 
 
-def _drop_codes(model: Any, layers: Layers) -> None:
-    """Let go of what has been written."""
-    for name in layers:
+def _drop(model: Any, layers: Layers) -> None:
+    """Let go of what has been written, and of the float weights that it was made of."""
+    for name, (module, _) in layers.items():
+        empty(module)
         layer = model.get_submodule(name)
         if isinstance(layer, QuantizedLayer):
             layer.quantized = None

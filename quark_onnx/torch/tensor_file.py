@@ -1,0 +1,86 @@
+"""TensorFile: a safetensors file that is written tensor by tensor, none of which is held.
+
+The library that defines the format writes a file from all of its tensors at once. A header with every tensor's place
+comes first, so the values are gathered in a file of their own, which is copied behind it. Values are aligned: tensors
+whose bytes are no multiple of eight come last, those of wide elements before those of narrow ones.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+#: The names of types in the format.
+TYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+_ALIGNMENT = 8
+_COPIED = 1 << 24
+
+
+class TensorFile:
+    """A file that grows.
+
+    Attributes:
+        path: where it is once it is closed.
+        size: bytes of its tensors.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.size = 0
+        self._values = path.with_name(f"{path.name}.values")
+        self._file = self._values.open("wb")
+        self._places: dict[str, Any] = {}
+        self._small: list[tuple[str, Any]] = []
+
+    def add(self, name: str, tensor: Any) -> None:
+        """Write a tensor, or hold it back if it would disturb the alignment of what follows."""
+        tensor = tensor.detach().cpu().contiguous()
+        size = tensor.numel() * tensor.element_size()
+        self.size += size
+        if size % _ALIGNMENT:
+            self._small.append((name, tensor.clone()))
+        else:
+            self._write(name, tensor)
+
+    def _write(self, name: str, tensor: Any) -> None:
+        start = self._file.tell()
+        if tensor.numel():
+            tensor.reshape(-1).view(torch.uint8).numpy().tofile(self._file)
+        # tofile moves the position of the descriptor, which Python's own does not see
+        self._file.seek(start + tensor.numel() * tensor.element_size())
+        places = [start, self._file.tell()]
+        self._places[name] = {"dtype": TYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": places}
+
+    def close(self) -> None:
+        """Write what was held back, and put the header in front."""
+        for name, tensor in sorted(self._small, key=lambda entry: -entry[1].element_size()):
+            self._write(name, tensor)
+        self._small.clear()
+        self._file.close()
+        header = json.dumps({"__metadata__": {"format": "pt"}, **self._places}, separators=(",", ":")).encode()
+        header += b" " * (-len(header) % _ALIGNMENT)
+        with self.path.open("wb") as whole, self._values.open("rb") as values:
+            whole.write(len(header).to_bytes(8, "little") + header)
+            shutil.copyfileobj(values, whole, _COPIED)
+        self._values.unlink()
+
+    def abandon(self) -> None:
+        """Let go of the file."""
+        self._file.close()
