@@ -66,7 +66,7 @@ class ModelExporter:
         export.export_safetensors(model, self.export_dir, config, tokenizer=tokenizer, pack_method=asked.pack_method)
 
     def export_onnx_model(self, model: Any, input_args: Any) -> None:
-        """Write an ONNX model; ``input_args`` are what the model can be run on."""
+        """Write ``model.onnx``; ``input_args`` are what the model can be run on."""
         export_onnx(model, self.export_dir, input_args)
 
     def export_gguf_model(self, model: Any, tokenizer_path: Path | str, model_type: str | None = None) -> None:
@@ -98,16 +98,20 @@ def export_safetensors(
 
 
 def export_onnx(model: Any, output_dir: Path | str, input_args: Any) -> None:
-    """Write a quantized model as an ONNX model.
+    """Write a quantized model as ``model.onnx``.
 
     Args:
         model: quantized.
         output_dir: the folder that it goes to.
         input_args: what the model can be run on.
+
+    Raises:
+        ConfigError: a format has no exact counterpart in ONNX.
     """
     from quark_onnx.torch import onnx_export
 
-    onnx_export.export_onnx(model, output_dir, input_args)
+    Path(output_dir).mkdir(parents=True, exist_ok=True)
+    onnx_export.export_onnx(model, Path(output_dir) / "model.onnx", input_args)
 
 
 def export_gguf(model: Any, output_dir: Path | str, model_type: str | None, tokenizer_path: Path | str) -> None:

@@ -140,6 +140,8 @@ def _spec(spec: TensorSpec, dynamic: bool = False) -> Any:
         outer |= {"is_scale_quant": True, "scale_type": "float32"}
         return [inner | {"is_dynamic": dynamic}, outer]
     name = _THEIRS.get(spec.dtype.name, spec.dtype.name)
+    if spec.is_cast:
+        return _entry(name, None, "PlaceholderObserver") | dict.fromkeys(("is_dynamic", "round_method", "scale_type"))
     if block_of(spec.dtype):
         entry = _entry(name, "per_group", "PerBlockMXObserver")
         entry |= {"ch_axis": -1, "group_size": block_of(spec.dtype), "scale_format": "e8m0"}
@@ -155,7 +157,7 @@ def _spec(spec: TensorSpec, dynamic: bool = False) -> Any:
     return entry | {"is_dynamic": dynamic, "scale_type": "pof2" if spec.pow2 else _SCALES[spec.scale]}
 
 
-def _entry(dtype: str, scheme: str, observer: str) -> dict[str, Any]:
+def _entry(dtype: str, scheme: str | None, observer: str) -> dict[str, Any]:
     return {
         "block_size": None,
         "ch_axis": None,

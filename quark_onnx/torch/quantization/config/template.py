@@ -112,6 +112,7 @@ class LLMTemplate(Fields):
         exclude_layers: list[str] | None = None,
         algo_configs: Mapping[str, AlgoConfig] | None = None,
         shared_scale_groups: list[list[str]] | None = None,
+        group_size: int | None = None,
     ) -> QConfig:
         """The configuration of a model.
 
@@ -126,6 +127,7 @@ class LLMTemplate(Fields):
             exclude_layers: globs of layers that stay float, instead of what is usual.
             algo_configs: settings of algorithms, instead of what is usual.
             shared_scale_groups: None; each layer has scales of its own.
+            group_size: values to a block, for schemes that leave it open (those named before release 0.11).
 
         Raises:
             ConfigError: a name is unknown, or what is asked for is not done.
@@ -134,21 +136,23 @@ class LLMTemplate(Fields):
             raise ConfigError(f"attention_scheme is {attention_scheme!r}; attention is computed in float, leave it out")
         usual: list[str] = [Usual(glob) for glob in self.exclude_layers_name]
         config = QConfig(
-            self._scheme(scheme),
+            self._scheme(scheme, group_size),
             exclude=usual if exclude_layers is None else list(exclude_layers),
             algo_config=self._algorithms(algorithm, algo_configs or {}),
-            layer_quant_config={glob: self._scheme(name) for glob, name in (layer_config or {}).items()},
-            layer_type_quant_config={kind: self._scheme(name) for kind, name in (layer_type_config or {}).items()},
+            layer_quant_config={glob: self._scheme(name, group_size) for glob, name in (layer_config or {}).items()},
+            layer_type_quant_config={
+                kind: self._scheme(name, group_size) for kind, name in (layer_type_config or {}).items()
+            },
             min_kv_scale=min_kv_scale,
             shared_scale_groups=shared_scale_groups or [],
         )
         return config if kv_cache_scheme is None else self._with_kv_cache(config, kv_cache_scheme)
 
     @classmethod
-    def _scheme(cls, name: str) -> QLayerConfig:
+    def _scheme(cls, name: str, group_size: int | None) -> QLayerConfig:
         if name in cls._schemes:
             return cls._schemes[name]
-        return QLayerConfig.of(scheme(name))
+        return QLayerConfig.of(scheme(name, group_size))
 
     def _with_kv_cache(self, config: QConfig, name: str) -> QConfig:
         if name not in _KV_CACHES:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,11 @@ def tiny(cls: str = "Llama", **settings: Any) -> Any:
     )
     torch.manual_seed(0)
     return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+
+
+@pytest.fixture
+def make() -> Callable[..., Any]:
+    return tiny
 
 
 @pytest.fixture

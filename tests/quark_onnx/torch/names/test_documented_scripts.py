@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import runpy
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from safetensors import safe_open  # noqa: E402
 
 from quark_onnx.errors import ConfigError  # noqa: E402
 
+ROOT = Path(__file__).parents[4]
 #: As AMD Quark's examples have it, for Llama.
 AUTOSMOOTHQUANT = {
     "name": "autosmoothquant",
@@ -252,6 +255,46 @@ def test_a_quantized_checkpoint_is_loaded_and_generates(hub: str) -> None:
         inp["input_ids"], attention_mask=inp["attention_mask"], min_new_tokens=5, max_new_tokens=5, pad_token_id=1
     )
     assert res.shape == (1, 9) and isinstance(tokenizer.batch_decode(res)[0], str)
+
+
+def command(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["quantize_quark.py", *words])
+    runpy.run_path(str(ROOT / "examples" / "language_models" / "quantize_quark.py"), run_name="__main__")
+
+
+def test_the_command_for_mxfp4(hub: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = f"""--model_dir {hub}
+    --quant_scheme w_mxfp4_a_mxfp4
+    --output_dir llama-tiny-mxfp4
+    --skip_evaluation
+    --model_export hf_format
+    --group_size 32"""
+    command(monkeypatch, *line.split())
+    found = tensors("llama-tiny-mxfp4")
+    assert found["model.layers.0.mlp.up_proj.weight"] == ("uint8", [128, 32])
+    assert found["model.layers.0.mlp.up_proj.weight_scale"] == ("uint8", [128, 2])
+    with pytest.raises(SystemExit, match="group_size is 64, but the scheme w_mxfp4_a_mxfp4 has blocks of 32"):
+        command(monkeypatch, *line.replace("32", "64").split())
+
+
+def test_the_command_for_fp8(hub: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("my.txt").write_text("the capital of france is a name ? " * 40, encoding="utf-8")
+    line = f"""--model_dir {hub}
+    --output_dir output
+    --quant_scheme w_fp8_a_fp8
+    --kv_cache_dtype fp8
+    --quant_algo autosmoothquant
+    --num_calib_data 4
+    --model_export hf_format
+    --tasks gsm8k"""
+    data = ["--dataset", "my.txt", "--seq_len", "16"]
+    with pytest.raises(SystemExit, match="'autosmoothquant' is not available yet"):
+        command(monkeypatch, *line.split(), *data)
+    command(monkeypatch, *line.replace("--quant_algo autosmoothquant", "").split(), *data)
+    told = capsys.readouterr().out
+    assert "14 layers are quantized" in told
+    assert "pretrained=output,quantization=quark,kv_cache_dtype=fp8 --tasks gsm8k" in told
+    assert tensors("output")["model.layers.0.self_attn.k_proj.output_scale"] == ("bfloat16", [])
 
 
 @pytest.mark.realdata

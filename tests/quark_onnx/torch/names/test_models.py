@@ -233,10 +233,8 @@ def test_what_is_exported_is_what_was_in_memory(
     )
 
 
-def test_experts_are_quantized_one_by_one(batches: list[Any], tmp_path: Path) -> None:
-    from .conftest import tiny
-
-    model = tiny("Qwen3Moe", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, head_dim=16)
+def test_experts_are_quantized_one_by_one(make: Any, batches: list[Any], tmp_path: Path) -> None:
+    model = make("Qwen3Moe", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, head_dim=16)
     config = LLMTemplate.get("qwen3_moe").get_config("int4_wo_32")
     ModelQuantizer(config).quantize_model(model)
     assert {"mlp.experts.3.down_proj", "self_attn.q_proj"} < set(layers(model)) and "mlp.gate" not in layers(model)
@@ -338,6 +336,34 @@ def test_a_checkpoint_has_the_type_that_the_model_has_now(model: Any, tmp_path: 
     ModelQuantizer(LLAMA.get_config("int4_wo_32")).quantize_model(model.float())
     export_safetensors(model, tmp_path / "out")
     assert json.loads((tmp_path / "out" / "config.json").read_text(encoding="utf-8"))["dtype"] == "float32"
+
+
+def test_a_gguf_file_holds_the_codes(model: Any, tmp_path: Path) -> None:
+    pytest.importorskip("quark_onnx.torch.gguf")
+    gguf = pytest.importorskip("gguf")
+    model.save_pretrained(tmp_path / "float")
+    ModelQuantizer(LLAMA.get_config("uint4_wo_32")).quantize_model(model)
+    with pytest.raises(ConfigError, match="model_type is 'qwen2', but the model is a 'llama'"):
+        ModelExporter(tmp_path / "out").export_gguf_model(model, tmp_path / "float", "qwen2")
+    ModelExporter(tmp_path / "out").export_gguf_model(model, tmp_path / "float", "llama")
+    found = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "out" / "model.gguf").tensors}
+    tensor = found["blk.0.ffn_up.weight"]
+    layer = model.model.layers[0].mlp.up_proj
+    scale = layer.quantized.scale.float().max()
+    left = torch.tensor(gguf.dequantize(tensor.data, tensor.tensor_type)) - layer.weight.float()
+    assert tensor.tensor_type.name == "Q4_1" and left.abs().max() < scale / 8  # its scales and offsets are float16
+
+
+@pytest.mark.slow
+def test_an_onnx_model_computes_the_same(model: Any, batches: list[Any], tmp_path: Path) -> None:
+    pytest.importorskip("quark_onnx.torch.onnx_export")
+    import onnxruntime
+
+    ModelQuantizer(LLAMA.get_config("uint4_wo_32")).quantize_model(model.float())
+    ModelExporter(tmp_path / "out").export_onnx_model(model, batches[0])
+    session = onnxruntime.InferenceSession(tmp_path / "out" / "model.onnx")
+    found = session.run(None, {session.get_inputs()[0].name: batches[0].numpy()})[0]
+    torch.testing.assert_close(torch.tensor(found), logits(model, batches[0]), atol=1e-3, rtol=1e-3)
 
 
 def test_algorithms_from_files(tmp_path: Path) -> None:
