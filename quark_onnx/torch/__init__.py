@@ -1,1 +1,40 @@
-"""The PyTorch side: quantize modules and language models, and write checkpoints that runtimes load."""
+"""The PyTorch side: quantize modules and language models, and write checkpoints that runtimes load.
+
+Scripts written for ``quark.torch`` change the name of the package and nothing else. Names are loaded when they are
+asked for, so that a part that needs no torch does not load it.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from quark_onnx.errors import nearest
+
+if TYPE_CHECKING:
+    from quark_onnx.torch.exporter import (
+        ModelExporter,
+        export_gguf,
+        export_onnx,
+        export_safetensors,
+        import_model_from_safetensors,
+    )
+    from quark_onnx.torch.quantization.api import ModelQuantizer
+    from quark_onnx.torch.quantization.config.template import LLMTemplate
+
+__all__ = [
+    "LLMTemplate",
+    "ModelExporter",
+    "ModelQuantizer",
+    "export_gguf",
+    "export_onnx",
+    "export_safetensors",
+    "import_model_from_safetensors",
+]
+
+#: Where the names are that are not in ``exporter``.
+_HOMES = {"LLMTemplate": "quantization.config.template", "ModelQuantizer": "quantization.api"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"{__name__} has no {name!r}{nearest(name, __all__)}")
+    return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'exporter')}"), name)

@@ -17,6 +17,12 @@ DEFAULT_TYPES = ("Linear", "Conv2d", "ConvTranspose2d")
 TYPES = (*DEFAULT_TYPES, "Embedding", "EmbeddingBag")
 
 
+class Usual(str):
+    """A glob that a model may lack: what its family usually has, and not what a user wrote."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True)
 class KVCache:
     """How the keys and values that attention keeps are quantized.
@@ -50,7 +56,7 @@ class TorchConfig:
         kv_cache: how keys and values are quantized; None leaves them as they are.
         algorithms: what chooses better codes than rounding to the nearest, in this order.
 
-    A name or a glob that matches no layer of the model is an error.
+    A name or a glob that matches no layer of the model is an error, but for what is excluded by a ``Usual``.
 
     >>> config = TorchConfig(LayerSpec(TensorSpec("int8")), exclude=("lm_head",))
     >>> config.spec_of("lm_head", "Linear"), config.spec_of("model.layers.0.mlp.up_proj", "Linear").weight.dtype.name
@@ -87,7 +93,7 @@ class TorchConfig:
 
     def spec_of(self, name: str, kind: str) -> LayerSpec | None:
         """How the layer of this name and class is quantized; None if it stays float."""
-        if any(fnmatchcase(name, glob) for glob in self.exclude):
+        if self._excludes(name):
             return None
         found = self._own_spec(name, kind)
         if found is None:
@@ -95,6 +101,9 @@ class TorchConfig:
         if self.kv_cache is not None and any(fnmatchcase(name, glob) for glob in self.kv_cache.layers):
             found = found.with_(output=self.kv_cache.spec)
         return found if found != LayerSpec() else None
+
+    def _excludes(self, name: str) -> bool:
+        return any(fnmatchcase(name, glob) for glob in self.exclude)
 
     def _own_spec(self, name: str, kind: str) -> LayerSpec | None:
         for glob, spec in self.layers:
@@ -106,16 +115,22 @@ class TorchConfig:
         return self.default if kind in DEFAULT_TYPES else None
 
     def check(self, names: Iterable[str]) -> None:
-        """Raise ConfigError for the first name or glob that matches none of ``names``."""
+        """Raise ConfigError for the first name or glob that matches none of ``names``, or only what is excluded."""
         names = list(names)
-        globs = [("exclude", glob) for glob in self.exclude] + [("layers", glob) for glob, _ in self.layers]
+        globs = [("exclude", glob) for glob in self.exclude if not isinstance(glob, Usual)]
+        globs += [("layers", glob) for glob, _ in self.layers]
         globs += [("kv_cache", glob) for glob in (self.kv_cache.layers if self.kv_cache else ())]
         for where, glob in globs:
-            if not any(fnmatchcase(name, glob) for name in names):
+            found = [name for name in names if fnmatchcase(name, glob)]
+            if not found:
                 ends = list(dict.fromkeys(name.rsplit(".", 1)[-1] for name in names))
                 last = glob.rsplit(".", 1)[-1].strip("*")
                 raise ConfigError(
                     f"{where} names {glob!r}, but no layer of the model is called so{nearest(last, ends)}"
+                )
+            if where == "kv_cache" and all(map(self._excludes, found)):
+                raise ConfigError(
+                    f"kv_cache names {glob!r}, but these layers are excluded; exclude less, or no kv_cache"
                 )
 
     @property

@@ -15,6 +15,8 @@ from quark_onnx.torch import affine, quark_json
 from quark_onnx.torch.checkpoint import SHARD, Writer, read_json
 from quark_onnx.torch.checkpoint_layout import check, stored
 from quark_onnx.torch.config import DEFAULT_TYPES, TorchConfig
+from quark_onnx.torch.exporter_config import ExporterConfig as ExporterConfig
+from quark_onnx.torch.exporter_config import JsonExporterConfig as JsonExporterConfig
 from quark_onnx.torch.formats import TwoLevel
 from quark_onnx.torch.layers import QuantizedLayer, Rounding, kind_of
 from quark_onnx.torch.packing import ORDERS
@@ -56,6 +58,8 @@ def export_safetensors(
         if tokenizer is not None:
             tokenizer.save_pretrained(writer.staging)
         content = read_json(writer.staging / "config.json")
+        # of the model as it is, and not as it once was loaded
+        content["torch_dtype" if "torch_dtype" in content else "dtype"] = str(model.dtype).removeprefix("torch.")
         quantized = {name for name, module in model.named_modules() if isinstance(module, QuantizedLayer)}
         writer.write_json("config.json", described(content, model, config, pack_method, quantized))
 

@@ -5,7 +5,7 @@ The keys are those of its release 0.13, all of them written out: loaders ask for
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from quark_onnx.dtypes import Integer
@@ -26,6 +26,8 @@ _NAMES = {
 }
 #: Those that are floats with a scale for a tensor or a channel, and elements of microscaling blocks otherwise.
 _IN_BLOCKS = {"fp8_e4m3": "mxfp8e4m3", "fp8_e5m2": "mxfp8e5m2"}
+#: Those that have nothing but blocks, whatever an entry says of its scales.
+_BLOCKS = ("mx", "mx6", "mx9", "bfp16")
 _THEIRS = {ours: theirs for theirs, ours in (*_NAMES.items(), *_IN_BLOCKS.items())}
 _SCALES = {"model": "float", "float32": "float32", "float16": "float16", "bfloat16": "bfloat16"}
 
@@ -38,11 +40,11 @@ def to_json(config: TorchConfig, exclude: Iterable[str] | None = None, method: s
         method: how nibbles are ordered.
     """
     kv = config.kv_cache
-    layers = {glob: _layer(spec) for glob, spec in config.layers}
+    layers = {glob: layer_to_json(spec) for glob, spec in config.layers}
     cache = {}
     if kv is not None:
-        entry = _layer(config.default) | {"output_tensors": _spec(kv.spec) | {"scale_type": None}}
-        cache = dict.fromkeys(kv.layers, entry)
+        output = {"output_tensors": _spec(kv.spec) | {"scale_type": None}}
+        cache = {glob: layers.pop(glob, layer_to_json(config.default)) | output for glob in kv.layers}
     return {
         "algo_config": None,
         "exclude": list(config.exclude if exclude is None else exclude),
@@ -53,11 +55,11 @@ def to_json(config: TorchConfig, exclude: Iterable[str] | None = None, method: s
             "weight_format": "real_quantized",
             "weight_merge_groups": None,
         },
-        "global_quant_config": _layer(config.default),
+        "global_quant_config": layer_to_json(config.default),
         "kv_cache_post_rope": False,
         "kv_cache_quant_config": cache,
         "layer_quant_config": cache | layers,
-        "layer_type_quant_config": {name: _layer(spec) for name, spec in config.types},
+        "layer_type_quant_config": {name: layer_to_json(spec) for name, spec in config.types},
         "quant_method": "quark",
         "quant_mode": "eager_mode",
         "softmax_quant_spec": None,
@@ -78,38 +80,68 @@ def from_json(found: Mapping[str, Any]) -> tuple[TorchConfig, str]:
         raise ConfigError("the quantization_config has no global_quant_config")
     export = found.get("export") or {}
     kv_layers = export.get("kv_cache_group") or []
-    layers = {glob: _layer_from(entry) for glob, entry in (found.get("layer_quant_config") or {}).items()}
-    cache = next((layers[glob].output for glob in kv_layers if glob in layers), None)
-    kv = None if cache is None else KVCache(cache, tuple(kv_layers), float(export.get("min_kv_scale") or 0.0))
+    layers = {glob: layer_from_json(entry) for glob, entry in (found.get("layer_quant_config") or {}).items()}
     config = TorchConfig(
-        _layer_from(default),
-        tuple((glob, spec) for glob, spec in layers.items() if kv is None or glob not in kv_layers),
-        tuple((name, _layer_from(entry)) for name, entry in (found.get("layer_type_quant_config") or {}).items()),
-        tuple(found.get("exclude") or ()),
-        kv,
+        layer_from_json(default),
+        types=tuple(
+            (name, layer_from_json(entry)) for name, entry in (found.get("layer_type_quant_config") or {}).items()
+        ),
+        exclude=tuple(found.get("exclude") or ()),
     )
+    config = with_layers(config, layers, kv_layers, float(export.get("min_kv_scale") or 0.0))
     return config, str(export.get("pack_method") or "reorder")
 
 
-def _layer(spec: LayerSpec) -> dict[str, Any]:
+def with_layers(
+    config: TorchConfig, layers: Mapping[str, LayerSpec], kv_layers: Collection[str], least: float = 0.0
+) -> TorchConfig:
+    """The configuration with layers of their own, where those that make keys and values are entries like others.
+
+    Args:
+        config: has no layers yet, and no KV cache.
+        layers: by glob.
+        kv_layers: globs among them whose output is kept; they come first.
+        least: the least scale of keys and values.
+    """
+    outputs = [layers[glob].output for glob in kv_layers if glob in layers]
+    if not outputs or outputs[0] is None:
+        return config.with_(layers=tuple(layers.items()))
+    if any(output != outputs[0] for output in outputs):
+        raise ConfigError(f"the outputs of {', '.join(kv_layers)} are quantized differently; keys and values are alike")
+    own = {glob: layers[glob].with_(output=None) for glob in kv_layers if glob in layers}
+    others = {glob: spec for glob, spec in layers.items() if glob not in own}
+    if not others and not config.types and all(spec == config.default for spec in own.values()):
+        own = {}  # nothing comes in between
+    return config.with_(layers=tuple((own | others).items()), kv_cache=KVCache(outputs[0], tuple(kv_layers), least))
+
+
+def layer_to_json(spec: LayerSpec) -> dict[str, Any]:
+    """The entry of a layer."""
     return {
         "bias": None,
-        "input_tensors": None if spec.input is None else _spec(spec.input, dynamic=not spec.input.measured),
+        "input_tensors": None if spec.input is None else _spec(spec.input, dynamic=_by_each_run(spec.input)),
         "output_tensors": None if spec.output is None else _spec(spec.output),
         "target_device": None,
         "weight": None if spec.weight is None else _spec(spec.weight),
     }
 
 
+def _by_each_run(spec: TensorSpec) -> bool:
+    """Whether scales of an activation, or those of its blocks, are computed by each run."""
+    return not spec.measured or isinstance(spec.dtype, TwoLevel)
+
+
 def _spec(spec: TensorSpec, dynamic: bool = False) -> Any:
     """One tensor's entry, or the list of two that a format with two levels of scales has."""
     if isinstance(spec.dtype, TwoLevel):
         inner = _entry("fp4", "per_group", "PerBlockMXObserver") | {"ch_axis": -1, "group_size": block_of(spec.dtype)}
-        inner |= {"scale_format": "float32", "scale_type": "float32", "scale_calculation_mode": "even"}
+        inner |= {"scale_format": "float32", "scale_type": "float32"}
         outer = _entry("fp8_e4m3", "per_tensor", "PerTensorMinMaxObserver") | {"symmetric": True}
         outer |= {"is_scale_quant": True, "scale_type": "float32"}
         return [inner | {"is_dynamic": dynamic}, outer]
     name = _THEIRS.get(spec.dtype.name, spec.dtype.name)
+    if spec.is_cast:
+        return _entry(name, None, "PlaceholderObserver") | dict.fromkeys(("is_dynamic", "round_method", "scale_type"))
     if block_of(spec.dtype):
         entry = _entry(name, "per_group", "PerBlockMXObserver")
         entry |= {"ch_axis": -1, "group_size": block_of(spec.dtype), "scale_format": "e8m0"}
@@ -122,10 +154,10 @@ def _spec(spec: TensorSpec, dynamic: bool = False) -> Any:
         entry["symmetric"] = spec.symmetric
     else:
         entry = _entry(name, "per_tensor", "PerTensorMinMaxObserver") | {"symmetric": spec.symmetric}
-    return entry | {"is_dynamic": dynamic, "scale_type": _SCALES[spec.scale]}
+    return entry | {"is_dynamic": dynamic, "scale_type": "pof2" if spec.pow2 else _SCALES[spec.scale]}
 
 
-def _entry(dtype: str, scheme: str, observer: str) -> dict[str, Any]:
+def _entry(dtype: str, scheme: str | None, observer: str) -> dict[str, Any]:
     return {
         "block_size": None,
         "ch_axis": None,
@@ -147,36 +179,56 @@ def _entry(dtype: str, scheme: str, observer: str) -> dict[str, Any]:
     }
 
 
-def _layer_from(entry: Mapping[str, Any]) -> LayerSpec:
+def layer_from_json(entry: Mapping[str, Any]) -> LayerSpec:
+    """The layer that an entry describes.
+
+    Raises:
+        ConfigError: it cannot be understood.
+    """
     return LayerSpec(
-        _spec_from(entry.get("weight"), "weight"),
-        _spec_from(entry.get("input_tensors"), "input_tensors"),
-        _spec_from(entry.get("output_tensors"), "output_tensors"),
+        spec_from_json(entry.get("weight"), "weight"),
+        spec_from_json(entry.get("input_tensors"), "input_tensors"),
+        spec_from_json(entry.get("output_tensors"), "output_tensors"),
     )
 
 
-def _spec_from(entry: Any, where: str) -> TensorSpec | None:
+def spec_from_json(entry: Any, where: str) -> TensorSpec | None:
+    """The tensor that an entry, or a list of stages, describes; None for None.
+
+    Args:
+        where: what the entry is for, in errors.
+
+    Raises:
+        ConfigError: it cannot be understood.
+    """
     if entry is None:
         return None
     if isinstance(entry, list):
         if len(entry) == 1:
-            return _spec_from(entry[0], where)
+            return spec_from_json(entry[0], where)
         first = entry[0]
         if [each.get("dtype") for each in entry] == ["fp4", "fp8_e4m3"] and first.get("group_size") == 16:
             return TensorSpec("nvfp4")
         raise ConfigError(f"{where} has stages {[each.get('dtype') for each in entry]}, which cannot be read")
     name, scheme, dynamic = str(entry.get("dtype")), entry.get("qscheme"), bool(entry.get("is_dynamic"))
-    if entry.get("scale_format") == "e8m0":
-        if entry.get("group_size") not in (None, 32):
-            raise ConfigError(f"{where} has blocks of {entry['group_size']}; those of microscaling formats have 32")
-        ours = _IN_BLOCKS.get(name) or _NAMES.get(name, name)
-        return TensorSpec(ours, exponent=str(entry.get("scale_calculation_mode") or "even"))
+    if name == "mx":
+        name = "mxint8" if (element := str(entry.get("mx_element_dtype"))) == "int8" else element
+    if entry.get("scale_format") == "e8m0" or entry.get("dtype") in _BLOCKS:
+        spec = TensorSpec(
+            _IN_BLOCKS.get(name) or _NAMES.get(name, name),
+            exponent=str(entry.get("scale_calculation_mode") or "even"),
+        )
+        if entry.get("group_size") not in (None, block_of(spec.dtype)):
+            raise ConfigError(
+                f"{where} has blocks of {entry['group_size']}; those of {name} have {block_of(spec.dtype)}"
+            )
+        return spec
     spec = TensorSpec(_NAMES.get(name, name))
-    scales = {theirs: ours for ours, theirs in _SCALES.items()}
+    scales = {theirs: ours for ours, theirs in _SCALES.items()} | {"pof2": "model"}
     kind = str(entry.get("scale_type") or "float")
     if kind not in scales:
         raise ConfigError(f"{where} has scales of type {kind!r}{nearest(kind, scales)}")
-    settings: dict[str, Any] = {"dynamic": dynamic, "scale": scales[kind]}
+    settings: dict[str, Any] = {"dynamic": dynamic, "scale": scales[kind], "pow2": kind == "pof2"}
     if isinstance(spec.dtype, Integer):
         settings["symmetric"] = entry.get("symmetric") is not False
     if scheme == "per_group":

@@ -68,6 +68,7 @@ _EARLIER = {
     "w_mx9_a_mx9": "mx9",
     "w_bfp16_a_bfp16": "bfp16",
     "w_bfp16": "bfp16",
+    "fp4_block16_scale_e4m3": "nvfp4",
 }
 
 

@@ -11,8 +11,8 @@ ROOT = Path(__file__).parents[2]
 FILES = sorted(path for package in ("calibrators", "quark_onnx") for path in (ROOT / package).rglob("*.py"))
 
 LINES, FUNCTION_LINES, PARAMETERS = 400, 60, 8
-#: It is onnxruntime's signature that is copied there.
-NOT_OURS = {"_signature"}
+#: Signatures that are copied: onnxruntime's, and AMD Quark's.
+NOT_OURS = {"_signature", "get_config"}
 VAGUE = {"utils", "util", "helpers", "helper", "common", "misc", "tools", "manager"}
 
 

@@ -1,0 +1,234 @@
+"""Quantized models written and read as AMD Quark does: ModelExporter, and the functions of its release 0.13."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from quark_onnx.errors import ConfigError
+from quark_onnx.torch import export, quark_json
+from quark_onnx.torch.checkpoint import read_json
+from quark_onnx.torch.config import KVCache, TorchConfig
+from quark_onnx.torch.exporter_config import ExporterConfig, JsonExporterConfig
+from quark_onnx.torch.layers import QuantizedLayer
+from quark_onnx.torch.load import load_checkpoint
+from quark_onnx.torch.quantization.config.config import QConfig
+from quark_onnx.torch.spec import LayerSpec
+
+
+class ModelExporter:
+    """Writes quantized models into a folder.
+
+    Args:
+        config: how; or the folder, where all is as usual.
+        export_dir: the folder.
+    """
+
+    def __init__(self, config: ExporterConfig | Path | str | None = None, export_dir: Path | str | None = None) -> None:
+        if isinstance(config, str | Path) and export_dir is None:
+            config, export_dir = None, config
+        if not isinstance(config, ExporterConfig | None):
+            raise ConfigError(f"config is {config!r}; it must be an ExporterConfig")
+        if export_dir is None:
+            raise ConfigError("export_dir is missing; name the folder that the model goes to")
+        self.config, self.export_dir = config or ExporterConfig(), Path(export_dir)
+
+    def export_safetensors_model(
+        self, model: Any, quant_config: QConfig | None = None, custom_mode: str = "quark", tokenizer: Any = None
+    ) -> None:
+        """Write a checkpoint that vLLM and transformers load.
+
+        Args:
+            model: quantized. Scales of its keys and values that are less than ``min_kv_scale`` become that.
+            quant_config: what it was quantized by; the model knows it if None.
+            custom_mode: "quark".
+            tokenizer: is written beside it.
+
+        Raises:
+            ConfigError: the folder is taken, the model was quantized by something else, or the layout has no place.
+        """
+        asked = self.config.json_export_config
+        _check_layout(custom_mode, asked.weight_format)
+        if asked.weight_merge_groups is not None:
+            raise ConfigError("weight_merge_groups is set; each layer has a scale of its own, leave it out")
+        if quant_config is None:
+            config = config_of(model)
+        else:
+            group = asked.kv_cache_group or quant_config.kv_cache_group
+            config = replace(quant_config, kv_cache_group=group).torch_config()
+        config = _with_kv_cache(config, asked)
+        _check_model(model, config)
+        if config.kv_cache is not None:
+            _raise_kv_scales(model, config.kv_cache)
+        export.export_safetensors(model, self.export_dir, config, tokenizer=tokenizer, pack_method=asked.pack_method)
+
+    def export_onnx_model(self, model: Any, input_args: Any) -> None:
+        """Write ``model.onnx``; ``input_args`` are what the model can be run on."""
+        export_onnx(model, self.export_dir, input_args)
+
+    def export_gguf_model(self, model: Any, tokenizer_path: Path | str, model_type: str | None = None) -> None:
+        """Write ``model.gguf``; see ``export_gguf``."""
+        export_gguf(model, self.export_dir, model_type, tokenizer_path)
+
+
+def export_safetensors(
+    model: Any,
+    output_dir: Path | str,
+    custom_mode: str = "quark",
+    weight_format: str | None = None,
+    pack_method: str = "reorder",
+) -> None:
+    """Write a model that a ModelQuantizer has quantized, as a checkpoint that vLLM and transformers load.
+
+    Args:
+        model: quantized.
+        output_dir: where it goes; may exist only if it is empty.
+        custom_mode: "quark".
+        weight_format: "real_quantized": codes are written.
+        pack_method: how nibbles are ordered, "reorder" or "order".
+
+    Raises:
+        ConfigError: the folder is taken, or the layout has no place for a format.
+    """
+    asked = JsonExporterConfig(weight_format=weight_format or "real_quantized", pack_method=pack_method)
+    ModelExporter(ExporterConfig(asked), output_dir).export_safetensors_model(model, custom_mode=custom_mode)
+
+
+def export_onnx(model: Any, output_dir: Path | str, input_args: Any) -> None:
+    """Write a quantized model as ``model.onnx``.
+
+    Args:
+        model: quantized.
+        output_dir: the folder that it goes to.
+        input_args: what the model can be run on.
+
+    Raises:
+        ConfigError: a format has no exact counterpart in ONNX.
+    """
+    from quark_onnx.torch import onnx_export
+
+    Path(output_dir).mkdir(parents=True, exist_ok=True)
+    onnx_export.export_onnx(model, Path(output_dir) / "model.onnx", input_args)
+
+
+def export_gguf(model: Any, output_dir: Path | str, model_type: str | None, tokenizer_path: Path | str) -> None:
+    """Write a quantized model as ``model.gguf``, which llama.cpp loads.
+
+    Args:
+        model: quantized.
+        output_dir: the folder that it goes to.
+        model_type: as the configuration of the model has it; None to read it there.
+        tokenizer_path: the Hugging Face folder of the float model, with its tokenizer.
+
+    Raises:
+        ConfigError: the model is of another type.
+    """
+    from quark_onnx.torch import gguf
+
+    if model_type not in (None, model.config.model_type):
+        raise ConfigError(f"model_type is {model_type!r}, but the model is a {model.config.model_type!r}")
+    weights = {name: layer.quantized for name, layer in _quantized(model) if layer.quantized is not None}
+    Path(output_dir).mkdir(parents=True, exist_ok=True)
+    gguf.write_gguf(tokenizer_path, Path(output_dir) / "model.gguf", weights=weights)
+
+
+def import_model_from_safetensors(
+    model: Any | None,
+    model_dir: Path | str,
+    multi_device: bool = False,
+    trust_remote_code: bool = False,
+    attn_implementation: str | None = None,
+    device: Any = None,
+) -> Any:
+    """The model of a checkpoint in AMD Quark's layout, ours or its own.
+
+    Args:
+        model: a model of the same class, whose parts are replaced by those of the checkpoint; None for a new one.
+        model_dir: the folder.
+        multi_device: False; the model goes to one device.
+        trust_remote_code: run Python files that the checkpoint brings along.
+        attn_implementation: how attention is computed, by transformers' names; its own choice if None.
+        device: where the model goes; it stays on the CPU if None.
+
+    Raises:
+        ConfigError: it is quantized in a way that cannot be read, or the model is of another class.
+        ModelError: a file or a tensor is missing or damaged.
+    """
+    if multi_device:
+        raise ConfigError("multi_device is set; the model goes to one device, leave it out")
+    found = load_checkpoint(model_dir, trust_code=trust_remote_code)
+    if model is not None:
+        if type(model) is not type(found):
+            raise ConfigError(f"the model is a {type(model).__name__}, but {model_dir} has a {type(found).__name__}")
+        for name, child in found.named_children():
+            setattr(model, name, child)
+        found = model.eval()
+    entry = read_json(Path(model_dir) / "config.json").get("quantization_config")
+    if entry is not None:
+        found.quantized_by = quark_json.from_json(entry)[0]
+    if attn_implementation is not None:
+        found.set_attn_implementation(attn_implementation)
+    return found if device is None else found.to(device)
+
+
+def config_of(model: Any) -> TorchConfig:
+    """What a model was quantized by.
+
+    Raises:
+        ConfigError: it was not, or not by a ModelQuantizer.
+    """
+    config = getattr(model, "quantized_by", None)
+    if not isinstance(config, TorchConfig):
+        raise ConfigError(
+            "the model does not know what it was quantized by; ModelQuantizer(config).quantize_model does"
+        )
+    return config
+
+
+def _check_layout(custom_mode: str, weight_format: str) -> None:
+    if custom_mode != "quark":
+        raise ConfigError(f"custom_mode is {custom_mode!r}; checkpoints are written in the layout 'quark'")
+    if weight_format != "real_quantized":
+        raise ConfigError(f"weight_format is {weight_format!r}; loaders need codes, 'real_quantized'")
+
+
+def _with_kv_cache(config: TorchConfig, asked: JsonExporterConfig) -> TorchConfig:
+    cache = config.kv_cache
+    if asked.kv_cache_group and set(asked.kv_cache_group) != set(cache.layers if cache else ()):
+        raise ConfigError(
+            f"kv_cache_group is {asked.kv_cache_group}, but the model was quantized with "
+            f"{list(cache.layers) if cache else 'float keys and values'}"
+        )
+    if cache is None:
+        if asked.min_kv_scale:
+            raise ConfigError(f"min_kv_scale is {asked.min_kv_scale}, but keys and values are float")
+        return config
+    return config.with_(kv_cache=replace(cache, least=max(cache.least, asked.min_kv_scale)))
+
+
+def _check_model(model: Any, config: TorchConfig) -> None:
+    """Raise ConfigError if a model was quantized by something else."""
+    layers = list(_quantized(model))
+    if not layers:
+        raise ConfigError("no layer of the model is quantized; ModelQuantizer(config).quantize_model comes first")
+    for name, layer in layers:
+        wanted = config.spec_of(name, layer.kind) or LayerSpec()
+        # experts that saw no data have a weight alone
+        if layer.spec not in (wanted, LayerSpec(wanted.weight)):
+            raise ConfigError(
+                f"{name} is quantized by {layer.spec}, but quant_config says {wanted}; "
+                "give what the model was quantized by"
+            )
+
+
+def _raise_kv_scales(model: Any, cache: KVCache) -> None:
+    for name, layer in _quantized(model):
+        if any(fnmatchcase(name, glob) for glob in cache.layers) and layer.output is not None:
+            layer.output.scale = layer.output.scale.clamp(min=cache.least)
+
+
+def _quantized(model: Any) -> Iterator[tuple[str, QuantizedLayer]]:
+    return ((name, module) for name, module in model.named_modules() if isinstance(module, QuantizedLayer))

@@ -1,0 +1,215 @@
+"""AlgoConfig: the settings of algorithms in AMD Quark's spelling, and the JSON files that hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quark_onnx.config.spec import check_names
+from quark_onnx.errors import ConfigError, nearest
+from quark_onnx.torch.checkpoint import read_json
+from quark_onnx.torch.quantization.config.fields import Fields
+
+__all__ = [
+    "AWQConfig",
+    "AlgoConfig",
+    "AutoRoundConfig",
+    "AutoSmoothQuantConfig",
+    "GPTAQConfig",
+    "GPTQConfig",
+    "OnlineRotationConfig",
+    "QronosConfig",
+    "RotationConfig",
+    "SmoothQuantConfig",
+    "load_quant_algo_config_from_file",
+]
+
+
+class AlgoConfig(Fields):
+    """Base of the settings of an algorithm; frozen."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class SmoothQuantConfig(AlgoConfig):
+    """SmoothQuant: the range of activations moves into weights."""
+
+    name: str = "smooth"
+    alpha: float = 1
+    scale_clamp_min: float = 1e-3
+    scaling_layers: Sequence[Mapping[str, Any]] = ()
+    model_decoder_layers: str = ""
+
+
+@dataclass(frozen=True)
+class AutoSmoothQuantConfig(AlgoConfig):
+    """SmoothQuant whose strength is searched for each layer."""
+
+    name: str = "autosmoothquant"
+    scaling_layers: Sequence[Mapping[str, Any]] | None = None
+    model_decoder_layers: str | None = None
+    compute_scale_loss: str = "MSE"
+
+
+@dataclass(frozen=True)
+class AWQConfig(AlgoConfig):
+    """AWQ: channels that matter are scaled up before they are rounded."""
+
+    name: str = "awq"
+    scaling_layers: Sequence[Mapping[str, Any]] = ()
+    model_decoder_layers: str = ""
+
+
+@dataclass(frozen=True)
+class GPTQConfig(AlgoConfig):
+    """GPTQ: what rounding a column does wrong is made up for by those that follow."""
+
+    name: str = "gptq"
+    block_size: int = 128
+    damp_percent: float = 0.01
+    desc_act: bool = True
+    static_groups: bool = True
+    inside_layer_modules: Sequence[str] = ()
+    model_decoder_layers: str = ""
+
+
+@dataclass(frozen=True)
+class GPTAQConfig(AlgoConfig):
+    """GPTAQ: GPTQ that knows what the layers before have done wrong."""
+
+    name: str = "gptaq"
+    block_size: int = 128
+    damp_percent: float = 0.01
+    alpha: float = 0.25
+    desc_act: bool = True
+    static_groups: bool = True
+    inside_layer_modules: Sequence[str] = ()
+    model_decoder_layers: str = ""
+
+
+@dataclass(frozen=True)
+class QronosConfig(AlgoConfig):
+    """Qronos: GPTQ that corrects for what the layers before have done wrong."""
+
+    inside_layer_modules: Sequence[str] = ()
+    model_decoder_layers: str = ""
+    name: str = "qronos"
+    block_size: int = 128
+    desc_act: bool = True
+    static_groups: bool = True
+    alpha: float = 1e-3
+    beta: float = 1e4
+
+
+@dataclass(frozen=True)
+class AutoRoundConfig(AlgoConfig):
+    """AutoRound: roundings and ranges are trained, block by block."""
+
+    name: str = "autoround"
+    iters: int = 200
+    lr: float = 0.005
+    enable_minmax_tuning: bool = True
+    minmax_lr: float = 0.005
+    batch_size: int = 8
+    inside_layer_modules: Sequence[str] = ()
+    model_decoder_layers: str = ""
+
+
+@dataclass(frozen=True)
+class OnlineRotationConfig(Fields):
+    """Rotations that are computed as the model runs."""
+
+    shared_parallel: bool
+    online_rotation_layers: Sequence[str] | None = None
+    use_input_prescale: bool = False
+
+
+@dataclass(frozen=True)
+class RotationConfig(AlgoConfig):
+    """Rotation (QuaRot, SpinQuant): outliers are spread over all channels."""
+
+    scaling_layers: Mapping[str, Any] | None = None
+    name: str = "rotation"
+    r1: bool = True
+    r2: bool = False
+    r3: bool = False
+    r4: bool = False
+    rotation_size: int | None = None
+    random_r1: bool = False
+    random_r2: bool = False
+    backbone: str = "model"
+    model_decoder_layers: str = "model.layers"
+    v_proj: str = "self_attn.v_proj"
+    o_proj: str = "self_attn.o_proj"
+    self_attn: str = "self_attn"
+    mlp: str = "mlp"
+    online_r1_rotation: bool | None = None
+    online_config: OnlineRotationConfig | None = None
+    trainable: bool = False
+    train_smooth: Any = None
+    smooth_positions: Any = None
+
+
+#: By the names that files and templates have for them.
+ALGORITHMS: dict[str, type[AlgoConfig]] = {
+    "smooth": SmoothQuantConfig,
+    "smoothquant": SmoothQuantConfig,
+    "autosmoothquant": AutoSmoothQuantConfig,
+    "awq": AWQConfig,
+    "gptq": GPTQConfig,
+    "gptaq": GPTAQConfig,
+    "qronos": QronosConfig,
+    "autoround": AutoRoundConfig,
+    "rotation": RotationConfig,
+    "quarot": RotationConfig,
+}
+
+
+def algorithm_named(name: str) -> type[AlgoConfig]:
+    """The settings of the algorithm that is called so.
+
+    Raises:
+        ConfigError: there is none.
+
+    >>> algorithm_named("awq")().name
+    'awq'
+    """
+    if name not in ALGORITHMS:
+        raise ConfigError(f"unknown algorithm {name!r}{nearest(name, ALGORITHMS)}")
+    return ALGORITHMS[name]
+
+
+def load_quant_algo_config_from_file(file_path: Path | str) -> AlgoConfig:
+    """The settings of an algorithm, from a JSON file: its ``name``, and fields of that algorithm.
+
+    Raises:
+        ConfigError: the algorithm or a field is unknown.
+        ModelError: the file is not there, or is no JSON.
+    """
+    found = read_json(Path(file_path))
+    if not isinstance(found, dict) or not isinstance(found.get("name"), str):
+        raise ConfigError(f'{file_path} must hold an object with the name of an algorithm: {{"name": "awq", ...}}')
+    try:
+        cls = algorithm_named(found["name"])
+        check_names(found, cls)
+    except ConfigError as error:
+        raise ConfigError(f"{file_path}: {error}") from error
+    if isinstance(online := found.get("online_config"), dict):
+        found["online_config"] = OnlineRotationConfig(**online)
+    config: AlgoConfig = cls(**found)
+    return config
+
+
+def algorithm_for(config: AlgoConfig) -> Any:
+    """What does the work that the settings describe.
+
+    Raises:
+        ConfigError: there is nothing yet that does.
+    """
+    name = getattr(config, "name", None)
+    if not isinstance(config, AlgoConfig):
+        raise ConfigError(f"algo_config has {config!r}; it must be an AlgoConfig, such as AWQConfig()")
+    raise ConfigError(f"the algorithm {name!r} is not available yet; leave it out, and weights are rounded to nearest")

@@ -1,0 +1,222 @@
+"""QConfig and QLayerConfig: how a model is quantized, in AMD Quark's spelling; a TorchConfig in this package's.
+
+The names of its releases before 0.11 stand beside the new ones: Config, QuantizationConfig and QuantizationSpec.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, ClassVar
+
+from calibrators import MinMax
+from quark_onnx.errors import ConfigError
+from quark_onnx.torch import quark_json
+from quark_onnx.torch.config import TorchConfig
+from quark_onnx.torch.quantization.config import algorithms, specs
+from quark_onnx.torch.quantization.config.algorithms import *  # noqa: F403 (AMD Quark has all of them in this module)
+from quark_onnx.torch.quantization.config.algorithms import AlgoConfig, algorithm_for
+from quark_onnx.torch.quantization.config.fields import Fields
+from quark_onnx.torch.quantization.config.specs import *  # noqa: F403
+from quark_onnx.torch.quantization.config.tensor import QTensorConfig, spec_of
+from quark_onnx.torch.quantization.config.type import DeviceType, QSchemeType, QuantFlow, QuantizationMode
+from quark_onnx.torch.spec import LayerSpec, TensorSpec
+
+__all__ = ["Config", "QConfig", "QLayerConfig", "QTensorConfig", "QuantizationConfig", "QuantizationSpec"]
+__all__ += specs.__all__
+__all__ += algorithms.__all__
+
+#: How one tensor is quantized: in one stage, or in a list of them.
+Stages = QTensorConfig | list[QTensorConfig]
+#: Axes that a scale may go along: of a weight, and of an activation (batch, tokens, features).
+_WEIGHT_AXES = {QSchemeType.per_channel: (0,), QSchemeType.per_group: (-1, 1)}
+_ACTIVATION_AXES = {QSchemeType.per_channel: (1, -2), QSchemeType.per_group: (-1, 2)}
+
+
+@dataclass
+class QLayerConfig(Fields):
+    """How a layer is quantized: the fields of AMD Quark 0.13. What is None stays as it is."""
+
+    ENUMS: ClassVar[Mapping[str, type[Enum]]] = {"target_device": DeviceType}
+
+    input_tensors: Stages | None = None
+    output_tensors: Stages | None = None
+    weight: Stages | None = None
+    bias: Stages | None = None
+    target_device: DeviceType | str | None = None
+
+    @classmethod
+    def of(cls, spec: LayerSpec) -> QLayerConfig:
+        """A layer's spec in AMD Quark's spelling.
+
+        >>> QLayerConfig.of(LayerSpec(TensorSpec("int4", block_size=32))).weight.group_size
+        32
+        """
+        entry = quark_json.layer_to_json(spec)
+        names = ("weight", "input_tensors", "output_tensors")
+        return cls(**{name: _tensor_from(entry[name]) for name in names})
+
+    def to_dict(self) -> dict[str, Any]:
+        """The entry of a checkpoint's configuration."""
+        return quark_json.layer_to_json(self.spec())
+
+    def spec(self, where: str = "QLayerConfig") -> LayerSpec:
+        """The same in this package's terms.
+
+        Args:
+            where: what it is for, in errors.
+
+        Raises:
+            ConfigError: it asks for what is not computed, or contradicts itself.
+        """
+        if self.bias is not None:
+            raise ConfigError(f"{where}: bias is to be quantized; it stays float here, as loaders expect")
+        if self.target_device is DeviceType.IPU:
+            raise ConfigError(f"{where}: target_device is IPU; layers are computed where the model is")
+        return LayerSpec(
+            None if self.weight is None else _weight(self.weight, f"{where}, weight"),
+            None if self.input_tensors is None else _activation(self.input_tensors, f"{where}, input_tensors"),
+            None if self.output_tensors is None else _activation(self.output_tensors, f"{where}, output_tensors"),
+        )
+
+
+def _tensor_from(entry: Any) -> Any:
+    if isinstance(entry, list):
+        return [QTensorConfig.from_dict(each) for each in entry]
+    return None if entry is None else QTensorConfig.from_dict(entry)
+
+
+def _first(given: Stages) -> QTensorConfig:
+    return given[0] if isinstance(given, list) else given
+
+
+def _weight(given: Stages, where: str) -> TensorSpec:
+    spec = spec_of(given, where)
+    if _first(given).is_dynamic:
+        raise ConfigError(f"{where}: is_dynamic is set; a weight is known beforehand, set it to False")
+    if not isinstance(spec.calibrator, MinMax):
+        raise ConfigError(f"{where}: the observer looks at data; the range of a weight is that of its values (min_max)")
+    _check_axis(_first(given), _WEIGHT_AXES, where)
+    return spec
+
+
+def _activation(given: Stages, where: str) -> TensorSpec:
+    spec = spec_of(given, where)
+    if spec.group and _first(given).is_dynamic is False:
+        raise ConfigError(f"{where}: is_dynamic is False; scales of groups are computed by each run, set it to True")
+    _check_axis(_first(given), _ACTIVATION_AXES, where)
+    return spec
+
+
+def _check_axis(config: QTensorConfig, fine: Mapping[QSchemeType, tuple[int, ...]], where: str) -> None:
+    scheme = config.qscheme or (QSchemeType.per_group if config.group_size else None)
+    if isinstance(scheme, QSchemeType) and scheme in fine and config.ch_axis not in fine[scheme]:
+        raise ConfigError(
+            f"{where}: ch_axis is {config.ch_axis}; for {scheme.name} it must be {' or '.join(map(str, fine[scheme]))}"
+        )
+
+
+#: Fields whose other values ask for what is not done, and why.
+_NOT_DONE: dict[str, str] = {
+    "softmax_quant_spec": "attention is computed in float",
+    "kv_cache_post_rope": "keys are quantized as their projection computes them",
+    "shared_scale_groups": "each layer has scales of its own",
+    "sync_moe_expert_input_amax": "each expert has scales of its own",
+    "quant_mode": "layers are replaced in the model (eager_mode)",
+    "keep_prequantized_layers": "layers that are quantized already stay as they are",
+}
+
+
+@dataclass
+class QConfig(Fields):
+    """How a model is quantized: the fields and defaults of AMD Quark 0.13.
+
+    ``log_severity_level``, ``version``, ``quant_flow`` and ``gpu_resident_blocks`` have no effect on what is computed.
+
+    Attributes:
+        exclude: globs of names that stay float.
+        algo_config: settings of an algorithm, or a list of them.
+        layer_type_quant_config: by the class of layers.
+        layer_quant_config: by globs of names; the first that matches wins.
+        kv_cache_quant_config: by globs of the names of layers that compute keys and values; wins over all others.
+    """
+
+    ENUMS: ClassVar[Mapping[str, type[Enum]]] = {"quant_mode": QuantizationMode, "quant_flow": QuantFlow}
+
+    global_quant_config: QLayerConfig
+    exclude: list[str] = field(default_factory=list)
+    algo_config: AlgoConfig | list[AlgoConfig] | None = None
+    log_severity_level: int | None = 1
+    version: str | None = quark_json.VERSION
+    layer_type_quant_config: dict[Any, QLayerConfig] = field(default_factory=dict)
+    layer_quant_config: dict[str, QLayerConfig] = field(default_factory=dict)
+    kv_cache_quant_config: dict[str, QLayerConfig] = field(default_factory=dict)
+    kv_cache_group: list[str] = field(default_factory=list)
+    min_kv_scale: float = 0.0
+    kv_cache_post_rope: bool = False
+    shared_scale_groups: list[list[str]] = field(default_factory=list)
+    softmax_quant_spec: Stages | None = None
+    quant_mode: QuantizationMode | str = QuantizationMode.eager_mode
+    quant_flow: QuantFlow | str = QuantFlow.standard
+    gpu_resident_blocks: int = 0
+    sync_moe_expert_input_amax: bool = False
+    keep_prequantized_layers: bool = True
+
+    def to_dict(self) -> dict[str, Any]:
+        """What a checkpoint says of how it is quantized, but for how it is packed."""
+        entry = quark_json.to_json(self.torch_config())
+        del entry["export"]
+        return entry
+
+    def torch_config(self) -> TorchConfig:
+        """The same in this package's terms.
+
+        Raises:
+            ConfigError: it asks for what is not done, or contradicts itself.
+        """
+        self._check()
+        chosen: Any = self.algo_config or ()
+        config = TorchConfig(
+            _layer(self.global_quant_config, "global_quant_config"),
+            types=tuple(
+                (kind if isinstance(kind, str) else kind.__name__, _layer(each, "layer_type_quant_config"))
+                for kind, each in self.layer_type_quant_config.items()
+            ),
+            exclude=tuple(self.exclude),
+            algorithms=tuple(map(algorithm_for, chosen if isinstance(chosen, Sequence) else (chosen,))),
+        )
+        entries = self.layer_quant_config | self.kv_cache_quant_config
+        layers = {glob: _layer(each, f"the layers {glob!r}") for glob, each in entries.items()}
+        return quark_json.with_layers(config, layers, self._kv_layers(layers), self.min_kv_scale)
+
+    def _kv_layers(self, layers: Mapping[str, LayerSpec]) -> list[str]:
+        """Globs of the layers that compute keys and values."""
+        named = self.kv_cache_group or list(self.kv_cache_quant_config)
+        if self.kv_cache_quant_config and set(named) != set(self.kv_cache_quant_config):
+            raise ConfigError(
+                f"kv_cache_group is {named}, but kv_cache_quant_config is for {list(self.kv_cache_quant_config)}"
+            )
+        for glob in named:
+            if glob not in layers or layers[glob].output is None:
+                raise ConfigError(f"{glob!r} is to compute keys or values, but there are no output_tensors for it")
+        if self.min_kv_scale and not named:
+            raise ConfigError(f"min_kv_scale is {self.min_kv_scale}, but there is no kv_cache_quant_config")
+        return named
+
+    def _check(self) -> None:
+        for name, why in _NOT_DONE.items():
+            usual = type(self)(QLayerConfig())
+            if (value := getattr(self, name)) != getattr(usual, name):
+                value = value.name if isinstance(value, Enum) else value
+                raise ConfigError(f"{name} is {value!r}, which is not supported: {why}")
+
+
+def _layer(given: Any, where: str) -> LayerSpec:
+    if not isinstance(given, QLayerConfig):
+        raise ConfigError(f"{where} is {given!r}; it must be a QLayerConfig")
+    return given.spec(where)
+
+
+#: The names before release 0.11.
+Config, QuantizationConfig, QuantizationSpec = QConfig, QLayerConfig, QTensorConfig

@@ -1,0 +1,42 @@
+"""Fields: the base of the configuration's dataclasses, whose misspelt fields are errors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any, ClassVar
+
+from quark_onnx.config.spec import check_names
+from quark_onnx.errors import ConfigError, nearest
+
+
+class Fields:
+    """Base of dataclasses: an unknown field is an error that names the nearest one, when an object is made and later.
+
+    Fields that hold a member of an enumeration take its name, too.
+    """
+
+    #: The enumerations, by field.
+    ENUMS: ClassVar[Mapping[str, type[Enum]]] = {}
+
+    def __new__(cls, *args: Any, **given: Any) -> Any:
+        check_names(given, cls)
+        return super().__new__(cls)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        check_names((name,), type(self))
+        super().__setattr__(name, member(self.ENUMS[name], value, name) if name in self.ENUMS else value)
+
+
+def member(kind: type[Enum], value: Any, name: str) -> Any:
+    """The member of an enumeration that a value names; None stays None.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if value is None or isinstance(value, kind):
+        return value
+    word = value.name if isinstance(value, Enum) else str(value)
+    if word not in kind.__members__:
+        raise ConfigError(f"{name} is {word!r}{nearest(word, kind.__members__)}")
+    return kind[word]

@@ -1,0 +1,173 @@
+"""LLMTemplate: the configuration of a family of language models, by the names of schemes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from quark_onnx.errors import ConfigError, nearest
+from quark_onnx.torch.config import Usual
+from quark_onnx.torch.quantization.config.algorithms import AlgoConfig, algorithm_named
+from quark_onnx.torch.quantization.config.config import QConfig, QLayerConfig
+from quark_onnx.torch.quantization.config.families import FAMILIES
+from quark_onnx.torch.quantization.config.fields import Fields
+from quark_onnx.torch.quantization.config.specs import FP8E4M3PerTensorSpec
+from quark_onnx.torch.schemes import SCHEMES, scheme
+
+#: Formats of keys and values.
+_KV_CACHES = {"fp8": FP8E4M3PerTensorSpec()}
+
+
+@dataclass
+class LLMTemplate(Fields):
+    """What is usual for a family of models.
+
+    Attributes:
+        model_type: as in the configuration of transformers.
+        kv_layers_name: globs of layers that compute keys and values.
+        q_layer_name, gate_up_layers_name: are kept, and not used: layers are found by the structure of the model.
+        exclude_layers_name: globs of layers that stay float; a model may lack them.
+        algorithm_configs: settings of algorithms, by name; the defaults of an algorithm where there are none.
+
+    >>> config = LLMTemplate.get("llama").get_config("fp8", kv_cache_scheme="fp8")
+    >>> config.exclude, list(config.kv_cache_quant_config)
+    (['lm_head'], ['*k_proj', '*v_proj'])
+    """
+
+    _templates: ClassVar[dict[str, LLMTemplate]] = {}
+    _schemes: ClassVar[dict[str, QLayerConfig]] = {}
+
+    model_type: str
+    kv_layers_name: list[str] | None = None
+    q_layer_name: str | list[str] | None = None
+    gate_up_layers_name: list[str] | None = None
+    exclude_layers_name: list[str] = field(default_factory=list)
+    algorithm_configs: Mapping[str, AlgoConfig] = field(default_factory=dict)
+
+    @classmethod
+    def list_available(cls) -> list[str]:
+        """Types of models that have a template."""
+        return [*FAMILIES, *(name for name in cls._templates if name not in FAMILIES)]
+
+    @classmethod
+    def get(cls, model_type: str) -> LLMTemplate:
+        """The template of a type of models.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        if model_type in cls._templates:
+            return cls._templates[model_type]
+        if model_type not in FAMILIES:
+            raise ConfigError(
+                f"there is no template for models of type {model_type!r}{nearest(model_type, cls.list_available())}"
+                " A new one: LLMTemplate.register_template(LLMTemplate(model_type, kv_layers_name, ...))"
+            )
+        cache, floats = FAMILIES[model_type]
+        return cls(model_type, cache.split(), exclude_layers_name=floats.split())
+
+    @classmethod
+    def register_template(cls, template: LLMTemplate) -> None:
+        """Make a template known by its type of models; it replaces an earlier one."""
+        cls._templates[template.model_type] = template
+
+    @classmethod
+    def get_supported_schemes(cls) -> list[str]:
+        """Names of schemes."""
+        return [*SCHEMES, *cls._schemes]
+
+    @classmethod
+    def register_scheme(cls, scheme_name: str, config: QLayerConfig) -> None:
+        """Make a scheme known by a name.
+
+        Raises:
+            ConfigError: the name is taken, or the scheme cannot be computed.
+        """
+        if scheme_name in cls.get_supported_schemes():
+            raise ConfigError(f"there is a scheme {scheme_name!r} already; choose another name, or unregister it first")
+        config.spec(f"the scheme {scheme_name!r}")
+        cls._schemes[scheme_name] = config
+
+    @classmethod
+    def unregister_scheme(cls, scheme_name: str) -> None:
+        """Forget a scheme that was registered.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        if scheme_name not in cls._schemes:
+            raise ConfigError(f"no scheme {scheme_name!r} was registered{nearest(scheme_name, cls._schemes)}")
+        del cls._schemes[scheme_name]
+
+    def get_config(
+        self,
+        scheme: str,
+        algorithm: str | list[str] | None = None,
+        kv_cache_scheme: str | None = None,
+        min_kv_scale: float = 0.0,
+        attention_scheme: str | None = None,
+        layer_config: Mapping[str, str] | None = None,
+        layer_type_config: Mapping[Any, str] | None = None,
+        exclude_layers: list[str] | None = None,
+        algo_configs: Mapping[str, AlgoConfig] | None = None,
+        shared_scale_groups: list[list[str]] | None = None,
+        group_size: int | None = None,
+    ) -> QConfig:
+        """The configuration of a model.
+
+        Args:
+            scheme: its name.
+            algorithm: the name of an algorithm, or several.
+            kv_cache_scheme: "fp8", or None to leave keys and values as they are.
+            min_kv_scale: the least scale of keys and values.
+            attention_scheme: None; attention is computed in float.
+            layer_config: other schemes, by globs of names.
+            layer_type_config: other schemes, by the class of layers.
+            exclude_layers: globs of layers that stay float, instead of what is usual.
+            algo_configs: settings of algorithms, instead of what is usual.
+            shared_scale_groups: None; each layer has scales of its own.
+            group_size: values to a block, for schemes that leave it open (those named before release 0.11).
+
+        Raises:
+            ConfigError: a name is unknown, or what is asked for is not done.
+        """
+        if attention_scheme is not None:
+            raise ConfigError(f"attention_scheme is {attention_scheme!r}; attention is computed in float, leave it out")
+        usual: list[str] = [Usual(glob) for glob in self.exclude_layers_name]
+        config = QConfig(
+            self._scheme(scheme, group_size),
+            exclude=usual if exclude_layers is None else list(exclude_layers),
+            algo_config=self._algorithms(algorithm, algo_configs or {}),
+            layer_quant_config={glob: self._scheme(name, group_size) for glob, name in (layer_config or {}).items()},
+            layer_type_quant_config={
+                kind: self._scheme(name, group_size) for kind, name in (layer_type_config or {}).items()
+            },
+            min_kv_scale=min_kv_scale,
+            shared_scale_groups=shared_scale_groups or [],
+        )
+        return config if kv_cache_scheme is None else self._with_kv_cache(config, kv_cache_scheme)
+
+    @classmethod
+    def _scheme(cls, name: str, group_size: int | None) -> QLayerConfig:
+        if name in cls._schemes:
+            return cls._schemes[name]
+        return QLayerConfig.of(scheme(name, group_size))
+
+    def _with_kv_cache(self, config: QConfig, name: str) -> QConfig:
+        if name not in _KV_CACHES:
+            raise ConfigError(f"kv_cache_scheme is {name!r}{nearest(name, _KV_CACHES)}")
+        if not self.kv_layers_name:
+            raise ConfigError(f"the template of {self.model_type} does not say which layers compute keys and values")
+        spec = _KV_CACHES[name].to_quantization_spec()
+        for glob in self.kv_layers_name:
+            own = config.layer_quant_config.get(glob, config.global_quant_config)
+            entry = QLayerConfig(own.input_tensors, spec, own.weight)
+            config.layer_quant_config[glob] = config.kv_cache_quant_config[glob] = entry
+        config.kv_cache_group = list(self.kv_layers_name)
+        return config
+
+    def _algorithms(self, names: str | list[str] | None, given: Mapping[str, AlgoConfig]) -> list[AlgoConfig] | None:
+        known = {**self.algorithm_configs, **given}
+        names = [names] if isinstance(names, str) else names or []
+        return [known.get(name) or algorithm_named(name)() for name in names] or None

@@ -1,0 +1,166 @@
+"""QTensorConfig: how a tensor is quantized, in AMD Quark's spelling; a TensorSpec in this package's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from enum import Enum
+from typing import Any, ClassVar
+
+from quark_onnx.dtypes import Integer
+from quark_onnx.errors import ConfigError, nearest
+from quark_onnx.torch import quark_json
+from quark_onnx.torch.quantization.config.fields import Fields
+from quark_onnx.torch.quantization.config.type import Dtype, QSchemeType, RoundType, ScaleType, ZeroPointType
+from quark_onnx.torch.quantization.observer.observer import OBSERVERS, Observer
+from quark_onnx.torch.spec import TensorSpec
+
+#: Formats that are only the elements of blocks.
+_IN_BLOCKS = (Dtype.fp4, Dtype.fp6_e2m3, Dtype.fp6_e3m2)
+#: What a field may be where only a part of its values can be computed, and what the others would ask for.
+_COMPUTED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "qat_spec": ((None,), "training is not done"),
+    "round_method": ((None, RoundType.half_even), "values are rounded to the nearest, ties to even"),
+    "zero_point_type": ((ZeroPointType.int32,), "zero points are integers"),
+    "scale_format": ((None, "e8m0", "float32"), "blocks have scales in e8m0 or as floats"),
+    "block_size": ((None,), "blocks of two axes are not computed"),
+}
+
+
+@dataclass
+class QTensorConfig(Fields):
+    """How a tensor is quantized: the fields and defaults of AMD Quark 0.13.
+
+    ``enable_buffer_reuse`` and ``max_input_numel`` have no effect on what is computed.
+
+    >>> str(QTensorConfig("int8", "PerTensorMinMaxObserver", False, "per_tensor", symmetric=True).spec())
+    'int8 symmetric model scales minmax'
+    """
+
+    ENUMS: ClassVar[Mapping[str, type[Enum]]] = {
+        "dtype": Dtype,
+        "qscheme": QSchemeType,
+        "round_method": RoundType,
+        "scale_type": ScaleType,
+        "mx_element_dtype": Dtype,
+        "zero_point_type": ZeroPointType,
+    }
+
+    dtype: Dtype | str
+    observer_cls: type[Observer] | str | None = None
+    is_dynamic: bool | None = None
+    qscheme: QSchemeType | str | None = None
+    ch_axis: int | None = None
+    group_size: int | None = None
+    block_size: Any = None
+    symmetric: bool | None = None
+    round_method: RoundType | str | None = None
+    scale_type: ScaleType | str | None = None
+    scale_format: str | None = None
+    scale_calculation_mode: str | None = None
+    qat_spec: Any = None
+    mx_element_dtype: Dtype | str | None = None
+    zero_point_type: ZeroPointType | str = ZeroPointType.int32
+    is_scale_quant: bool = False
+    enable_buffer_reuse: bool = False
+    max_input_numel: int = 4194304
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, _observer(value) if name == "observer_cls" else value)
+
+    def set_group_size(self, group_size: int) -> None:
+        """Change how many values a group has.
+
+        Raises:
+            ConfigError: there are no groups.
+        """
+        if self.qscheme is not QSchemeType.per_group:
+            raise ConfigError(f"set_group_size: qscheme is {_name(self.qscheme)}; only per_group has groups")
+        self.group_size = group_size
+
+    def to_dict(self) -> dict[str, Any]:
+        """The entry of a checkpoint's configuration."""
+        return {f.name: _name(getattr(self, f.name)) for f in fields(self) if f.name != "qat_spec"}
+
+    @classmethod
+    def from_dict(cls, entry: Mapping[str, Any]) -> QTensorConfig:
+        """What ``to_dict`` has written."""
+        return cls(**entry)
+
+    def spec(self, where: str = "QTensorConfig") -> TensorSpec:
+        """The same in this package's terms.
+
+        Args:
+            where: what it is for, in errors.
+
+        Raises:
+            ConfigError: it asks for what is not computed, or contradicts itself.
+        """
+        return spec_of(self, where)
+
+
+def spec_of(given: QTensorConfig | Sequence[QTensorConfig], where: str) -> TensorSpec:
+    """A tensor's entry, or the stages of one, in this package's terms.
+
+    Raises:
+        ConfigError: it asks for what is not computed, or contradicts itself.
+    """
+    stages = [given] if isinstance(given, QTensorConfig) else list(given) if isinstance(given, list | tuple) else []
+    if not stages or not all(isinstance(each, QTensorConfig) for each in stages):
+        raise ConfigError(
+            f"{where} is {given!r}; it must be a QTensorConfig; a helper has one: .to_quantization_spec()"
+        )
+    for each in stages:
+        _check(each, where)
+    first = stages[0]
+    if len(stages) == 1 and first.dtype in _IN_BLOCKS and first.scale_format != "e8m0":
+        raise ConfigError(
+            f"{where}: scale_format is {first.scale_format!r}; blocks of {_name(first.dtype)} have scales in 'e8m0' "
+            "(OCP_MX... specs), or in two stages (ScaleQuantSpec)"
+        )
+    try:
+        found = quark_json.spec_from_json([each.to_dict() for each in stages], "it")
+    except ConfigError as error:
+        raise ConfigError(f"{where}, {_name(stages[0].dtype)}: {error}") from error
+    assert found is not None
+    observer: Any = first.observer_cls
+    if isinstance(found.dtype, Integer) and first.symmetric is None:
+        raise ConfigError(f"{where}: symmetric is None; for {found.dtype.name} it must be True or False")
+    if first.symmetric is False and not isinstance(found.dtype, Integer):
+        raise ConfigError(f"{where}: symmetric is False, but {found.dtype.name} has no zero point")
+    if observer is not None:
+        if found.dynamic and observer.calibrator != Observer.calibrator:
+            raise ConfigError(f"{where}: {observer.__name__} needs data, but is_dynamic is set")
+        found = found.with_(calibrator=observer.calibrator, pow2=observer.pow2 or found.pow2)
+    return found
+
+
+def _check(config: QTensorConfig, where: str) -> None:
+    for name, (fine, why) in _COMPUTED.items():
+        if (value := getattr(config, name)) not in fine:
+            raise ConfigError(f"{where}: {name} is {_name(value)!r}, which is not supported: {why}")
+    observer: Any = config.observer_cls
+    scheme = _name(config.qscheme)
+    if observer is not None and scheme and observer.scheme not in ("", scheme):
+        raise ConfigError(f"{where}: qscheme is {scheme}, but {observer.__name__} is for {observer.scheme}")
+    if config.qscheme is QSchemeType.per_group and not config.group_size:
+        raise ConfigError(f"{where}: qscheme is per_group, and there is no group_size")
+    if config.qscheme is not QSchemeType.per_group and config.qscheme is not None and config.group_size:
+        raise ConfigError(f"{where}: group_size is {config.group_size}, but qscheme is {scheme}")
+
+
+def _observer(value: Any) -> Any:
+    """An observer by its class, its name, or a class of AMD Quark's own."""
+    if value is None or (isinstance(value, type) and issubclass(value, Observer)):
+        return value
+    name = getattr(value, "__name__", str(value))
+    if name not in OBSERVERS:
+        raise ConfigError(f"observer_cls is {name!r}{nearest(name, OBSERVERS)}")
+    return OBSERVERS[name]
+
+
+def _name(value: Any) -> Any:
+    """Members of enumerations and classes by their names; anything else as it is."""
+    if isinstance(value, Enum):
+        return value.name
+    return value.__name__ if isinstance(value, type) else value

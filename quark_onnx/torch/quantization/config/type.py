@@ -1,0 +1,91 @@
+"""The enumerations of AMD Quark's configuration: names of number formats, of scales and of ways to work."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Dtype(Enum):
+    """Number formats; uint3 is this package's own."""
+
+    int8 = "int8"
+    uint8 = "uint8"
+    int16 = "int16"
+    uint16 = "uint16"
+    int32 = "int32"
+    int4 = "int4"
+    uint4 = "uint4"
+    int3 = "int3"
+    uint3 = "uint3"
+    int2 = "int2"
+    uint2 = "uint2"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+    fp8_e5m2 = "fp8_e5m2"
+    fp8_e4m3 = "fp8_e4m3"
+    fp8_e5m3 = "fp8_e5m3"
+    fp6_e3m2 = "fp6_e3m2"
+    fp6_e2m3 = "fp6_e2m3"
+    fp4 = "fp4"
+    mx = "mx"
+    mx6 = "mx6"
+    mx9 = "mx9"
+    bfp16 = "bfp16"
+
+
+class QSchemeType(Enum):
+    """What a scale belongs to."""
+
+    per_tensor = "per_tensor"
+    per_channel = "per_channel"
+    per_group = "per_group"
+    per_block = "per_block"
+
+
+class ScaleType(Enum):
+    """Types of scales; ``float`` is the type of the weights, ``pof2`` a power of two."""
+
+    float = "float"
+    pof2 = "pof2"
+    float32 = "float32"
+    float16 = "float16"
+    bfloat16 = "bfloat16"
+    float8_e5m3 = "float8_e5m3"
+    float8_e8m0fnu = "float8_e8m0fnu"
+
+
+class RoundType(Enum):
+    """How a value between two codes is rounded."""
+
+    round = 2
+    floor = 3
+    half_even = 8
+
+
+class ZeroPointType(Enum):
+    """Types of zero points."""
+
+    int32 = "int32"
+    float32 = "float32"
+
+
+class DeviceType(Enum):
+    """What a layer runs on."""
+
+    CPU = "cpu"
+    IPU = "ipu"
+
+
+class QuantizationMode(Enum):
+    """Whether layers are replaced in the model, or nodes in its graph."""
+
+    eager_mode = 1
+    fx_graph_mode = 2
+
+
+class QuantFlow(Enum):
+    """How much of a model is in memory at a time."""
+
+    standard = 1
+    file2file = 2
+    per_block = 3

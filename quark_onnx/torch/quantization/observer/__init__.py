@@ -1,0 +1,1 @@
+"""How ranges are found, by AMD Quark's names."""
