@@ -20,6 +20,7 @@ _BASE = {
     "eos_token_id": 2,
 }
 _DENSE = _BASE | _HEADS
+_GPT = {"vocab_size": VOCABULARY, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64}
 _MOE = _DENSE | {"moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2}
 
 #: By name: the model type and its settings.
@@ -50,7 +51,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "n_heads": 4,
             "n_layers": 2,
             "max_seq_len": 64,
-            "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0},
+            "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10000.0},
             "ffn_config": {"ffn_hidden_size": 64, "moe_num_experts": 4, "moe_top_k": 2},
         },
     ),
@@ -72,6 +73,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2": ("gemma2", _DENSE | {"head_dim": 16}),
     "gemma3": ("gemma3_text", _DENSE | {"head_dim": 16}),
     "gpt_oss": ("gpt_oss", _DENSE | {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2}),
+    "llama3.2-vision": ("mllama_text_model", _DENSE | {"cross_attention_layers": [1]}),
     "olmo": ("olmo", _DENSE),
     "granite": ("granite", _DENSE),
 }

@@ -12,7 +12,7 @@ from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.torch.spec import LayerSpec, TensorSpec
 
 #: Types of layers that the default applies to; embeddings are quantized where they are named.
-DEFAULT_TYPES = ("Linear", "Conv2d", "ConvTranspose2d")
+DEFAULT_TYPES = ("Linear", "Conv1D", "Conv2d", "ConvTranspose2d")
 #: All types of layers that can be quantized.
 TYPES = (*DEFAULT_TYPES, "Embedding", "EmbeddingBag")
 
@@ -49,7 +49,7 @@ class TorchConfig:
     """What a user wants of a PyTorch model; frozen, and composed with ``with_``.
 
     Attributes:
-        default: for every Linear, Conv2d and ConvTranspose2d.
+        default: for every Linear, Conv1D (transformers' own), Conv2d and ConvTranspose2d.
         layers: for layers by name: globs and what they get; the first that matches wins over all that follows.
         types: for layers by the name of their class.
         exclude: globs of names that stay float.

@@ -96,7 +96,7 @@ class QuantizedLayer(nn.Module):
             return F.conv2d(x, weight, self.bias, **settings)
         if self.kind == "ConvTranspose2d":
             return F.conv_transpose2d(x, weight, self.bias, **self._settings)
-        return F.linear(x, weight, self.bias)
+        return F.linear(x, weight.t() if self.kind == "Conv1D" else weight, self.bias)
 
     def _settings_padding(self) -> list[int]:
         """The padding of a convolution as ``pad`` takes it: the last axis first."""
@@ -131,9 +131,10 @@ def kind_of(module: Any) -> str | None:
     for cls in (nn.Linear, nn.Conv2d, nn.ConvTranspose2d, nn.Embedding, nn.EmbeddingBag):
         if isinstance(module, cls) and type(module).forward is cls.forward:
             return str(cls.__name__)
-    return None
+    # transformers' own: a Linear whose weight has inputs first
+    return "Conv1D" if type(module).__name__ == "Conv1D" and hasattr(module, "nf") else None
 
 
 def outputs_first(weight: Any, kind: str) -> Any:
     """The weight with its output channels first, as quantization expects it; a view. Its own inverse."""
-    return weight.transpose(0, 1) if kind == "ConvTranspose2d" else weight
+    return weight.transpose(0, 1) if kind in ("ConvTranspose2d", "Conv1D") else weight

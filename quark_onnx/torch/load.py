@@ -11,7 +11,7 @@ from quark_onnx.torch.affine import Params
 from quark_onnx.torch.checkpoint import Reader, read_json
 from quark_onnx.torch.checkpoint_layout import restored
 from quark_onnx.torch.formats import TwoLevel
-from quark_onnx.torch.layers import QuantizedLayer
+from quark_onnx.torch.layers import QuantizedLayer, outputs_first
 from quark_onnx.torch.skeleton import config_of, dtype_of, skeleton_of
 from quark_onnx.torch.sources import Sources, fill, missing_of
 from quark_onnx.torch.spec import LayerSpec, TensorSpec
@@ -57,7 +57,8 @@ def _layer(module: Any, name: str, spec: LayerSpec, reader: Reader, dtype: Any, 
     if spec.weight is not None:
         parts = {part: reader.get(f"{name}.{part}") for part in _PARTS if f"{name}.{part}" in reader}
         try:
-            weight = restored(parts, spec.weight, tuple(module.weight.shape), dtype, method)
+            shape = tuple(outputs_first(module.weight, type(module).__name__).shape)
+            weight = restored(parts, spec.weight, shape, dtype, method)
             weight.dequantize()
         except (RuntimeError, IndexError, ModelError) as error:
             raise ModelError(f"the tensors of {name} do not fit a weight of {spec.weight}: {error}") from error

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from quark_onnx.errors import DataError
 from quark_onnx.progress import Progress
 from quark_onnx.torch.config import TorchConfig
+from quark_onnx.torch.experts import unfuse_experts
 from quark_onnx.torch.layers import QuantizedLayer, outputs_first
 from quark_onnx.torch.observe import Watching
 from quark_onnx.torch.quantized import Quantized, quantize
@@ -54,7 +55,19 @@ def chosen_layers(model: Any, config: TorchConfig) -> tuple[Layers, dict[str, st
             kept[name] = "excluded" if config.exclude else "nothing asks for it"
         else:
             chosen[name] = (module, spec)
-    return chosen, kept
+    return chosen, kept | _no_layers(model, found)
+
+
+def _no_layers(model: Any, layers: Container[str]) -> dict[str, str]:
+    """Matrices inside of blocks that are no layers, each with why it stays float."""
+    found = dict[str, str]()
+    for block, module in blocks_of(model).items():
+        for name, parameter in module.named_parameters():
+            owner = f"{block}.{name}".rpartition(".")[0]
+            if parameter.ndim > 1 and owner not in layers:
+                kind = type(model.get_submodule(owner)).__name__
+                found[f"{block}.{name}"] = f"it is a weight of {kind}, which is no layer that can be quantized"
+    return found
 
 
 def quantize_model(
@@ -63,7 +76,8 @@ def quantize_model(
     """Quantize a model in place.
 
     Args:
-        model: any module; the blocks of a language model are found by its structure.
+        model: any module; the blocks of a language model are found by its structure, and stacks of experts are taken
+            apart.
         data: batches: tensors, dicts of keywords or lists of arguments; read once, and only where scales of
             activations are to be found.
         progress: whether to show a progress bar; None shows it if stderr is a terminal.
@@ -73,6 +87,7 @@ def quantize_model(
         DataError: data is needed and missing, or the model cannot be run on it.
         ModelError: a weight holds no numbers, or the model does not run its blocks one after the other.
     """
+    unfuse_experts(model)
     chosen, kept = chosen_layers(model, config)
     report = TorchReport({name: spec for name, (_, spec) in chosen.items()}, kept)
     blocks = blocks_of(model)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from quark_onnx.errors import ConfigError
-from quark_onnx.torch.experts import unfuse_experts
 from quark_onnx.torch.files import quantize_checkpoint
 from quark_onnx.torch.quantization.config.config import QConfig
 from quark_onnx.torch.quantize import TorchReport, quantize_model
@@ -47,7 +46,6 @@ class ModelQuantizer:
             DataError: data is needed and missing, or the model cannot be run on it.
         """
         config = self.config.torch_config()
-        unfuse_experts(model)
         _log(quantize_model(model, config, dataloader))
         model.quantized_by = config  # what export_safetensors writes into the checkpoint
         return model

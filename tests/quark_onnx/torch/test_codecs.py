@@ -19,9 +19,17 @@ from quark_onnx.torch import shared_exponent
 from quark_onnx.torch.quantized import fake_quantize, quantize
 from quark_onnx.torch.spec import TensorSpec
 
-#: From the least to far beyond what weights are; bytes end the shared exponents of torch at 2^-127, numpy's do not.
-REALS = st.floats(-(2.0**60), 2.0**60, width=32).filter(lambda x: x == 0 or abs(x) > 2.0**-60)
-MATRICES = hnp.arrays(np.float32, hnp.array_shapes(min_dims=2, max_dims=2, max_side=70), elements=REALS)
+
+def matrix(seed: int, rows: int, columns: int) -> np.ndarray:
+    """Reals of many magnitudes, zeros and ties among them. Bytes end the shared exponents of torch at 2^-127, and
+    numpy's do not, so that none is next to there."""
+    generator = np.random.default_rng(seed)
+    significands = generator.integers(-64, 65, (rows, columns)) / 32 + generator.choice([0, 1e-3], (rows, columns))
+    exponents = generator.integers(-50, 50) + generator.integers(-6, 7, (rows, columns))
+    return np.ldexp(significands, exponents).astype(np.float32)
+
+
+MATRICES = st.builds(matrix, st.integers(0, 2**32 - 1), st.integers(1, 7), st.integers(1, 140))
 ELEMENTS = {
     "mxfp8e5m2": "fp8_e5m2",
     "mxfp8e4m3": "fp8_e4m3",
@@ -36,7 +44,7 @@ FORMATS = [minifloat.E4M3, minifloat.E5M2, minifloat.E3M2, minifloat.E2M3, minif
 @pytest.mark.parametrize("rule", ["even", "floor", "ceil"])
 @pytest.mark.parametrize("name", ELEMENTS)
 @given(x=MATRICES)
-@settings(max_examples=2000)
+@settings(max_examples=100)
 def test_microscaling_equals_numpy(name: str, rule: str, x: np.ndarray) -> None:
     expected = blockfloat.mx(x, -1, ELEMENTS[name], exponent=rule)
     spec, tensor = TensorSpec(name, exponent=rule), torch.from_numpy(x)
@@ -46,7 +54,7 @@ def test_microscaling_equals_numpy(name: str, rule: str, x: np.ndarray) -> None:
 
 @pytest.mark.parametrize("name, width", [("mx4", 11), ("mx6", 13), ("mx9", 16)])
 @given(x=MATRICES)
-@settings(max_examples=2000)
+@settings(max_examples=100)
 def test_shared_micro_exponents_equal_numpy(name: str, width: int, x: np.ndarray) -> None:
     found = fake_quantize(torch.from_numpy(x), TensorSpec(name)).numpy()
     np.testing.assert_array_equal(found, blockfloat.bfp_prime(x, -1, bit_width=width))
