@@ -73,7 +73,6 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2": ("gemma2", _DENSE | {"head_dim": 16}),
     "gemma3": ("gemma3_text", _DENSE | {"head_dim": 16}),
     "gpt_oss": ("gpt_oss", _DENSE | {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2}),
-    "llama3.2-vision": ("mllama_text_model", _DENSE | {"cross_attention_layers": [1]}),
     "olmo": ("olmo", _DENSE),
     "granite": ("granite", _DENSE),
 }

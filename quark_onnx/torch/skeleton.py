@@ -59,9 +59,13 @@ def skeleton_of(config: Any, *, trust_code: bool = False) -> Any:
     transformers = _transformers()
     try:
         with empty_parameters():
-            model = transformers.AutoModelForCausalLM.from_config(
-                config, trust_remote_code=trust_code, dtype=dtype_of(config)
-            )
+            own = [getattr(transformers, str(name), None) for name in getattr(config, "architectures", None) or ()]
+            if own and own[0] is not None and own[0].config_class is type(config):
+                model = own[0]._from_config(config, dtype=dtype_of(config))
+            else:
+                model = transformers.AutoModelForCausalLM.from_config(
+                    config, trust_remote_code=trust_code, dtype=dtype_of(config)
+                )
     except Exception as error:
         raise ModelError(
             f"transformers cannot make a model of {getattr(config, 'model_type', '?')}: {error}"

@@ -62,8 +62,8 @@ class Walk:
     """
 
     def __init__(self, model: Any, blocks: Mapping[str, Any], data: Iterable[Any]) -> None:
-        self._names = list(blocks)
-        self._device = next((each.device for each in model.parameters()), torch.device("cpu"))
+        devices = (each.device for each in model.parameters() if each.device.type != "meta")
+        self._device = next(devices, torch.device("cpu"))
         recorder = _Recorder(blocks)
         for batch in data:
             recorder.run(model, _moved(batch, self._device))
@@ -71,21 +71,19 @@ class Walk:
         if not self.hidden:
             raise DataError("the calibration data is empty")
         self._arguments = recorder.arguments
-        self._tuples = recorder.tuples
 
     def __len__(self) -> int:
         return len(self.hidden)
 
     def run(self, name: str, block: Any, keep: bool = True) -> Iterator[int]:
-        """Run a block on every sample, and say after each how many are done.
+        """Run a block on every sample that reaches it, and say after each how many are done.
 
         Args:
             name: of the block.
             block: what stands for it now.
             keep: whether what it computes replaces what it read.
         """
-        for index, hidden in enumerate(self.hidden):
-            args, kwargs = self._arguments[name][index]
+        for index, (hidden, (args, kwargs)) in enumerate(zip(self.hidden, self._arguments[name], strict=False)):
             found = block(hidden, *args, **kwargs)
             found = found if isinstance(found, torch.Tensor) else found[0]
             if keep:
@@ -111,7 +109,6 @@ class _Recorder:
         self._blocks = blocks
         self._last = list(blocks)[-1]
         self._form: Any = None
-        self.tuples = False
         self.hidden: list[Any] = []
         self.arguments: dict[str, list[tuple[tuple[Any, ...], dict[str, Any]]]] = {name: [] for name in blocks}
 
@@ -131,11 +128,11 @@ class _Recorder:
         finally:
             for block in self._blocks.values():
                 del block.forward
-        seen = {name for name, calls in self.arguments.items() if len(calls) == before + 1}
-        if missing := [name for name in self._blocks if name not in seen]:
-            raise ModelError(
-                f"block {missing[0]} is not run once for a sample; the model cannot be walked block by block"
-            )
+        counts = {name: len(calls) for name, calls in self.arguments.items()}
+        if odd := [name for name, count in counts.items() if count not in (0, before + 1)]:
+            raise ModelError(f"block {odd[0]} is not run once for a sample; the model cannot be walked block by block")
+        if not any(counts.values()):
+            raise ModelError("the model runs none of its blocks; it cannot be walked block by block")
 
     def _standing_in(self, name: str, block: Any, forward: Any) -> Any:
         def stand_in(*args: Any, **kwargs: Any) -> Any:
