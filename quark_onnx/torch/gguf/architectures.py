@@ -98,8 +98,9 @@ class Target:
             return None
         heads = config.num_attention_heads if part[1] == "q" else config.num_key_value_heads
         rows = self.sources[0].shape[0]
-        if rows % (2 * heads):
-            raise ModelError(f"{self.sources[0].name!r} has {rows} rows, which are no {heads} heads; see config.json")
+        if rows != heads * head_dim(config):
+            found = f"{self.sources[0].name!r} has {rows} rows"
+            raise ModelError(f"{found}; the {heads} heads of {head_dim(config)} in config.json have others")
         return np.arange(rows).reshape(heads, 2, -1).swapaxes(1, 2).ravel()
 
 
@@ -119,6 +120,11 @@ def architecture_of(model_type: object) -> Architecture:
             f"models of type {model_type!r} cannot be written as GGUF{hint}; these can: {', '.join(ARCHITECTURES)}"
         )
     return row
+
+
+def head_dim(config: Any) -> int:
+    """Features of one head of attention."""
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
 def targets(tensors: Iterable[Stored], architecture: Architecture, config: Any) -> list[Target]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from quark_onnx.errors import ModelError
-from quark_onnx.torch.gguf.architectures import Architecture
+from quark_onnx.torch.gguf.architectures import Architecture, head_dim
 
 
 def add_hyperparameters(writer: Any, config: Any, architecture: Architecture, vocabulary: int) -> None:
@@ -38,11 +38,6 @@ def add_hyperparameters(writer: Any, config: Any, architecture: Architecture, vo
         writer.add_expert_used_count(config.num_experts_per_tok)
         writer.add_expert_feed_forward_length(getattr(config, "moe_intermediate_size", config.intermediate_size))
     _add_rope(writer, config)
-
-
-def head_dim(config: Any) -> int:
-    """Features of one head of attention."""
-    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
 def notes_on(config: Any) -> list[str]:

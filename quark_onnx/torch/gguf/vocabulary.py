@@ -168,7 +168,7 @@ def _split_of(values: dict[str, Any]) -> str:
                 steps.append("a space first")
             if step.get("use_regex", True):
                 steps.append(_GPT2)
-        elif step["type"] == "Split" and step.get("behavior") in ("Isolated", "Removed") and "Regex" in step["pattern"]:
+        elif step["type"] == "Split" and "Regex" in step["pattern"] and _keeps_all(step):
             steps.append(step["pattern"]["Regex"])
         elif step["type"] == "Digits" and step.get("individual_digits"):
             steps.append(r"\p{N}")
@@ -182,6 +182,11 @@ def _split_of(values: dict[str, Any]) -> str:
             f" llama.cpp has for it. {_WITHOUT}"
         )
     return name
+
+
+def _keeps_all(split: dict[str, Any]) -> bool:
+    """Whether a split cuts out the matches of its pattern, which all of those that are known here leave nothing of."""
+    return split["behavior"] == "Isolated" or (split["behavior"] == "Removed" and bool(split.get("invert")))
 
 
 def _prepends(values: dict[str, Any]) -> bool:
