@@ -1,4 +1,4 @@
-"""Weights as llama.cpp's blocks of 32: Q4_0, Q4_1 and Q8_0, each block with scales of its own in float16."""
+"""Weights as llama.cpp's blocks of 32: Q4_0, Q4_1 and Q8_0, whose scales are float16, and MXFP4, whose are E8M0."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import torch
 
 from quark_onnx.dtypes import Integer
 from quark_onnx.errors import ModelError
-from quark_onnx.torch.quantized import Quantized
+from quark_onnx.torch.quantized import Quantized, quantize
+from quark_onnx.torch.spec import TensorSpec
 
 #: Values to a block.
 SIZE = 32
 #: Values that are worked on at once, which bounds the memory that is needed beside the weight.
-_CHUNK = 1 << 22
+_CHUNK = 1 << 20
 #: How often scales are fitted to the codes anew; more rounds lower the error by one part in a thousand.
 _ROUNDS = 6
 
@@ -44,14 +45,17 @@ class Form:
 Q4_0 = Form("Q4_0", -8, 7, False)
 Q4_1 = Form("Q4_1", 0, 15, True)
 Q8_0 = Form("Q8_0", -128, 127, False)
-FORMS = {form.name: form for form in (Q4_0, Q4_1, Q8_0)}
+#: The codes are bit patterns of FP4 values, not integers.
+MXFP4 = Form("MXFP4", 0, 15, False)
+FORMS = {form.name: form for form in (Q4_0, Q4_1, Q8_0, MXFP4)}
+_MXFP4 = TensorSpec("mxfp4e2m1")
 
 
 def round_blocks(weight: Any, form: Form, name: str = "weight") -> Any:
     """The bytes of a weight whose codes are rounded to nearest: uint8 of shape (rows, bytes).
 
-    Scales start as llama.cpp's own quantizer has them and are fitted to the codes by least squares, in turn with the
-    codes, wherever that lowers the squared error of a block; so no block is worse than llama.cpp's.
+    Scales in float16 start as llama.cpp's own quantizer has them. They are fitted to the codes by least squares, in
+    turn with the codes, wherever that lowers the squared error of a block; so no block is worse than llama.cpp's.
 
     Args:
         weight: floats of shape (rows, columns), columns a multiple of 32.
@@ -63,6 +67,8 @@ def round_blocks(weight: Any, form: Form, name: str = "weight") -> Any:
     >>> round_blocks(torch.linspace(-1, 1, 64).reshape(2, 32), Q4_1).shape
     (2, 20)
     """
+    if form is MXFP4:
+        return store_codes(quantize(weight.float(), _MXFP4, name), form, name)
     rows, columns = weight.shape
     step = max(1, _CHUNK // max(columns, 1))
     parts = [_rounded(weight[start : start + step], form, name) for start in range(0, rows, step)]
@@ -70,14 +76,16 @@ def round_blocks(weight: Any, form: Form, name: str = "weight") -> Any:
 
 
 def store_codes(weight: Quantized, form: Form, name: str = "weight") -> Any:
-    """The bytes of a weight whose codes stay as they are; the scales become float16. See ``form_of``.
+    """The bytes of a weight whose codes stay as they are; scales of integers become float16. See ``form_of``.
 
     Raises:
         ModelError: a scale is too great for float16.
     """
     groups = weight.shape[1] // SIZE
-    least = weight.spec.grid.qmin
     codes = weight.matrix.cpu().to(torch.int32).reshape(len(weight.codes), groups, SIZE)
+    if form is MXFP4:
+        return _packed(codes, weight.scale.cpu()[..., None], None, form)
+    least = weight.spec.grid.qmin
     scale = _float16(_for_blocks(weight.scale, weight.spec.group, codes), name)
     if not form.offset:
         return _packed(codes, scale, None, form)
@@ -94,6 +102,8 @@ def form_of(weight: Quantized, name: str = "weight") -> Form:
         ModelError: there are none: it is no matrix of integers, or a scale belongs to a part of a block.
     """
     spec = weight.spec
+    if spec.dtype == _MXFP4.dtype and len(weight.shape) == 2:
+        return MXFP4
     if isinstance(spec.dtype, Integer) and len(weight.shape) == 2 and spec.group % SIZE == 0:
         if spec.dtype.bits <= 4:
             return Q4_0 if weight.zero is None and spec.grid.qmin < 0 else Q4_1
@@ -101,29 +111,32 @@ def form_of(weight: Quantized, name: str = "weight") -> Form:
             return Q8_0
     group = f" in groups of {spec.group}" if spec.group else ""
     raise ModelError(
-        f"the codes of {name!r} ({spec.dtype.name}{group}) have no place in llama.cpp's blocks; integers of up to 4"
-        f" bits and symmetric int8 have, in groups of a multiple of {SIZE}, or one scale for a channel or tensor"
+        f"the codes of {name!r} ({spec.dtype.name}{group}) have no place in llama.cpp's blocks; mxfp4e2m1, integers"
+        f" of up to 4 bits and symmetric int8 have, in groups of a multiple of {SIZE} or by channels or tensors"
     )
 
 
 def _rounded(weight: Any, form: Form, name: str) -> Any:
-    x = weight.to(torch.float32).reshape(len(weight), -1, SIZE)
+    x = weight.to(torch.float32).reshape(-1, SIZE)
     if not torch.isfinite(x).all():
         raise ModelError(f"the weight {name!r} holds numbers that are infinite or none; it cannot be quantized")
     scale, offset = _start(x, form)
     scale, offset = _float16(scale, name), _float16(offset, name)
     codes = _nearest(x, scale, offset, form)
     error = _error(x, codes, scale, offset)
+    left = torch.arange(len(x))
     for _ in range(_ROUNDS):
-        fitted, moved = (part.to(torch.float16) for part in _least_squares(x, codes, form))
-        tried = _nearest(x, fitted, moved, form)
-        now = _error(x, tried, fitted, moved)
-        better = now < error  # false where an overflow made it infinite or none
-        if not better.any():
-            break
-        scale, offset = torch.where(better, fitted, scale), torch.where(better, moved, offset)
-        codes, error = torch.where(better, tried, codes), torch.where(better, now, error)
-    return _packed(codes, scale, offset if form.offset else None, form)
+        part = x[left]
+        fitted, moved = (numbers.to(torch.float16) for numbers in _least_squares(part, codes[left], form))
+        tried = _nearest(part, fitted, moved, form)
+        now = _error(part, tried, fitted, moved)
+        better = now < error[left]  # false where an overflow made it infinite or none
+        # a block that is no better would be tried with the same scale again: it is done
+        left, kept = left[better], better.nonzero().squeeze(1)
+        scale[left], offset[left], codes[left], error[left] = fitted[kept], moved[kept], tried[kept], now[kept]
+    rows = (len(weight), -1)
+    parts = [numbers.unflatten(0, rows) for numbers in (codes, scale, offset)]
+    return _packed(*parts[:2], parts[2] if form.offset else None, form)
 
 
 def _start(x: Any, form: Form) -> tuple[Any, Any]:
@@ -151,12 +164,12 @@ def _least_squares(x: Any, codes: Any, form: Form) -> tuple[Any, Any]:
 
 def _nearest(x: Any, scale: Any, offset: Any, form: Form) -> Any:
     steps = (x - offset.float()) / scale.float()
-    return torch.round(steps).nan_to_num_(0, 0, 0).clamp_(form.least, form.greatest).to(torch.int32)
+    return torch.round(steps).nan_to_num_(0, 0, 0).clamp_(form.least, form.greatest).to(torch.int16)
 
 
 def _error(x: Any, codes: Any, scale: Any, offset: Any) -> Any:
     left = x - (codes.float() * scale.float() + offset.float())
-    return (left.double() ** 2).sum(-1, keepdim=True)
+    return (left.double() ** 2).sum(-1)
 
 
 def _float16(x: Any, name: str) -> Any:

@@ -54,7 +54,8 @@ def writer(path: Path, architecture: str, name: str, kind: str) -> Any:
     found = gguf.GGUFWriter(path, architecture)
     found.add_type("model")
     found.add_name(name)
-    found.add_file_type(gguf.LlamaFileType.ALL_F32 if kind == "F32" else gguf.LlamaFileType[f"MOSTLY_{kind}"])
+    special = {"F32": "ALL_F32", "MXFP4": "MOSTLY_MXFP4_MOE"}
+    found.add_file_type(gguf.LlamaFileType[special.get(kind, f"MOSTLY_{kind}")])
     found.add_quantization_version(gguf.GGML_QUANT_VERSION)
     return found
 

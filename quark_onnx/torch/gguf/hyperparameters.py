@@ -79,8 +79,9 @@ def _add_rope(writer: Any, config: Any) -> None:
         writer.add_rope_scaling_orig_ctx_len(_original(config))
         writer.add_rope_scaling_yarn_beta_fast(rope.get("beta_fast") or 32.0)
         writer.add_rope_scaling_yarn_beta_slow(rope.get("beta_slow") or 1.0)
-        if set(rope) & {"attention_factor", "mscale", "mscale_all_dim"}:
-            raise ModelError("rope_parameters has an attention factor of its own; llama.cpp takes YaRN's")
+        for name in ("attention_factor", "mscale", "mscale_all_dim"):
+            if rope.get(name) is not None:
+                raise ModelError(f"rope_parameters has {name}; llama.cpp computes YaRN with the factor of its paper")
     elif kind == "longrope":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE)
         writer.add_rope_scaling_orig_ctx_len(_original(config))

@@ -31,6 +31,7 @@ class Part:
         given: what stands in for tensors of the checkpoint, by their names: codes, or floats.
         order: where its rows come from; None where they stay.
         added: to its values.
+        reason: why the type is not the one that was asked for; "" where it is.
     """
 
     target: Target
@@ -38,6 +39,7 @@ class Part:
     given: Mapping[str, Any]
     order: Any = None
     added: float = 0.0
+    reason: str = ""
 
     @property
     def nbytes(self) -> int:

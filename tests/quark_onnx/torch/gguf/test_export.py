@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ transformers = pytest.importorskip("transformers")
 from quark_onnx.errors import ConfigError, MissingDependency, ModelError, QuarkError  # noqa: E402
 from quark_onnx.torch.gguf import write_gguf  # noqa: E402
 from quark_onnx.torch.gguf.architectures import ARCHITECTURES  # noqa: E402
+from quark_onnx.torch.gguf.checkpoint import Stored  # noqa: E402
 from quark_onnx.torch.quantized import quantize  # noqa: E402
 from quark_onnx.torch.spec import TensorSpec  # noqa: E402
 from tests.quark_onnx.torch.gguf.tiny import metadata, save, tensors  # noqa: E402
@@ -65,7 +67,7 @@ def test_names_types_and_values(folder: Path, tmp_path: Path) -> None:
     assert 0 < ((left - down) ** 2).sum() < ((reference - down) ** 2).sum()
 
 
-@pytest.mark.parametrize("kind", ["q4_0", "q8_0", "f16", "f32"])
+@pytest.mark.parametrize("kind", ["q4_0", "q8_0", "mxfp4", "f16", "f32"])
 def test_kinds(folder: Path, tmp_path: Path, kind: str) -> None:
     result = write_gguf(folder, tmp_path / "model.gguf", kind)
     down = stored(folder)["model.layers.0.mlp.down_proj.weight"]
@@ -73,7 +75,8 @@ def test_kinds(folder: Path, tmp_path: Path, kind: str) -> None:
     assert result.types["blk.0.ffn_down.weight"] == kind.upper()
     assert result.types["token_embd.weight"] == ("F32" if kind == "f32" else "F16")
     # half a step of the widest block, of 16 or 256 steps; half a unit in the last place; nothing
-    bound = {"q4_0": np.abs(down).max() / 8 * 1.01, "q8_0": np.abs(down).max() / 250, "f16": 2e-3, "f32": 0}[kind]
+    most = np.abs(down).max()
+    bound = {"q4_0": most / 8 * 1.01, "q8_0": most / 250, "mxfp4": most / 4, "f16": 2e-3, "f32": 0}[kind]
     assert np.abs(left - down).max() <= bound
 
 
@@ -146,8 +149,31 @@ def test_a_width_without_blocks_is_said(tmp_path: Path, caplog: pytest.LogCaptur
 
 
 def test_tied_embeddings_are_written_once(tmp_path: Path) -> None:
-    save(tmp_path, tie_word_embeddings=True)
+    save(tmp_path)  # so that lm_head lies in the folder, too; transformers then passes it over
+    edit(tmp_path / "config.json", tie_word_embeddings=True)
     assert "output.weight" not in write_gguf(tmp_path, tmp_path / "model.gguf").types
+    with pytest.raises(ConfigError, match="weights has 'lm_head', which is no tensor to write"):
+        write_gguf(tmp_path, tmp_path / "model.gguf", weights={"lm_head": torch.ones(96, 64)})
+
+
+def test_one_tensor_is_in_memory_at_a_time(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[Any] = []
+    read = Stored.read
+
+    def watched(stored: Stored) -> Any:
+        assert not any(earlier() is not None for earlier in held)
+        tensor = read(stored)
+        held.append(weakref.ref(tensor))
+        return tensor
+
+    monkeypatch.setattr(Stored, "read", watched)
+    write_gguf(folder, tmp_path / "model.gguf")
+    assert len(held) == 21
+
+
+def test_a_window_is_noted(tmp_path: Path) -> None:
+    save(tmp_path, "mistral", sliding_window=32)
+    assert "beyond 32 tokens results differ" in write_gguf(tmp_path, tmp_path / "model.gguf").notes[1]
 
 
 def test_norms_of_gemma(tmp_path: Path) -> None:
@@ -310,15 +336,15 @@ def test_damaged_folders(name: str, folder: Path, tmp_path: Path) -> None:
 
 def test_options(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     output = tmp_path / "model.gguf"
-    with pytest.raises(ConfigError, match=r"kind is 'q4_2'.*one of: q4_0, q4_1, q8_0, f16, f32"):
+    with pytest.raises(ConfigError, match=r"kind is 'q4_2'.*one of: q4_0, q4_1, q8_0, mxfp4, f16, f32"):
         write_gguf(folder, output, "q4_2")
     with pytest.raises(ConfigError, match="embeddings is 'f8'"):
         write_gguf(folder, output, embeddings="f8")
     with pytest.raises(ConfigError, match=r"the name of a GGUF file ends in .gguf"):
         write_gguf(folder, folder / "config.json")
-    with pytest.raises(ConfigError, match=r"weights has 'layers.0.q', which the checkpoint has not"):
+    with pytest.raises(ConfigError, match=r"weights has 'layers.0.q', which is no tensor to write"):
         write_gguf(folder, output, weights={"layers.0.q": torch.ones(2)})
-    with pytest.raises(ModelError, match=r"weights\['model.norm'\] is of shape \(2,\), stored is \(64,\)"):
+    with pytest.raises(ConfigError, match=r"weights\['model.norm'\] is of shape \(2,\), stored is \(64,\)"):
         write_gguf(folder, output, weights={"model.norm": torch.ones(2)})
     with pytest.raises(ModelError, match=r"beyond those of F16; ask for f32"):
         write_gguf(folder, output, weights={"lm_head": torch.full((96, 64), 1e6)})
@@ -326,3 +352,15 @@ def test_options(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(MissingDependency, match=r"the package gguf: pip install 'quark-onnx\[llm\]'"):
         write_gguf(folder, output)
     assert not output.exists()
+
+
+def test_experts_that_are_not_normalized_are_an_error(tmp_path: Path) -> None:
+    save(tmp_path, "qwen3_moe", num_experts=4, num_experts_per_tok=2, norm_topk_prob=False)
+    with pytest.raises(ModelError, match="norm_topk_prob is false"):
+        write_gguf(tmp_path, tmp_path / "model.gguf")
+
+
+def test_a_place_that_cannot_be_written(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ModelError, match=r"model.gguf cannot be written"):
+        write_gguf(folder, tmp_path / "file" / "model.gguf")
