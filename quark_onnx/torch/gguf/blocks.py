@@ -134,9 +134,8 @@ def _rounded(weight: Any, form: Form, name: str) -> Any:
         # a block that is no better would be tried with the same scale again: it is done
         left, kept = left[better], better.nonzero().squeeze(1)
         scale[left], offset[left], codes[left], error[left] = fitted[kept], moved[kept], tried[kept], now[kept]
-    rows = (len(weight), -1)
-    parts = [numbers.unflatten(0, rows) for numbers in (codes, scale, offset)]
-    return _packed(*parts[:2], parts[2] if form.offset else None, form)
+    codes, scale, offset = (numbers.unflatten(0, (len(weight), -1)) for numbers in (codes, scale, offset))
+    return _packed(codes, scale, offset if form.offset else None, form)
 
 
 def _start(x: Any, form: Form) -> tuple[Any, Any]:

@@ -244,6 +244,21 @@ def test_metadata(tmp_path: Path) -> None:
     np.testing.assert_allclose(tensors(result.path)["rope_freqs.weight"], factors, rtol=1e-5)
 
 
+def test_factors_of_long_texts(tmp_path: Path) -> None:
+    short, long = [1.0 + index / 10 for index in range(8)], [1.0 + index for index in range(8)]
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": short, "long_factor": long}
+    rope["original_max_position_embeddings"] = 32
+    save(tmp_path, "phi3", original_max_position_embeddings=32, rope_parameters=rope)
+    result = write_gguf(tmp_path, tmp_path / "model.gguf")
+    found, values = metadata(result.path), tensors(result.path)
+    config = transformers.AutoConfig.from_pretrained(tmp_path)
+    _, factor = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS["longrope"](config, "cpu")
+    assert found["phi3.rope.scaling.attn_factor"] == pytest.approx(factor)
+    assert found["phi3.rope.scaling.original_context_length"] == 32
+    np.testing.assert_array_equal(values["rope_factors_long.weight"], np.float32(long))
+    np.testing.assert_array_equal(values["rope_factors_short.weight"], np.float32(short))
+
+
 def test_shards_give_the_same_file(folder: Path, tmp_path: Path) -> None:
     """And so does a second run: nothing in the file depends on time or chance."""
     save(tmp_path / folder.name, shard="50KB")
@@ -278,6 +293,12 @@ def drop(folder: Path, name: str) -> None:
     save_file({key: value for key, value in held.items() if key != name}, folder / "model.safetensors")
 
 
+def point_outside(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder.parent / "model.safetensors")
+    index = {"weight_map": {"model.norm.weight": "../model.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+
+
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "no config": (lambda f: (f / "config.json").unlink(), r"config.json cannot be read: No such file"),
     "config cut": (lambda f: (f / "config.json").write_text('{"model_type": "lla'), r"config.json is damaged"),
@@ -310,10 +331,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: (f / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-2.safetensors"}}'),
         r"model-2.safetensors is missing; model.safetensors.index.json names it",
     ),
-    "outside": (
-        lambda f: (f / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../model.safetensors"}}'),
-        r"is missing; model.safetensors.index.json names it",
-    ),
+    "outside": (lambda f: point_outside(f), r"is missing; model.safetensors.index.json names it"),
     "short shard": (
         lambda f: (f / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model.safetensors"}}'),
         r"lacks the tensor 'a'",

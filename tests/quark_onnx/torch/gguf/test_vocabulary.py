@@ -173,6 +173,11 @@ def test_llama_cpp_computes_the_same_pieces(prefix: bool, tmp_path: Path, monkey
     types = found["tokenizer.ggml.token_type"]
     assert types[:3] == [gguf.TokenType.UNKNOWN, gguf.TokenType.CONTROL, gguf.TokenType.CONTROL]
     assert types.count(gguf.TokenType.BYTE) == 256
+    merges = json.loads((tmp_path / "tokenizer.json").read_text(encoding="utf-8"))["model"]["merges"]
+    made = list(dict.fromkeys(tokenizer.token_to_id("".join(pair)) for pair in merges))
+    scores = found["tokenizer.ggml.scores"]
+    assert made == sorted(made, key=lambda index: -scores[index]), "what is merged first has the greatest score"
+    assert max(scores[index] for index in range(len(scores)) if index not in made) < scores[made[-1]]
     model = llama(path, monkeypatch, vocab_only=True)
     for text in TEXTS[:-1]:
         plain = text.replace("<s>", "")
