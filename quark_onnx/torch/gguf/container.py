@@ -1,0 +1,94 @@
+"""The GGUF file itself: written tensor by tensor under another name, read back, renamed."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from quark_onnx.errors import ModelError
+
+
+class Entry(NamedTuple):
+    """A tensor to write: its name, type, shape and size in bytes, and what computes it."""
+
+    name: str
+    type: str
+    shape: tuple[int, ...]
+    nbytes: int
+    data: Callable[[], Any]
+
+
+@contextmanager
+def staged(path: Path) -> Iterator[Path]:
+    """A file beside ``path``, which is renamed to it at the end of the body, or removed if that fails.
+
+    Raises:
+        ModelError: the file cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+            temporary = Path(folder) / path.name
+            yield temporary
+            temporary.replace(path)
+    except OSError as error:
+        raise ModelError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def writer(path: Path, architecture: str, name: str, kind: str) -> Any:
+    """The gguf.GGUFWriter of a file, with what every file says of itself.
+
+    Args:
+        path: the file.
+        architecture: llama.cpp's name for it.
+        name: of the model.
+        kind: the type of most of its tensors.
+    """
+    import gguf
+
+    found = gguf.GGUFWriter(path, architecture)
+    found.add_type("model")
+    found.add_name(name)
+    special = {"F32": "ALL_F32", "MXFP4": "MOSTLY_MXFP4_MOE"}
+    found.add_file_type(gguf.LlamaFileType[special.get(kind, f"MOSTLY_{kind}")])
+    found.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    return found
+
+
+def write(writer: Any, entries: Sequence[Entry]) -> None:
+    """Write the file of a gguf.GGUFWriter that has its metadata, one tensor in memory at a time, and close it."""
+    import gguf
+
+    try:
+        for entry in entries:
+            kind = gguf.GGMLQuantizationType[entry.type]
+            writer.add_tensor_info(entry.name, entry.shape, np.dtype(np.float32), entry.nbytes, kind)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        for entry in entries:
+            writer.write_tensor_data(entry.data())
+    finally:
+        writer.close()
+
+
+def verify(path: Path, entries: Sequence[Entry]) -> None:
+    """Read a file back.
+
+    Raises:
+        ModelError: it is not what was written, as when a disk is full.
+    """
+    import gguf
+
+    try:
+        reader = gguf.GGUFReader(path)
+        found = {tensor.name: (tensor.tensor_type.name, tuple(tensor.shape[::-1])) for tensor in reader.tensors}
+    except (ValueError, IndexError, KeyError) as error:
+        raise ModelError(f"{path.name} reads back damaged: {error}; is the disk full?") from error
+    if found != {entry.name: (entry.type, entry.shape) for entry in entries}:
+        raise ModelError(f"{path.name} reads back with other tensors than were written; is the disk full?")

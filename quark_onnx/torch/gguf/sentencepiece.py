@@ -1,0 +1,81 @@
+"""tokenizer.model, the protobuf message of sentencepiece: its pieces, without the package sentencepiece.
+
+Fields and their numbers are those of sentencepiece_model.proto.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError
+
+from quark_onnx.errors import ModelError
+
+_BPE = 2
+_FIELD = descriptor_pb2.FieldDescriptorProto
+#: Message, field, number, type; a name in place of a type is a repeated or single message.
+_FIELDS: tuple[tuple[str, str, int, int | str], ...] = (
+    ("Piece", "piece", 1, _FIELD.TYPE_STRING),
+    ("Piece", "score", 2, _FIELD.TYPE_FLOAT),
+    ("Piece", "type", 3, _FIELD.TYPE_INT32),
+    ("Trainer", "model_type", 3, _FIELD.TYPE_INT32),
+    ("Normalizer", "add_dummy_prefix", 3, _FIELD.TYPE_BOOL),
+    ("Model", "pieces", 1, "Piece"),
+    ("Model", "trainer", 2, "Trainer"),
+    ("Model", "normalizer", 3, "Normalizer"),
+)
+
+
+class SentencePiece(NamedTuple):
+    """What is in the file.
+
+    Attributes:
+        pieces: text, score and type of each token; GGUF numbers the types as sentencepiece does.
+        space: whether a space is put before a text.
+    """
+
+    pieces: list[tuple[str, float, int]]
+    space: bool
+
+
+def read(path: Path) -> SentencePiece:
+    """The pieces of a tokenizer.model.
+
+    Raises:
+        ModelError: the file is damaged, or its tokens are not found by merges (BPE).
+    """
+    message = _message()()
+    try:
+        message.ParseFromString(path.read_bytes())
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}") from error
+    except DecodeError as error:
+        raise ModelError(f"{path} is damaged or no model of sentencepiece: {error}") from error
+    if not message.pieces:
+        raise ModelError(f"{path} is damaged or no model of sentencepiece: it has no pieces")
+    if message.trainer.model_type != _BPE:
+        raise ModelError(f"{path} is a unigram model of sentencepiece; those of type BPE can be written")
+    pieces = [(piece.piece, piece.score, piece.type or 1) for piece in message.pieces]
+    prefix = message.normalizer
+    return SentencePiece(pieces, prefix.add_dummy_prefix if prefix.HasField("add_dummy_prefix") else True)
+
+
+@cache
+def _message() -> Any:
+    file = descriptor_pb2.FileDescriptorProto(name="quark_onnx/sentencepiece.proto", package="quark_onnx.sentencepiece")
+    messages: dict[str, Any] = {}
+    for owner, name, number, kind in _FIELDS:
+        if owner not in messages:
+            messages[owner] = file.message_type.add(name=owner)
+        field = messages[owner].field.add(name=name, number=number, label=_FIELD.LABEL_OPTIONAL)
+        if isinstance(kind, str):
+            field.type, field.type_name = _FIELD.TYPE_MESSAGE, f".quark_onnx.sentencepiece.{kind}"
+            field.label = _FIELD.LABEL_REPEATED if name == "pieces" else _FIELD.LABEL_OPTIONAL
+        else:
+            field.type = kind
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file) if hasattr(pool, "Add") else pool.AddSerializedFile(file.SerializeToString())
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("quark_onnx.sentencepiece.Model"))
