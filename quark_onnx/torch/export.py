@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from quark_onnx.torch.exporter_config import JsonExporterConfig as JsonExporterC
 from quark_onnx.torch.formats import TwoLevel
 from quark_onnx.torch.layers import QuantizedLayer, Rounding, kind_of
 from quark_onnx.torch.packing import ORDERS
+from quark_onnx.torch.spec import LayerSpec
 
 
 def export_safetensors(
@@ -60,7 +61,7 @@ def export_safetensors(
         content = read_json(writer.staging / "config.json")
         # of the model as it is, and not as it once was loaded
         content["torch_dtype" if "torch_dtype" in content else "dtype"] = str(model.dtype).removeprefix("torch.")
-        quantized = {name for name, module in model.named_modules() if isinstance(module, QuantizedLayer)}
+        quantized = {name: module.spec for name, module in model.named_modules() if isinstance(module, QuantizedLayer)}
         writer.write_json("config.json", described(content, model, config, pack_method, quantized))
 
 
@@ -72,18 +73,23 @@ def check_layout(config: TorchConfig) -> None:
 
 
 def described(
-    content: dict[str, Any], model: Any, config: TorchConfig, pack_method: str, quantized: Collection[str]
+    content: dict[str, Any], model: Any, config: TorchConfig, pack_method: str, quantized: Mapping[str, LayerSpec]
 ) -> dict[str, Any]:
     """A model's config.json with what quantizes it.
 
     Args:
-        quantized: names of the layers that are.
+        quantized: the layers that are, by name, with what became of them.
     """
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     own = next((name for name, module in model.named_modules() if module is head), "")
     if own in quantized and content.get("tie_word_embeddings"):
         content = content | {"tie_word_embeddings": False}  # the head has codes of its own now
     exclude = [name for name in floats_of(model) if name not in quantized]
+    modules = dict(model.named_modules())
+    kinds = {name: getattr(modules[name], "kind", None) or kind_of(modules[name]) or "" for name in quantized}
+    # what the data has not reached has no scales for what it reads
+    other = {name: spec for name, spec in quantized.items() if spec != config.spec_of(name, kinds[name])}
+    config = config.with_(layers=(*other.items(), *config.layers))
     return content | {"quantization_config": quark_json.to_json(config, exclude, pack_method)}
 
 

@@ -19,7 +19,7 @@ from quark_onnx.torch.memory import give_back
 from quark_onnx.torch.observe import Watching
 from quark_onnx.torch.quantize import Layers, TorchReport, chosen_layers, finish, inside, measures, weight_of
 from quark_onnx.torch.skeleton import config_of, skeleton_of
-from quark_onnx.torch.sources import Sources, empty, fill
+from quark_onnx.torch.sources import Sources, empty, fill, missing_of
 from quark_onnx.torch.structure import blocks_of
 from quark_onnx.torch.walk import Walk, inference
 
@@ -127,8 +127,9 @@ class _Run:
         spec = self.chosen[name][1]
         fill(module, name, self.sources)
         layer = QuantizedLayer(module, weight_of(module, spec, name), spec)
+        prefix = self.sources.key_of(f"{name}.weight").removesuffix(".weight")
         for end, tensor in layer_tensors(layer, self.method).items():
-            yield f"{name}.{end}", tensor
+            yield f"{prefix}.{end}", tensor
         empty(module)
 
     def _untouched(self, name: str, module: Any, tied: set[str]) -> Iterator[tuple[str, Any]]:
@@ -138,7 +139,7 @@ class _Run:
         own += [key for key, _ in module.named_buffers(recurse=False) if key not in module._non_persistent_buffers_set]
         for key in own:
             if start + key in self.sources and start + key not in tied:
-                yield start + key, self.sources.get(start + key)
+                yield self.sources.key_of(start + key), self.sources.get(start + key)
 
     def measured(
         self, data: Iterable[Any] | None, journal: BlockJournal, progress: bool | None
@@ -174,11 +175,15 @@ class _Run:
                 found = journal.find(index)
                 if found is None:
                     fill(block, name, self.sources)
+                    if missing := missing_of(block):
+                        raise ModelError(
+                            f"the checkpoint {self.sources.reader.folder} has no tensor for {name}.{missing[0]}"
+                        )
                     with Watching(part) as watching:
                         for done in walk.run(name, block):
                             bar.update(index * len(walk) + done)
                     finish(self.model, part, watching, self.config, self.report)
-                    found = {f"{name}.{key}": tensor for key, tensor in tensors_of(block, self.method)}
+                    found = self._named(name, part, tensors_of(block, self.method))
                     journal.keep(index, found, walk.hidden)
                 else:
                     self._skip(block, name)
@@ -188,6 +193,18 @@ class _Run:
                 empty(block)
                 _drop(self.model, part)
                 give_back()
+
+    def _named(self, block: str, layers: Layers, tensors: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+        """The tensors of a block by the names that the checkpoint has for them."""
+        found = dict[str, Any]()
+        for key, tensor in tensors:
+            owner, _, end = f"{block}.{key}".rpartition(".")
+            if owner in layers:
+                key = self.sources.key_of(f"{owner}.weight").removesuffix("weight") + end
+            else:
+                key = self.sources.key_of(f"{block}.{key}")
+            found[key] = tensor
+        return found
 
     def _skip(self, block: Any, name: str) -> None:
         """Count a block's tensors as read."""

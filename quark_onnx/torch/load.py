@@ -39,11 +39,11 @@ def load_checkpoint(folder: Path | str, *, dtype: Any = None, trust_code: bool =
     config, reader = config_of(folder, trust_code=trust_code), Reader(folder)
     kept = dtype_of(config) if dtype is None else dtype
     model = skeleton_of(config, trust_code=trust_code)
+    sources = Sources(reader, model)
     for name, (module, kind) in layers_of(model).items() if quantized else ():
         spec = quantized.spec_of(name, kind) if quantized else None
-        if spec is not None and (f"{name}.weight_scale" in reader or (spec.weight and spec.weight.is_cast)):
-            set_module(model, name, _layer(module, name, spec, reader, kept, method))
-    sources = Sources(reader, model)
+        if spec is not None and (f"{name}.weight_scale" in sources or (spec.weight and spec.weight.is_cast)):
+            set_module(model, name, _layer(module, name, spec, sources, kept, method))
     fill(model, "", sources, dtype=dtype)
     if hasattr(model, "tie_weights"):
         model.tie_weights()
@@ -52,29 +52,29 @@ def load_checkpoint(folder: Path | str, *, dtype: Any = None, trust_code: bool =
     return model.eval()
 
 
-def _layer(module: Any, name: str, spec: LayerSpec, reader: Reader, dtype: Any, method: str) -> QuantizedLayer:
+def _layer(module: Any, name: str, spec: LayerSpec, sources: Sources, dtype: Any, method: str) -> QuantizedLayer:
     weight = None
     if spec.weight is not None:
-        parts = {part: reader.get(f"{name}.{part}") for part in _PARTS if f"{name}.{part}" in reader}
+        parts = {part: sources.get(f"{name}.{part}") for part in _PARTS if f"{name}.{part}" in sources}
         try:
             shape = tuple(outputs_first(module.weight, type(module).__name__).shape)
             weight = restored(parts, spec.weight, shape, dtype, method)
             weight.dequantize()
         except (RuntimeError, IndexError, ModelError) as error:
             raise ModelError(f"the tensors of {name} do not fit a weight of {spec.weight}: {error}") from error
-    layer = QuantizedLayer(module, weight, spec, _scale(name, "input", spec.input, reader), None)
-    if spec.output is not None and (found := _scale(name, "output", spec.output, reader)) is not None:
-        layer = QuantizedLayer(module, weight, spec, _scale(name, "input", spec.input, reader), found)
+    layer = QuantizedLayer(module, weight, spec, _scale(name, "input", spec.input, sources), None)
+    if spec.output is not None and (found := _scale(name, "output", spec.output, sources)) is not None:
+        layer = QuantizedLayer(module, weight, spec, _scale(name, "input", spec.input, sources), found)
     return layer
 
 
-def _scale(name: str, side: str, spec: TensorSpec | None, reader: Reader) -> Params | None:
+def _scale(name: str, side: str, spec: TensorSpec | None, sources: Sources) -> Params | None:
     """The scale of an activation; None where each run computes it."""
     if spec is None or not spec.measured:
         return None
     key = f"{name}.{side}_scale" + "_2" * isinstance(spec.dtype, TwoLevel)
-    if key not in reader:
+    if key not in sources:
         raise ModelError(f"the checkpoint has no tensor {key!r}, although the scale of the {side} is not dynamic")
     zero = f"{name}.{side}_zero_point"
-    found = reader.get(zero).float() if zero in reader else None
-    return Params(reader.get(key).reshape(()), None if found is None or not bool(found.any()) else found.reshape(()))
+    found = sources.get(zero).float() if zero in sources else None
+    return Params(sources.get(key).reshape(()), None if found is None or not bool(found.any()) else found.reshape(()))

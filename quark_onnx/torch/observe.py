@@ -50,7 +50,8 @@ class Watched:
         values = x.reshape(-1)
         step = -(-len(values) // _AT_ONCE)
         self._statistic.observe(values[::step].float().cpu().numpy().reshape(1, -1))
-        self._statistic.observe(ends.reshape(1, 2))
+        if step > 1:  # the ends may have been left out
+            self._statistic.observe(ends.reshape(1, 2))
 
     def params(self, least: float = 0.0) -> Params | None:
         """The scale; None where nothing was seen.

@@ -58,7 +58,7 @@ def to_json(config: TorchConfig, exclude: Iterable[str] | None = None, method: s
         "global_quant_config": layer_to_json(config.default),
         "kv_cache_post_rope": False,
         "kv_cache_quant_config": cache,
-        "layer_quant_config": cache | layers,
+        "layer_quant_config": {name: entry for name, entry in layers.items() if "*" not in name} | cache | layers,
         "layer_type_quant_config": {name: layer_to_json(spec) for name, spec in config.types},
         "quant_method": "quark",
         "quant_mode": "eager_mode",

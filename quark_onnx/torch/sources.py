@@ -31,9 +31,15 @@ class Sources:
         self.used: set[str] = set()
         prefix = str(getattr(model, "base_model_prefix", "") or "")
         self._prefixes = ("", f"{prefix}.") if prefix else ("",)
+        self._renamed = _renamed(reader, model)
 
     def __contains__(self, name: str) -> bool:
         return self._find(name) is not None
+
+    def key_of(self, name: str) -> str:
+        """How the checkpoint calls a tensor; its own name where it has none, or is a part of another."""
+        found = self._find(name)
+        return name if found is None or found[1] is not None or _EXPERT.fullmatch(name) else found[0]
 
     def get(self, name: str) -> Any:
         """The tensor of a parameter, as the checkpoint has it.
@@ -59,6 +65,8 @@ class Sources:
 
     def _find(self, name: str) -> tuple[str, int | None] | None:
         """The key of a tensor; and which expert of a stack, where it is one."""
+        if name in self._renamed:
+            return self._renamed[name], None
         for key in self._spellings(name):
             if key in self.reader:
                 return key, None
@@ -97,6 +105,18 @@ class Sources:
         return part.contiguous()
 
 
+def _renamed(reader: Reader, model: Any) -> dict[str, str]:
+    """Keys of the checkpoint by the names that transformers gives to them, where it has others."""
+    if not hasattr(model, "base_model_prefix"):
+        return {}
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightRenaming, apply_renamings
+
+    renamings = [each for each in get_model_conversion_mapping(model) if type(each) is WeightRenaming]
+    found = ((apply_renamings(key, renamings), key) for key in reader)
+    return {name: key for name, key in found if name != key}
+
+
 def fill(module: Any, prefix: str, sources: Sources, *, dtype: Any = None) -> None:
     """Read the empty parameters of a module, those of its children included.
 
@@ -105,7 +125,7 @@ def fill(module: Any, prefix: str, sources: Sources, *, dtype: Any = None) -> No
         dtype: what they become, the checkpoint's own if None.
 
     Raises:
-        ModelError: one is missing, or has another shape.
+        ModelError: one has another shape.
     """
     start = f"{prefix}." if prefix else ""
     for owner_name, owner in module.named_modules():

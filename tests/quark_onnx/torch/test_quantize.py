@@ -48,7 +48,8 @@ def test_percentiles_and_least_errors_are_found_from_the_data() -> None:
     spec = TensorSpec("int8", calibrator="percentile:percentile=99")  # type: ignore[call-arg]
     quantize_model(model, TorchConfig(LayerSpec(input=spec), exclude=("lm_head",)), batches, progress=False)
     reach = model.get_submodule(name).input.scale.item() * 127.5
-    assert reach == pytest.approx(np.quantile(np.abs(x), 0.99), rel=0.02)
+    beyond = [(np.abs(x) > reach * share).mean() for share in (1, 0.95)]
+    assert beyond[0] <= 0.01 < beyond[1]
     model = made(llama())
     spec = TensorSpec("int4", calibrator="minmse")  # type: ignore[call-arg]
     quantize_model(model, TorchConfig(LayerSpec(input=spec), exclude=("lm_head",)), batches, progress=False)
@@ -114,7 +115,8 @@ def test_convolutions_and_embeddings(per_channel: bool) -> None:
     torch.manual_seed(0)
     model = Picture().eval()
     data = [(torch.randn(2, 3, 8, 8), torch.tensor([1, 3])) for _ in range(3)]
-    before = model(*data[0])
+    with torch.no_grad():
+        before = model(*data[0])
     weights = {name: module.weight.detach().clone() for name, module in model.named_children()}
     spec = TensorSpec("int8", per_channel=per_channel)
     config = TorchConfig(
@@ -128,8 +130,9 @@ def test_convolutions_and_embeddings(per_channel: bool) -> None:
     for name, weight in weights.items():
         first = weight.transpose(0, 1) if name == "up" else weight
         reach = first.abs().flatten(1).amax(1) if per_channel else first.abs().amax()
-        found = model.get_submodule(name).weight
+        found = model.get_submodule(name).weight.detach()
         found = found.transpose(0, 1) if name == "up" else found
+        reach = torch.where(reach > 0, reach, 127.5)  # the row of the padding
         step = (reach / 127.5).reshape(-1, *[1] * (weight.ndim - 1)) if per_channel else reach / 127.5
         torch.testing.assert_close(found, (first / step).round().clamp(-128, 127) * step, rtol=1e-5, atol=1e-7)
 
