@@ -5,15 +5,19 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Callable
 
+from quark_onnx.cli import llm_ptq
 from quark_onnx.cli.output import Answer
 from quark_onnx.cli.parsing import Parser, UsageError, add_common_options, path
 from quark_onnx.errors import ConstraintError
 
 NAME = "llm"
-SUMMARY = "see whether vLLM, transformers or llama.cpp loads a checkpoint of a language model"
-USAGE = "%(prog)s {validate} DIR [OPTION ...]"
+SUMMARY = "quantize a language model, and see whether vLLM, transformers or llama.cpp loads a checkpoint"
+USAGE = "%(prog)s {ptq,gguf,validate} DIR [OPTION ...]"
 EXAMPLE = """\
 examples:
+  quark-onnx llm ptq llama/ -o llama-fp8/ --scheme fp8 --kv-cache fp8 --data text.txt
+  quark-onnx llm ptq llama/ -o llama-int4/ --scheme uint4_wo_128 --evaluate held-out.txt
+  quark-onnx llm gguf llama/ -o llama.gguf --kind q4_1
   quark-onnx llm validate llama-fp8/ --for vllm
   quark-onnx llm validate llama-fp8/ --for vllm --fix --output llama-mended/
   quark-onnx llm validate model.gguf --for llama.cpp --json
@@ -72,6 +76,20 @@ def _validate(options: Namespace) -> Answer:
 
 _Action = tuple[str, str, str, Callable[[Parser], None], Callable[[Namespace], Answer]]
 _ACTIONS: tuple[_Action, ...] = (
+    (
+        "ptq",
+        "quantize a model file to file, a block at a time, into a checkpoint that vLLM and transformers load",
+        "%(prog)s DIR -o OUT --scheme SCHEME [--data TEXT] [OPTION ...]",
+        llm_ptq.ptq_options,
+        llm_ptq.ptq,
+    ),
+    (
+        "gguf",
+        "write a model as a GGUF file, which llama.cpp loads",
+        "%(prog)s DIR -o OUT.gguf [--kind KIND]",
+        llm_ptq.gguf_options,
+        llm_ptq.gguf,
+    ),
     (
         "validate",
         "see from a checkpoint's headers whether a client loads it, and what it would read wrongly; of any tool",

@@ -131,6 +131,17 @@ def ptq(
     return Outcome(report, expected, *scores)
 
 
+def heads_of(folder: Path | str) -> tuple[str, ...]:
+    """Names of the head of a checkpoint's model, which schemes leave float; nothing where it has none.
+
+    Raises:
+        ModelError: there is no model in the folder.
+    """
+    model = skeleton_of(config_of(Path(folder)))
+    head = model.get_output_embeddings()
+    return tuple(name for name, module in model.named_modules() if module is head and head is not None)
+
+
 def tokenizer_of(folder: Path, trust_code: bool = False) -> Any:
     """The tokenizer of a checkpoint; None if it has none."""
     from transformers import AutoTokenizer

@@ -259,7 +259,9 @@ def test_a_quantized_checkpoint_is_loaded_and_generates(hub: str) -> None:
 
 def command(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
     monkeypatch.setattr(sys, "argv", ["quantize_quark.py", *words])
-    runpy.run_path(str(ROOT / "examples" / "language_models" / "quantize_quark.py"), run_name="__main__")
+    runpy.run_path(
+        str(ROOT / "examples" / "torch" / "language_modeling" / "llm_ptq" / "quantize_quark.py"), run_name="__main__"
+    )
 
 
 def test_the_command_for_mxfp4(hub: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,127 @@
+"""quark-onnx llm ptq and gguf: quantize a language model into what runtimes load."""
+
+from __future__ import annotations
+
+from argparse import ArgumentTypeError, Namespace
+from pathlib import Path
+from typing import Any
+
+from quark_onnx.cli.output import Answer
+from quark_onnx.cli.parsing import Parser, UsageError, count, number, path
+from quark_onnx.errors import MissingDependency
+
+#: The options of both actions.
+_SOURCE = "a folder of a Hugging Face model, with safetensors"
+_TEXT = "a text file, a folder of them, .json or .jsonl, token ids (.npy, .npz), or the name of a data set"
+
+
+def _pair(text: str) -> tuple[str, str]:
+    glob, equals, name = text.partition("=")
+    if not (glob and equals and name):
+        raise ArgumentTypeError(f"{text!r} is not of the form GLOB=SCHEME")
+    return glob, name
+
+
+def ptq_options(parser: Parser) -> None:
+    parser.add_argument("model", metavar="DIR", type=path, help=_SOURCE)
+    parser.add_argument("-o", "--output", metavar="OUT", type=path, required=True, help="the folder of the result")
+    parser.add_argument("--scheme", required=True, help="fp8, int8, uint4_wo_128, mxfp4, ...; a wrong one lists all")
+    parser.add_argument(
+        "--group-size", type=count, metavar="N", help="values to a block, where the scheme leaves it open"
+    )
+    parser.add_argument("--kv-cache", choices=["fp8"], help="how keys and values are quantized")
+    parser.add_argument("--min-kv-scale", type=number, default=0.0, metavar="X", help="their least scale (default: 0)")
+    parser.add_argument(
+        "--layer",
+        type=_pair,
+        action="append",
+        default=[],
+        metavar="GLOB=SCHEME",
+        help="another scheme for the layers whose names match; the first that matches wins",
+    )
+    parser.add_argument(
+        "--exclude",
+        action="append",
+        metavar="GLOB",
+        help="layers that stay float (default: lm_head, where there is one)",
+    )
+    parser.add_argument("--data", metavar="TEXT", help=f"to calibrate on: {_TEXT}")
+    parser.add_argument("--samples", type=count, default=128, metavar="N", help="windows of it (default: 128)")
+    parser.add_argument("--length", type=count, default=512, metavar="N", help="tokens of a window (default: 512)")
+    parser.add_argument("--evaluate", metavar="TEXT", help="compute the perplexity of this text before and after")
+    parser.add_argument("--resume", type=path, metavar="FOLDER", help="keep what is done there, and go on from it")
+    parser.add_argument("--pack", choices=["reorder", "order"], default="reorder", help="the order of 4-bit codes")
+    parser.add_argument("--shard", type=number, default=4.0, metavar="GB", help="greatest size of a file (default: 4)")
+    parser.add_argument("--trust-code", action="store_true", help="run Python files that the model brings along")
+
+
+def ptq(options: Namespace) -> Answer:
+    module = _torch_side("quark_onnx.torch.ptq")
+    files = _torch_side("quark_onnx.torch.files")
+    config = module.config_for(
+        options.scheme,
+        group_size=options.group_size,
+        kv_cache=options.kv_cache,
+        least_kv_scale=options.min_kv_scale,
+        layers=tuple(options.layer),
+        exclude=module.heads_of(options.model) if options.exclude is None else tuple(options.exclude),
+    )
+    if config.measures and options.data is None:
+        raise UsageError(f"--scheme {options.scheme} has scales that only data can tell; give --data")
+    texts = [None if text is None else module.Text(text, options.samples, options.length) for text in (options.data,)]
+    judge = None if options.evaluate is None else module.Text(options.evaluate, None, options.length)
+    writing = files.Writing(options.pack, int(options.shard * 1e9), options.trust_code, options.resume)
+    progress = False if options.quiet else None
+    found = module.ptq(
+        options.model, options.output, config, text=texts[0], evaluate=judge, writing=writing, progress=progress
+    )
+    report = found.report
+    lines = [f"{options.output}: {len(report.quantized)} layers are quantized, {len(report.kept)} stay float"]
+    lines += [f"float: {name}: {reason}" for name, reason in report.kept.items()] if options.verbose else []
+    lines += [f"note: {note}" for note in report.notes]
+    if found.before is not None:
+        lines.append(f"perplexity: {found.before:.4f} float, {found.after:.4f} quantized")
+    document = {
+        "model": options.model,
+        "output": options.output,
+        "quantized": {name: str(spec.weight) for name, spec in report.quantized.items()},
+        "float": report.kept,
+        "notes": report.notes,
+        "perplexity": {"before": found.before, "after": found.after},
+        "estimate": {"memory": found.estimate.memory, "disk": found.estimate.disk, "seconds": found.estimate.seconds},
+    }
+    return Answer("\n".join(lines), document)
+
+
+def gguf_options(parser: Parser) -> None:
+    parser.add_argument("model", metavar="DIR", type=path, help=_SOURCE)
+    parser.add_argument("-o", "--output", metavar="OUT.gguf", type=path, required=True, help="the file of the result")
+    parser.add_argument(
+        "--kind",
+        choices=["q4_1", "q4_0", "q8_0", "mxfp4", "f16", "f32"],
+        default="q4_1",
+        help="how the layers of the blocks are stored (default: q4_1)",
+    )
+
+
+def gguf(options: Namespace) -> Answer:
+    written = _torch_side("quark_onnx.torch.gguf").write_gguf(options.model, options.output, options.kind)
+    counts = {
+        kind: sum(each == kind for each in written.types.values()) for kind in dict.fromkeys(written.types.values())
+    }
+    lines = [f"{written.path}: " + ", ".join(f"{count} tensors {kind}" for kind, count in counts.items())]
+    lines += [f"note: {note}" for note in written.notes]
+    document = {"model": options.model, "output": Path(written.path), "tensors": written.types, "notes": written.notes}
+    return Answer("\n".join(lines), document)
+
+
+def _torch_side(name: str) -> Any:
+    """A module that needs torch; other commands do without it."""
+    from importlib import import_module
+
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise MissingDependency(
+            f"{error.name or error} is not installed; language models need it: pip install 'quark-onnx[llm]'"
+        ) from error
