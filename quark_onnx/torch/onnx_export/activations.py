@@ -104,7 +104,7 @@ class Roundings:
         if is_small(dtype):
             # onnxruntime makes wrong operators of such pairs and their neighbours (``steps.apart``); Min, which does
             # nothing, as what is greater is saturated anyway, keeps them apart
-            ends = np.abs(np.float32([dtype.qmin, dtype.qmax]) - zero) * scale
+            ends = np.abs(np.array([dtype.qmin, dtype.qmax], np.float32) - zero) * scale
             greatest = graph.add_constant(f"{stem}_greatest", ends.max())
             held, plain = graph.fresh(f"{stem}_float"), graph.fresh(f"{stem}_plain")
             graph.add("Min", [source, greatest], [held], name=f"{stem}_Min")

@@ -12,6 +12,7 @@ import onnx
 import torch
 from onnx import TensorProto
 
+from quark_onnx.dtypes import Integer
 from quark_onnx.errors import ConfigError, ModelError, nearest
 from quark_onnx.graph import Graph, Store
 from quark_onnx.graph.io import staged
@@ -26,6 +27,11 @@ from quark_onnx.torch.walk import inference
 logger = logging.getLogger(__name__)
 
 _TYPES = {"float32": (torch.float32, TensorProto.FLOAT), "float16": (torch.float16, TensorProto.FLOAT16)}
+#: What onnxruntime does by itself with weights of few bits behind a DequantizeLinear.
+_ROUNDS = (
+    "onnxruntime rounds to int8 what it multiplies such weights with, about 1 % of it, unless a session sets "
+    "session.qdq_matmulnbits_accuracy_level to 1"
+)
 
 
 @dataclass(frozen=True)
@@ -36,15 +42,17 @@ class Exported:
         path: of the model; weights of a large one lie in ``<name>.data`` beside it.
         layers: what became of each quantized layer.
         difference: the largest relative difference (L2) between onnxruntime and torch at any output.
+        notes: what a user should know.
     """
 
     path: Path
     layers: Mapping[str, str] = field(default_factory=dict)
     difference: float = 0.0
+    notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         lines = summary(self.layers) or ["no quantized layer"]
-        return "\n".join([*lines, f"onnxruntime differs from torch by {self.difference:.1g}, relative"])
+        return "\n".join([*lines, f"onnxruntime differs from torch by {self.difference:.1g}, relative", *self.notes])
 
 
 def export_onnx(
@@ -97,13 +105,20 @@ def export_onnx(
                 became = write(graph, layers, form, int(kind))
                 with staged(graph.to_model(), path, external=external) as temporary:
                     _check(temporary)
-                    difference = verify(temporary, flat, batch, axes, floats)
+                    difference = verify(temporary, flat, batch, axes, floats, integers=form != "qdq")
     finally:
         if store is not None:
             store.close()
-    exported = Exported(path, became, difference)
+    alone = form == "qdq" and any(_integers_alone(layer) for layer in layers.values())
+    exported = Exported(path, became, difference, (_ROUNDS,) if alone else ())
     logger.info("%s: %s", path, str(exported).replace("\n", "; "))
     return exported
+
+
+def _integers_alone(layer: QuantizedLayer) -> bool:
+    """Whether onnxruntime makes a MatMulNBits of the layer's DequantizeLinear."""
+    spec = None if layer.quantized is None else layer.quantized.spec
+    return layer.kind == "Linear" and layer.input is None and spec is not None and isinstance(spec.dtype, Integer)
 
 
 def _weight_bytes(layers: Mapping[str, QuantizedLayer]) -> int:

@@ -26,7 +26,9 @@ TIMES = 10.0
 UNITS, DRAWS = 8.0, 3
 
 
-def verify(path: Path, flat: Flat, batch: Batch, axes: Mapping[str, Mapping[int, str]], dtype: Any) -> float:
+def verify(
+    path: Path, flat: Flat, batch: Batch, axes: Mapping[str, Mapping[int, str]], dtype: Any, *, integers: bool = True
+) -> float:
     """The largest relative difference (L2) between onnxruntime and torch at any output.
 
     The model is run on the inputs and, where axes are dynamic, on some of other lengths.
@@ -37,12 +39,13 @@ def verify(path: Path, flat: Flat, batch: Batch, axes: Mapping[str, Mapping[int,
         batch: the inputs.
         axes: those that are dynamic.
         dtype: the type that is computed in.
+        integers: onnxruntime may make operators on integers of what stands between Q/DQ pairs, as it does by default.
 
     Raises:
         ModelError: onnxruntime does not load or run the model, or computes something else.
     """
     try:
-        session = open_session(path)
+        session = open_session(path, integers=integers)
     except Exception as error:  # onnxruntime raises several unrelated types
         raise ModelError(f"onnxruntime cannot load the exported model: {error}") from error
     worst = 0.0
