@@ -30,7 +30,7 @@ def name_of(spec: TensorSpec) -> str:
     """What the function of a spec is called.
 
     >>> name_of(TensorSpec("int8", per_channel=True, dynamic=True))
-    'Round_int8_symmetric_per_channel_model_scales_nearest_dynamic_even'
+    'Round_int8_symmetric_per_channel_dynamic_model_scales_even'
     """
     return re.sub(r"\W+", "_", f"Round {spec} {spec.exponent}")
 

@@ -38,7 +38,9 @@ def activations() -> list[Any]:
     normal = torch.randn(2, 5, 64, generator=generator)
     spread = torch.randn(40, 64, generator=generator) * torch.exp2(torch.randint(-60, 60, (40, 1), generator=generator))
     ties = torch.arange(-32, 32).repeat(3, 1) / 4
-    near = torch.exp2(torch.randint(-3, 3, (64, 64), generator=generator)) * (2 - torch.rand(64, 64, generator=generator) * 0.3)
+    near = torch.exp2(torch.randint(-3, 3, (64, 64), generator=generator)) * (
+        2 - torch.rand(64, 64, generator=generator) * 0.3
+    )
     return [normal, spread, ties, near, torch.zeros(2, 64), torch.randn(3, 4, 37, generator=generator), normal[0, 0]]
 
 
