@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-MISSING = [name for name in ("torch", "transformers", "safetensors", "gguf") if find_spec(name) is None]
+MISSING = [name for name in ("torch", "transformers", "safetensors", "gguf", "onnxscript") if find_spec(name) is None]
 if MISSING:
     collect_ignore = ["quark_onnx/torch", "tests/quark_onnx/torch", "tests/torch_models.py", "tests/torch_families.py"]
 

@@ -70,13 +70,13 @@ def _variant(body: Body, variant: Settings) -> str:
             return to_steps(inner, values, steps, (-128, 127), int(variant["rounding_mode"]))
         format = ELEMENTS[str(variant["element_dtype"])]
         scale = step(inner, power, -format.emax)
-        return inner.op("Mul", _to_minifloat(inner, inner.op("Div", values, scale), format), scale)
+        return inner.op("Mul", to_minifloat(inner, inner.op("Div", values, scale), format), scale)
 
     rows = to_rows(body, "x", size)
     return from_rows(body, passing_on(body, rows.values, size, core), rows, size)
 
 
-def _to_minifloat(body: Body, v: str, format: MiniFloat) -> str:
+def to_minifloat(body: Body, v: str, format: MiniFloat) -> str:
     """Values of less than 2^(emax + 1) rounded half to even, and saturated; zeros are positive.
 
     With c = (2^s - 1) |v|, c - (c - v) is v rounded to 24 - s bits, after Dekker and Veltkamp; for each s that occurs

@@ -308,6 +308,12 @@ class Graph:
         if domain not in taken:
             self._shell.opset_import.append(helper.make_opsetid(domain, version))
 
+    def drop_domain(self, domain: str) -> None:
+        """No longer declare an operator domain, which no node is of."""
+        kept = [entry for entry in self._shell.opset_import if entry.domain != domain]
+        del self._shell.opset_import[:]
+        self._shell.opset_import.extend(kept)
+
     def set_functions(self, functions: Iterable[FunctionProto]) -> None:
         """Let the model carry these functions, instead of those it had."""
         del self._shell.functions[:]

@@ -80,10 +80,10 @@ class QuantizedLayer(nn.Module):
         """What the float layer computes, of what is left of its operands."""
         if self.input is not None and self.kind not in ("Embedding", "EmbeddingBag"):
             x = self.input(x)
-        found = self._compute(x, self.weight, more)
+        found = self.compute(x, self.weight, more)
         return found if self.output is None else self.output(found)
 
-    def _compute(self, x: Any, weight: Any, more: Sequence[Any]) -> Any:
+    def compute(self, x: Any, weight: Any, more: Sequence[Any]) -> Any:
         if self.kind == "Embedding":
             return F.embedding(x, weight, **self._settings)
         if self.kind == "EmbeddingBag":

@@ -1,0 +1,107 @@
+"""A copy of a quantized model whose layers leave nodes in the exported graph, instead of float weights."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from quark_onnx.torch.layers import QuantizedLayer, Rounding
+from quark_onnx.torch.structure import set_module
+
+#: Whose nodes stand for what is quantized until they are written out.
+DOMAIN = "quark_onnx.layers"
+#: The nodes: a Linear layer as a whole, the weight of another layer, what is left of an activation.
+LINEAR, WEIGHT, ROUNDING = "Linear", "Weight", "Rounding"
+
+_SHORT = (torch.float16, torch.bfloat16)
+
+
+class MarkedRounding(nn.Module):
+    """Rounds an activation; in an export it is a node that names the layer and the side, "input" or "output"."""
+
+    def __init__(self, rounding: Rounding, layer: str, side: str) -> None:
+        super().__init__()
+        self.rounding, self._attributes = rounding, {"layer": layer, "side": side}
+
+    def forward(self, x: Any) -> Any:
+        """What is left of the activation."""
+        if not torch.compiler.is_exporting():
+            return self.rounding(x)
+        return _node(ROUNDING, (x,), self._attributes, x.dtype, x.shape)
+
+
+class StandIn(nn.Module):
+    """A quantized layer; in an export its weight is a node that names the layer.
+
+    Args:
+        layer: the layer, which it takes over.
+        name: of the layer.
+    """
+
+    def __init__(self, layer: QuantizedLayer, name: str) -> None:
+        super().__init__()
+        self.layer, self.name = layer, name
+        for side in ("input", "output"):
+            rounding = getattr(layer, side)
+            if rounding is not None:
+                setattr(layer, side, MarkedRounding(rounding, name, side))
+
+    def forward(self, x: Any, *more: Any) -> Any:
+        """What the layer computes."""
+        layer = self.layer
+        if layer.quantized is None or not torch.compiler.is_exporting():
+            return layer(x, *more)
+        if layer.input is not None and x.is_floating_point():  # an embedding reads integers
+            x = layer.input(x)
+        found = self._exported(x, more)
+        return found if layer.output is None else layer.output(found)
+
+    def _exported(self, x: Any, more: Sequence[Any]) -> Any:
+        layer, attributes = self.layer, {"layer": self.name}
+        assert layer.quantized is not None
+        if layer.kind == "Linear":
+            operands = (x,) if layer.bias is None else (x, layer.bias)
+            return _node(LINEAR, operands, attributes, x.dtype, (*x.shape[:-1], layer.shape[0]))
+        weight = _node(WEIGHT, (), attributes, layer.quantized.dtype, layer.shape)
+        return layer.compute(x, weight, more)
+
+
+def _node(kind: str, inputs: Sequence[Any], attributes: dict[str, Any], dtype: Any, shape: Sequence[Any]) -> Any:
+    return torch.onnx.ops.symbolic(f"{DOMAIN}::{kind}", inputs, attributes, dtype=dtype, shape=shape, version=1)
+
+
+def standing_in(model: Any, dtype: Any) -> tuple[Any, dict[str, QuantizedLayer]]:
+    """A copy of a model, in another type, with a StandIn for each quantized layer; and these layers, by name.
+
+    Codes are shared with the model, and so is what has the type already. Floats in modules without parameters, such as
+    the frequencies of rotary embeddings, keep a type of 32 bits.
+
+    Args:
+        model: as ``quantize_model`` leaves it.
+        dtype: torch.float32 or torch.float16.
+    """
+    memo = dict[int, Any]()
+    for module in model.modules():
+        own = dict(module.named_parameters(recurse=False))
+        for name, tensor in (*own.items(), *module.named_buffers(recurse=False)):
+            cast = tensor.is_floating_point() and (bool(own) or tensor.dtype in _SHORT)
+            moved = tensor.detach().to("cpu", dtype if cast else tensor.dtype)
+            memo[id(tensor)] = nn.Parameter(moved, requires_grad=False) if name in own else moved
+        if isinstance(module, QuantizedLayer) and module.quantized is not None:
+            quantized = module.quantized
+            parts = {key: getattr(quantized, key) for key in ("codes", "scale", "zero", "whole")}
+            parts = {key: part.cpu() for key, part in parts.items() if part is not None}
+            memo[id(quantized)] = replace(quantized, dtype=dtype, **parts)
+    copied = copy.deepcopy(model, memo)
+    layers, made = dict[str, QuantizedLayer](), dict[int, StandIn]()
+    for name, module in list(copied.named_modules(remove_duplicate=False)):
+        if isinstance(module, QuantizedLayer):
+            if id(module) not in made:
+                layers[name], made[id(module)] = module, StandIn(module, name)
+            set_module(copied, name, made[id(module)])
+    return copied.eval(), layers
