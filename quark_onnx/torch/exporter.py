@@ -108,10 +108,10 @@ def export_onnx(model: Any, output_dir: Path | str, input_args: Any) -> None:
     Raises:
         ConfigError: a format has no exact counterpart in ONNX.
     """
-    from quark_onnx.torch import onnx_export
+    from quark_onnx.torch.onnx_export import export_onnx as write_onnx
 
     Path(output_dir).mkdir(parents=True, exist_ok=True)
-    onnx_export.export_onnx(model, Path(output_dir) / "model.onnx", input_args)
+    write_onnx(model, Path(output_dir) / "model.onnx", input_args)
 
 
 def export_gguf(model: Any, output_dir: Path | str, model_type: str | None, tokenizer_path: Path | str) -> None:

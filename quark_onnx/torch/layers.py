@@ -61,19 +61,22 @@ class QuantizedLayer(nn.Module):
         super().__init__()
         self.spec = spec
         self.quantized = weight
-        self.kind = type(layer).__name__
-        self.float_weight = layer.weight if weight is None else None
+        kind = kind_of(layer)
+        assert kind is not None
+        self.kind = "Linear" if kind == "Conv1D" else kind  # whose weight has outputs first here
+        self.float_weight: Any = layer.weight if weight is None else None
+        self._turned = kind == "Conv1D"
         self.bias = getattr(layer, "bias", None)
         self.input = Rounding(spec.input, input) if spec.input is not None else None
         self.output = Rounding(spec.output, output) if spec.output is not None else None
         self._settings = {name: getattr(layer, name) for name in _SETTINGS.get(self.kind, ())}
-        self.shape = tuple(layer.weight.shape)
+        self.shape = tuple(layer.weight.shape[::-1] if self._turned else layer.weight.shape)
 
     @property
     def weight(self) -> Any:
         """What is left of the weight."""
         if self.quantized is None:
-            return self.float_weight
+            return self.float_weight.t() if self._turned else self.float_weight
         return outputs_first(self.quantized.dequantize(), self.kind)
 
     def forward(self, x: Any, *more: Any) -> Any:
@@ -84,6 +87,7 @@ class QuantizedLayer(nn.Module):
         return found if self.output is None else self.output(found)
 
     def compute(self, x: Any, weight: Any, more: Sequence[Any]) -> Any:
+        """What the float layer computes with another weight; nothing is rounded."""
         if self.kind == "Embedding":
             return F.embedding(x, weight, **self._settings)
         if self.kind == "EmbeddingBag":
@@ -96,7 +100,7 @@ class QuantizedLayer(nn.Module):
             return F.conv2d(x, weight, self.bias, **settings)
         if self.kind == "ConvTranspose2d":
             return F.conv_transpose2d(x, weight, self.bias, **self._settings)
-        return F.linear(x, weight.t() if self.kind == "Conv1D" else weight, self.bias)
+        return F.linear(x, weight, self.bias)
 
     def _settings_padding(self) -> list[int]:
         """The padding of a convolution as ``pad`` takes it: the last axis first."""
@@ -135,6 +139,6 @@ def kind_of(module: Any) -> str | None:
     return "Conv1D" if type(module).__name__ == "Conv1D" and hasattr(module, "nf") else None
 
 
-def outputs_first(weight: Any, kind: str) -> Any:
+def outputs_first(weight: Any, kind: str | None) -> Any:
     """The weight with its output channels first, as quantization expects it; a view. Its own inverse."""
     return weight.transpose(0, 1) if kind in ("ConvTranspose2d", "Conv1D") else weight

@@ -11,7 +11,7 @@ from quark_onnx.torch.affine import Params
 from quark_onnx.torch.checkpoint import Reader, read_json
 from quark_onnx.torch.checkpoint_layout import restored
 from quark_onnx.torch.formats import TwoLevel
-from quark_onnx.torch.layers import QuantizedLayer, outputs_first
+from quark_onnx.torch.layers import QuantizedLayer, kind_of, outputs_first
 from quark_onnx.torch.skeleton import config_of, dtype_of, skeleton_of
 from quark_onnx.torch.sources import Sources, fill, missing_of
 from quark_onnx.torch.spec import LayerSpec, TensorSpec
@@ -42,7 +42,8 @@ def load_checkpoint(folder: Path | str, *, dtype: Any = None, trust_code: bool =
     sources = Sources(reader, model)
     for name, (module, kind) in layers_of(model).items() if quantized else ():
         spec = quantized.spec_of(name, kind) if quantized else None
-        if spec is not None and (f"{name}.weight_scale" in sources or (spec.weight and spec.weight.is_cast)):
+        plain = spec is not None and (spec.weight is None or spec.weight.is_cast)
+        if spec is not None and (plain or f"{name}.weight_scale" in sources):
             set_module(model, name, _layer(module, name, spec, sources, kept, method))
     fill(model, "", sources, dtype=dtype)
     if hasattr(model, "tie_weights"):
@@ -57,15 +58,17 @@ def _layer(module: Any, name: str, spec: LayerSpec, sources: Sources, dtype: Any
     if spec.weight is not None:
         parts = {part: sources.get(f"{name}.{part}") for part in _PARTS if f"{name}.{part}" in sources}
         try:
-            shape = tuple(outputs_first(module.weight, type(module).__name__).shape)
+            shape = tuple(outputs_first(module.weight, kind_of(module)).shape)
             weight = restored(parts, spec.weight, shape, dtype, method)
             weight.dequantize()
         except (RuntimeError, IndexError, ModelError) as error:
             raise ModelError(f"the tensors of {name} do not fit a weight of {spec.weight}: {error}") from error
-    layer = QuantizedLayer(module, weight, spec, _scale(name, "input", spec.input, sources), None)
-    if spec.output is not None and (found := _scale(name, "output", spec.output, sources)) is not None:
-        layer = QuantizedLayer(module, weight, spec, _scale(name, "input", spec.input, sources), found)
-    return layer
+    else:
+        fill(module, name, sources)
+    read, computed = (
+        _scale(name, side, each, sources) for side, each in (("input", spec.input), ("output", spec.output))
+    )
+    return QuantizedLayer(module, weight, spec, read, computed)
 
 
 def _scale(name: str, side: str, spec: TensorSpec | None, sources: Sources) -> Params | None:

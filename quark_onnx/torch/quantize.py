@@ -10,7 +10,7 @@ from quark_onnx.errors import DataError
 from quark_onnx.progress import Progress
 from quark_onnx.torch.config import TorchConfig
 from quark_onnx.torch.experts import unfuse_experts
-from quark_onnx.torch.layers import QuantizedLayer, outputs_first
+from quark_onnx.torch.layers import QuantizedLayer, kind_of, outputs_first
 from quark_onnx.torch.observe import Watching
 from quark_onnx.torch.quantized import Quantized, quantize
 from quark_onnx.torch.spec import LayerSpec
@@ -148,7 +148,7 @@ def weight_of(module: Any, spec: LayerSpec, name: str) -> Quantized | None:
     """The codes of a layer's weight, each rounded to the nearest; None where it stays float."""
     if spec.weight is None:
         return None
-    return quantize(outputs_first(module.weight.detach(), type(module).__name__), spec.weight, name)
+    return quantize(outputs_first(module.weight.detach(), kind_of(module)), spec.weight, name)
 
 
 def finish(model: Any, layers: Layers, watching: Watching, config: TorchConfig, report: TorchReport) -> None:

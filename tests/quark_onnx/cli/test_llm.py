@@ -72,7 +72,7 @@ def test_nothing_to_fix(cli: CommandLine, folder: Path) -> None:
         (["validate", "data"], "--for"),
         (["validate", "data", "--for", "sglang"], "invalid choice: 'sglang'"),
         (["validate", "data", "--for", "vllm", "--output", "x"], "it belongs to --fix"),
-        ([], "{validate}"),
+        ([], "{ptq,gguf,validate}"),
     ],
 )
 def test_bad_input(cli: CommandLine, arguments: list[str], text: str) -> None:

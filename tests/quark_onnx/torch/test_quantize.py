@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,15 @@ from torch import nn
 
 from quark_onnx.errors import ConfigError, DataError, ModelError
 from quark_onnx.torch.config import KVCache, TorchConfig
+from quark_onnx.torch.export import export_safetensors
 from quark_onnx.torch.layers import QuantizedLayer
+from quark_onnx.torch.load import load_checkpoint
 from quark_onnx.torch.perplexity import perplexity, windows_of
 from quark_onnx.torch.quantize import quantize_model
 from quark_onnx.torch.quantized import fake_quantize
 from quark_onnx.torch.schemes import SCHEMES, scheme
 from quark_onnx.torch.spec import LayerSpec, TensorSpec
+from tests import torch_families
 from tests.torch_models import llama, logits, made, tokens
 
 INT8 = LayerSpec(TensorSpec("int8"), TensorSpec("int8"))
@@ -240,3 +244,12 @@ def test_perplexity_is_that_of_its_definition() -> None:
     assert [len(window) for window in windows_of(rows, 7)] == [7] * 8
     with pytest.raises(DataError, match="at least two tokens"):
         perplexity(model, [])
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_weights_that_stay_float_are_read_again(kind: str, tmp_path: Path) -> None:
+    model = made(torch_families.config_of("gpt2") if kind == "gpt2" else llama())
+    config = TorchConfig(LayerSpec(input=TensorSpec("int8")), exclude=("lm_head",))
+    quantize_model(model, config, tokens(), progress=False)
+    export_safetensors(model, tmp_path / "out", config)
+    assert torch.equal(logits(load_checkpoint(tmp_path / "out"), tokens()[0]), logits(model, tokens()[0]))
