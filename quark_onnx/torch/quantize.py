@@ -16,7 +16,7 @@ from quark_onnx.torch.observe import Watching
 from quark_onnx.torch.quantized import Quantized, quantize
 from quark_onnx.torch.spec import LayerSpec
 from quark_onnx.torch.structure import blocks_of, layers_of, put_modules, routers_of, shared_among
-from quark_onnx.torch.walk import Walk, call, inference
+from quark_onnx.torch.walk import Walk, batches, call, inference
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +34,12 @@ class TorchReport:
     quantized: dict[str, LayerSpec] = field(default_factory=dict)
     kept: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+
+    def weight_only(self, name: str) -> LayerSpec:
+        """Note that the data has not reached a layer, and return how it is quantized then."""
+        self.notes.append(f"{name} was not run on the data: only its weight is quantized")
+        self.quantized[name] = LayerSpec(self.quantized[name].weight)
+        return self.quantized[name]
 
 
 Layers = dict[str, tuple[Any, LayerSpec]]
@@ -104,7 +110,7 @@ def quantize_model(
         return report
     if data is None:
         raise DataError("scales of activations are to be found, but no calibration data was given")
-    data = list(data)
+    data = list(batches(data))
     with inference(model):
         if not _walk(model, chosen, data, config, progress, report):
             _whole(model, chosen, data, config, report)
@@ -178,9 +184,7 @@ def finish(model: Any, layers: Layers, watching: Watching, config: TorchConfig, 
         read = inputs.params() if inputs else None
         computed = outputs.params(least) if outputs else None
         if (inputs and read is None) or (outputs and computed is None):
-            spec = LayerSpec(spec.weight)
-            report.quantized[name] = spec
-            report.notes.append(f"{name} was not run on the data: only its weight is quantized")
+            spec = report.weight_only(name)
         made[name] = QuantizedLayer(module, weight_of(module, spec, name), spec, read, computed)
     put_modules(model, made)
 

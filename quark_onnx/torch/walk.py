@@ -32,6 +32,17 @@ def call(model: Any, batch: Any) -> Any:
     raise DataError(f"the data yields a {type(batch).__name__}; a tensor, a dict or a list of tensors is needed")
 
 
+def batches(data: Any) -> Iterator[Any]:
+    """What calibration data yields.
+
+    Raises:
+        DataError: it is nothing that can yield.
+    """
+    if not isinstance(data, Iterable):
+        raise DataError(f"the calibration data is a {type(data).__name__}; a list of batches, or a loader, is needed")
+    return iter(data)
+
+
 @contextlib.contextmanager
 def inference(model: Any) -> Iterator[None]:
     """Without gradients, dropout and caches of keys and values."""
@@ -69,7 +80,7 @@ class Walk:
         devices = (each.device for each in model.parameters() if each.device.type != "meta")
         self._device = next(devices, torch.device("cpu"))
         recorder = _Recorder(blocks)
-        for batch in data:
+        for batch in batches(data):
             recorder.run(model, _moved(batch, self._device))
         self.hidden: list[Any] = recorder.hidden
         if not self.hidden:
@@ -78,6 +89,11 @@ class Walk:
 
     def __len__(self) -> int:
         return len(self.hidden)
+
+    def tensors(self) -> Iterator[Any]:
+        """The hidden states, and all tensors that blocks read beside them, once each."""
+        found = {id(tensor): tensor for tensor in _tensors((self.hidden, self._arguments))}
+        return iter(found.values())
 
     def run(self, name: str, block: Any, keep: bool = True) -> Iterator[int]:
         """Run a block on every sample that reaches it, and say after each how many are done.
@@ -93,6 +109,16 @@ class Walk:
             if keep:
                 self.hidden[index] = found
             yield index + 1
+
+
+def _tensors(parts: Any) -> Iterator[Any]:
+    if isinstance(parts, torch.Tensor):
+        yield parts
+    elif isinstance(parts, Mapping):
+        yield from _tensors(list(parts.values()))
+    elif isinstance(parts, list | tuple):
+        for part in parts:
+            yield from _tensors(part)
 
 
 def _moved(batch: Any, device: Any) -> Any:
