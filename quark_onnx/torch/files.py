@@ -110,7 +110,6 @@ class _Run:
 
     def unmeasured(self, progress: bool | None) -> Iterator[tuple[str, Any]]:
         """Codes of weights, layer by layer; nothing is run."""
-        tied = _tied(self.model)
         names = [name for name, _ in self.model.named_modules()]
         with Progress(progress, len(names), "quantizing", "layer") as bar:
             for done, name in enumerate(names, 1):
@@ -120,7 +119,7 @@ class _Run:
                     if done % _KEPT == 0:
                         give_back()
                 else:
-                    yield from self._untouched(name, module, tied)
+                    yield from self._untouched(name, module)
                 bar.update(done)
 
     def _one(self, name: str, module: Any) -> Iterator[tuple[str, Any]]:
@@ -132,13 +131,13 @@ class _Run:
             yield f"{prefix}.{end}", tensor
         empty(module)
 
-    def _untouched(self, name: str, module: Any, tied: set[str]) -> Iterator[tuple[str, Any]]:
+    def _untouched(self, name: str, module: Any) -> Iterator[tuple[str, Any]]:
         """A module's own tensors as the checkpoint has them; those of a parameter that is another one's come once."""
         start = f"{name}." if name else ""
         own = [key for key, _ in module.named_parameters(recurse=False)]
         own += [key for key, _ in module.named_buffers(recurse=False) if key not in module._non_persistent_buffers_set]
         for key in own:
-            if start + key in self.sources and start + key not in tied:
+            if start + key in self.sources and start + key not in self.sources.tied:
                 yield self.sources.key_of(start + key), self.sources.get(start + key)
 
     def measured(
@@ -154,10 +153,9 @@ class _Run:
                 f"{outside[0]} lies outside of the blocks, where no scales are measured; exclude it, or quantize the "
                 "model in memory by quantize_model"
             )
-        tied = _tied(self.model)
         for name, module in self.model.named_modules():
             if not any(name == block or name.startswith(f"{block}.") for block in blocks):
-                yield from self._one(name, module) if name in self.chosen else self._untouched(name, module, tied)
+                yield from self._one(name, module) if name in self.chosen else self._untouched(name, module)
         with inference(self.model):
             yield from self._blocks(blocks, data, journal, progress)
 
@@ -189,7 +187,7 @@ class _Run:
                     self._skip(block, name)
                     walk.hidden[:] = journal.hidden(index, walk.hidden)
                     bar.update((index + 1) * len(walk))
-                yield from found.items()
+                yield from sorted(found.items())  # as a journal hands them back in an order of its own
                 empty(block)
                 _drop(self.model, part)
                 give_back()
@@ -211,16 +209,6 @@ class _Run:
         for key, _ in block.named_parameters():
             if f"{name}.{key}" in self.sources:
                 self.sources.mark(f"{name}.{key}")
-
-
-def _tied(model: Any) -> set[str]:
-    """Names of parameters that are another's."""
-    seen, found = set[int](), set[str]()
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        if id(parameter) in seen:
-            found.add(name)
-        seen.add(id(parameter))
-    return found
 
 
 def _fill_outside(model: Any, blocks: dict[str, Any], sources: Sources) -> None:

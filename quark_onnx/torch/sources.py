@@ -32,13 +32,20 @@ class Sources:
         prefix = str(getattr(model, "base_model_prefix", "") or "")
         self._prefixes = ("", f"{prefix}.") if prefix else ("",)
         self._renamed = _renamed(reader, model)
+        first = dict[int, str]()
+        #: Parameters that are another's, and the name of that.
+        self.tied = {
+            name: first[id(parameter)]
+            for name, parameter in model.named_parameters(remove_duplicate=False)
+            if first.setdefault(id(parameter), name) != name
+        }
 
     def __contains__(self, name: str) -> bool:
         return self._find(name) is not None
 
     def key_of(self, name: str) -> str:
         """How the checkpoint calls a tensor; its own name where it has none, or is a part of another."""
-        found = self._find(name)
+        found = self._own(name)
         return name if found is None or found[1] is not None or _EXPERT.fullmatch(name) else found[0]
 
     def get(self, name: str) -> Any:
@@ -64,6 +71,11 @@ class Sources:
         return (key for key in self.reader if key not in self.used)
 
     def _find(self, name: str) -> tuple[str, int | None] | None:
+        """The key of a tensor, or of the one that it is tied to."""
+        found = self._own(name)
+        return self._own(self.tied[name]) if found is None and name in self.tied else found
+
+    def _own(self, name: str) -> tuple[str, int | None] | None:
         """The key of a tensor; and which expert of a stack, where it is one."""
         if name in self._renamed:
             return self._renamed[name], None
