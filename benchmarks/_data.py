@@ -32,8 +32,8 @@ class Task(Protocol):
     float_value: float
 
 
-def load(name: str) -> Task:
-    """The task called `name`; leaves with a message when the data folder is not there."""
+def root() -> Path:
+    """The folder of models and data; leaves with a message when it is not there."""
     value = os.environ.get(VARIABLE)
     if not value or not Path(value, "realdata.py").is_file():
         found = f"it is {value!r}, where there is no such file" if value else "it is not set"
@@ -41,7 +41,12 @@ def load(name: str) -> Task:
             "This benchmark measures real models on real data, which are not part of the project.\n"
             f"Set {VARIABLE} to the folder that holds realdata.py; now {found}."
         )
-    if value not in sys.path:
+    return Path(value)
+
+
+def load(name: str) -> Task:
+    """The task called `name`; leaves with a message when the data folder is not there."""
+    if (value := str(root())) not in sys.path:
         sys.path.append(value)
     return cast(Task, importlib.import_module("realdata").load(name))
 

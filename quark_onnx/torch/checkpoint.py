@@ -51,6 +51,10 @@ class Reader:
         for file in set(self._places.values()):
             if not file.exists():
                 raise ModelError(f"{index} lists {file.name}, which is not there")
+            with self._open(file) as opened:
+                held = set(opened.keys())
+            if lost := [name for name, place in self._places.items() if place == file and name not in held]:
+                raise ModelError(f"{index} lists {lost[0]} in {file.name}, which does not have it")
 
     @staticmethod
     def _open(file: Path) -> Any:

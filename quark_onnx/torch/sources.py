@@ -33,13 +33,20 @@ class Sources:
         prefix = str(getattr(model, "base_model_prefix", "") or "")
         self._prefixes = ("", f"{prefix}.") if prefix else ("",)
         self._renamed = _renamed(reader, model)
+        first = dict[int, str]()
+        #: Parameters that are another's, and the name of that.
+        self.tied = {
+            name: first[id(parameter)]
+            for name, parameter in model.named_parameters(remove_duplicate=False)
+            if first.setdefault(id(parameter), name) != name
+        }
 
     def __contains__(self, name: str) -> bool:
         return self._find(name) is not None
 
     def key_of(self, name: str) -> str:
         """How the checkpoint calls a tensor; its own name where it has none, or is a part of another."""
-        found = self._find(name)
+        found = self._own(name)
         return name if found is None or found[1] is not None or _EXPERT.fullmatch(name) else found[0]
 
     def get(self, name: str) -> Any:
@@ -65,6 +72,11 @@ class Sources:
         return (key for key in self.reader if key not in self.used)
 
     def _find(self, name: str) -> tuple[str, int | None] | None:
+        """The key of a tensor, or of the one that it is tied to."""
+        found = self._own(name)
+        return self._own(self.tied[name]) if found is None and name in self.tied else found
+
+    def _own(self, name: str) -> tuple[str, int | None] | None:
         """The key of a tensor; and which expert of a stack, where it is one."""
         if name in self._renamed:
             return self._renamed[name], None
@@ -123,10 +135,10 @@ def fill(module: Any, prefix: str, sources: Sources, *, dtype: Any = None) -> No
 
     Args:
         prefix: the module's name, empty for the model.
-        dtype: what they become, the checkpoint's own if None.
+        dtype: what they become; None for what they are in the model, whatever the checkpoint has.
 
     Raises:
-        ModelError: one has another shape.
+        ModelError: one has another shape, or is no float.
     """
     start = f"{prefix}." if prefix else ""
     for owner_name, owner in module.named_modules():
@@ -139,7 +151,8 @@ def fill(module: Any, prefix: str, sources: Sources, *, dtype: Any = None) -> No
                 raise ModelError(f"{place + name} is {list(value.shape)}, and {list(parameter.shape)} in the model")
             if parameter.is_floating_point() and value.dtype not in _FLOATS:
                 raise ModelError(f"{place + name} is {value.dtype}; start from a checkpoint of float weights")
-            setattr(owner, name, nn.Parameter(value if dtype is None else value.to(dtype), requires_grad=False))
+            value = value.to(parameter.dtype if dtype is None else dtype)
+            setattr(owner, name, nn.Parameter(value, requires_grad=False))
         for name, _ in list(owner.named_buffers(recurse=False)):
             if name not in owner._non_persistent_buffers_set and place + name in sources:
                 setattr(owner, name, sources.get(place + name))

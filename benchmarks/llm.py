@@ -1,0 +1,134 @@
+"""Perplexity of language models at each scheme, ours beside amd-quark's in the same run.
+
+    QUARK_ONNX_DATA=... python benchmarks/llm.py [--models stories260K mixtext] [--schemes fp8 ...]
+        [--amd-quark-python VENV/bin/python] [--busy]
+
+Both tools get the same windows of tokens: those that calibrate, and those that are scored (llm/README.md of the data
+has the protocol: windows of 256 tokens, float32). Each run is a process of its own, so that its peak memory is its own.
+A star marks a row where ours is worse than amd-quark's by more than a ten-thousandth; the exit code is then 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+from _data import root
+from _results import table
+
+LENGTH = 256
+MODELS = ("stories260K", "mixtext")
+SCHEMES = (
+    "fp8",
+    "ptpc_fp8",
+    "int8",
+    "uint4_wo_per_channel",
+    "uint4_wo_32",
+    "uint4_wo_128",
+    "int4_wo_128",
+    "mxfp4_weight_only",
+    "mxfp4",
+    "mxfp6_e2m3",
+    "mxfp4_fp8",
+    "nvfp4",
+)
+PEER = Path(__file__).parent / "peers" / "amd_quark_llm.py"
+
+
+def windows_of(model: str) -> dict[str, np.ndarray]:
+    """Token ids of shape (windows, length) that calibrate, and that are scored."""
+    folder = root() / "llm"
+    if model == "stories260K":
+        with np.load(folder / "eval_tokens_stories260K.npz") as loaded:
+            rows = loaded["ids"][loaded["len"] >= LENGTH][:, :LENGTH].astype(np.int64)
+        return {"calibrate": rows[:40], "score": rows[40:]}
+    from quark_onnx.torch.ptq import tokenizer_of
+    from quark_onnx.torch.text import read_windows
+
+    tokenizer = tokenizer_of(folder / model)
+    texts = {"calibrate": f"{model}_calib.txt", "score": f"{model}_eval_wikitext.txt"}
+    found = {name: np.stack(read_windows(folder / text, tokenizer, LENGTH)) for name, text in texts.items()}
+    return found | {"calibrate": found["calibrate"][:64]}
+
+
+def child(folder: str, windows: str, scheme: str) -> None:
+    """Quantize and score in this process, and print what was found."""
+    import torch
+    from peers.amd_quark import peak_mb
+    from transformers import AutoModelForCausalLM
+
+    from quark_onnx.torch.perplexity import perplexity
+    from quark_onnx.torch.ptq import config_for
+    from quark_onnx.torch.quantize import quantize_model
+
+    with np.load(windows) as loaded:
+        calibrate, score = (torch.from_numpy(loaded[name]) for name in ("calibrate", "score"))
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    start = time.perf_counter()
+    if scheme != "float":
+        quantize_model(model, config_for(scheme), calibrate.split(1), progress=False)
+    seconds = time.perf_counter() - start
+    value = perplexity(model, list(score), progress=False)
+    print(json.dumps({"value": value, "seconds": seconds, "peak_mb": peak_mb()}))
+
+
+def measured(command: list[str]) -> dict[str, float | str]:
+    """The last line of a process, which is JSON."""
+    done = subprocess.run(command, capture_output=True, text=True)
+    lines = done.stdout.strip().splitlines()
+    if not lines:
+        return {"error": done.stderr.strip()[-300:]}
+    found: dict[str, float | str] = json.loads(lines[-1])
+    return found
+
+
+def main() -> int:
+    if sys.argv[1:2] == ["--child"]:
+        child(*sys.argv[2:])
+        return 0
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), metavar="MODEL")
+    parser.add_argument("--schemes", nargs="+", choices=SCHEMES, default=list(SCHEMES), metavar="SCHEME")
+    parser.add_argument("--amd-quark-python", type=Path, help="the Python of an environment with amd-quark")
+    parser.add_argument("--busy", action="store_true", help="the machine does other work, too: keep no seconds")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    arguments = parser.parse_args()
+    parts, worse = list[str](), 0
+    for model in arguments.models:
+        folder, rows = str(root() / "llm" / model), list[list[object]]()
+        with TemporaryDirectory() as place:
+            file = str(Path(place) / "windows.npz")
+            np.savez(file, **windows_of(model))
+            for scheme in ("float", *arguments.schemes):
+                ours = measured([sys.executable, __file__, "--child", folder, file, scheme])
+                theirs: dict[str, float | str] = {}
+                if arguments.amd_quark_python and scheme != "float":
+                    theirs = measured([str(arguments.amd_quark_python), str(PEER), folder, file, scheme])
+                late = "value" in theirs and float(ours["value"]) > float(theirs["value"]) * (1 + 1e-4)
+                worse += late
+                rows.append([scheme, *_cells(ours, arguments.busy, late), *_cells(theirs, arguments.busy)])
+                print(*rows[-1], file=sys.stderr, flush=True)
+        head = ["scheme", "ours", "seconds", "peak MB", "amd-quark", "seconds", "peak MB"]
+        parts.append(f"## {model}\n\n{table(head, rows)}")
+    text = "\n\n".join(parts)
+    print(text)
+    if arguments.models == list(MODELS) and arguments.schemes == list(SCHEMES):
+        (arguments.out / "llm.md").write_text(f"# Perplexity of language models\n\n{text}\n", encoding="utf-8")
+    return int(worse > 0)
+
+
+def _cells(found: dict[str, float | str], busy: bool, late: bool = False) -> list[object]:
+    if "value" not in found:
+        return [f"refused: {str(found['error'])[:80]}" if "error" in found else "", "", ""]
+    seconds = "" if busy else f"{float(found['seconds']):.1f}"
+    return [f"{float(found['value']):.4f}{'*' * late}", seconds, f"{float(found['peak_mb']):.0f}"]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,48 @@
+"""Perplexity of a language model as amd-quark quantizes it. Executed by the Python of its own virtual environment.
+
+    python amd_quark_llm.py MODEL WINDOWS.npz SCHEME [ALGORITHM]
+
+WINDOWS.npz holds token ids of shape (windows, length): ``calibrate`` and ``score``. The last line printed is JSON: the
+perplexity, the seconds that quantize_model took, the peak resident memory in MB, the version; or the error.
+"""
+
+import json
+import os
+import sys
+import time
+from importlib.metadata import version
+
+os.environ["QUARK_DISABLE_COMPILE"] = "1"
+
+
+def main(folder, windows, scheme, *algorithm):
+    import numpy as np
+    import torch
+    from amd_quark import peak_mb
+    from quark.torch import LLMTemplate, ModelQuantizer
+    from torch.utils.data import DataLoader
+    from transformers import AutoModelForCausalLM
+
+    with np.load(windows) as loaded:
+        calibrate, score = (torch.from_numpy(loaded[name]) for name in ("calibrate", "score"))
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    config = LLMTemplate.get("llama").get_config(scheme=scheme, algorithm=list(algorithm) or None)
+    start = time.perf_counter()
+    quantizer = ModelQuantizer(config)
+    model = quantizer.freeze(quantizer.quantize_model(model, DataLoader(calibrate, batch_size=1)))
+    seconds, total = time.perf_counter() - start, 0.0
+    with torch.no_grad():
+        for rows in score.split(8):
+            logits = model(input_ids=rows).logits[:, :-1].float()
+            total += float(
+                torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten(), reduction="sum")
+            )
+    value = float(np.exp(total / score[:, 1:].numel()))
+    print(json.dumps({"value": value, "seconds": seconds, "peak_mb": peak_mb(), "version": version("amd-quark")}))
+
+
+if __name__ == "__main__":
+    try:
+        main(*sys.argv[1:])
+    except Exception as error:
+        print(json.dumps({"error": f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]}))

@@ -1,0 +1,213 @@
+"""From files to files: what is copied, what is resumed, what is refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from quark_onnx.errors import ConfigError, DataError, ModelError
+from quark_onnx.torch.checkpoint import Reader, Writer
+from quark_onnx.torch.config import TorchConfig
+from quark_onnx.torch.files import Writing, quantize_checkpoint
+from quark_onnx.torch.load import load_checkpoint
+from quark_onnx.torch.ptq import Text, config_for, heads_of, ptq
+from quark_onnx.torch.schemes import scheme
+from quark_onnx.torch.text import read_windows
+from tests.torch_models import llama, logits, made, saved, tokens
+
+FP8 = TorchConfig(scheme("fp8"), exclude=("lm_head",))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def source_of(folder: Path, **settings: Any) -> Path:
+    """A checkpoint in three files, with more beside it."""
+    saved(made(llama(num_hidden_layers=3, **settings)), folder, max_shard_size="150KB")
+    (folder / "tokenizer.json").write_text("{}", encoding="utf-8")
+    (folder / "chat_template.jinja").write_text("{{ messages }}", encoding="utf-8")
+    (folder / "code").mkdir()
+    (folder / "code" / "own.py").write_text("x = 1", encoding="utf-8")
+    return folder
+
+
+def test_what_is_not_quantized_is_copied(tmp_path: Path) -> None:
+    source = source_of(tmp_path / "source")
+    before = contents(source)
+    quantize_checkpoint(source, tmp_path / "out", FP8, tokens(), writing=Writing(max_shard=60_000), progress=False)
+    assert contents(source) == before
+    out = contents(tmp_path / "out")
+    for name in ("tokenizer.json", "chat_template.jinja", "code/own.py", "generation_config.json"):
+        assert out[name] == before[name]
+    old, new = Reader(source), Reader(tmp_path / "out")
+    assert len({new.file_of(name) for name in new}) == 3
+    untouched = [name for name in old if "proj" not in name]
+    assert len(untouched) == 9
+    for name in untouched:
+        assert torch.equal(old.get(name), new.get(name)) and old.get(name).dtype == new.get(name).dtype
+    index = json.loads(out["model.safetensors.index.json"])
+    sizes = [new.get(name).numel() * new.get(name).element_size() for name in new]
+    assert index["metadata"]["total_size"] == sum(sizes) and set(index["weight_map"]) == set(new)
+
+
+def test_tied_heads(tmp_path: Path) -> None:
+    source = source_of(tmp_path / "source", tie_word_embeddings=True)
+    quantize_checkpoint(source, tmp_path / "float", FP8, tokens(), progress=False)
+    assert not any("lm_head" in name for name in Reader(tmp_path / "float"))
+    assert json.loads((tmp_path / "float" / "config.json").read_text("utf-8"))["tie_word_embeddings"] is True
+    config = TorchConfig(scheme("int4_wo_32"))
+    quantize_checkpoint(source, tmp_path / "own", config, progress=False)
+    assert json.loads((tmp_path / "own" / "config.json").read_text("utf-8"))["tie_word_embeddings"] is False
+    reader = Reader(tmp_path / "own")
+    assert "lm_head.weight_scale" in reader and "model.embed_tokens.weight" in reader
+    model = load_checkpoint(tmp_path / "own")
+    assert not torch.equal(model.lm_head.weight, model.model.embed_tokens.weight)
+    assert torch.isfinite(logits(model, tokens()[0])).all()
+
+
+KILLED = """
+import os, sys, torch
+from pathlib import Path
+from tests.torch_models import tokens
+from quark_onnx.torch import blockjournal
+from quark_onnx.torch.files import Writing, quantize_checkpoint
+from quark_onnx.torch.config import TorchConfig
+from quark_onnx.torch.schemes import scheme
+source, output, state, moment = sys.argv[1:]
+replace, count = blockjournal._replace, [0]
+def counted(path, write):
+    count[0] += 1
+    if count[0] == int(moment):
+        path.with_suffix(".tmp").write_bytes(b"half")
+        os.kill(os.getpid(), 9)
+    replace(path, write)
+blockjournal._replace = counted
+config = TorchConfig(scheme("fp8"), exclude=("lm_head",))
+quantize_checkpoint(source, output, config, tokens(), writing=Writing(resume=Path(state)), progress=False)
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_run_is_resumed_to_the_same_bytes(tmp_path: Path) -> None:
+    source = source_of(tmp_path / "source")
+    quantize_checkpoint(source, tmp_path / "whole", FP8, tokens(), progress=False)
+    script = [sys.executable, "-c", KILLED, str(source), str(tmp_path / "out"), str(tmp_path / "state")]
+    for moment in (1, 2, 3, 4):
+        done = subprocess.run([*script, str(moment)], capture_output=True, text=True)
+        assert done.returncode == -9 and not (tmp_path / "out").exists(), done.stderr
+    done = subprocess.run([*script, "0"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["out", "source", "state", "whole"]
+
+
+def test_the_work_of_another_run_is_refused(tmp_path: Path) -> None:
+    source, state = source_of(tmp_path / "source"), Writing(resume=tmp_path / "state")
+    quantize_checkpoint(source, tmp_path / "a", FP8, tokens(), writing=state, progress=False)
+    other = TorchConfig(scheme("int8"), exclude=("lm_head",))
+    with pytest.raises(ConfigError, match="another run: its configuration differs"):
+        quantize_checkpoint(source, tmp_path / "b", other, tokens(), writing=state, progress=False)
+    with pytest.raises(ConfigError, match="another run: its data differs"):
+        quantize_checkpoint(source, tmp_path / "b", FP8, tokens(2), writing=state, progress=False)
+    assert not (tmp_path / "b").exists()
+
+
+def test_bad_checkpoints_are_named_and_nothing_is_written(tmp_path: Path) -> None:
+    source = source_of(tmp_path / "source")
+    out = tmp_path / "out"
+    with pytest.raises(DataError, match="no calibration data was given"):
+        quantize_checkpoint(source, out, FP8, progress=False)
+    with pytest.raises(ConfigError, match="exists already and is not empty"):
+        quantize_checkpoint(source, source, FP8, tokens(), progress=False)
+    file = Reader(source).file_of("model.layers.1.mlp.up_proj.weight")
+    whole, tensors = file.read_bytes(), load_file(file)
+    file.write_bytes(whole[:-100])
+    with pytest.raises(ModelError, match=f"{file.name} is damaged"):
+        quantize_checkpoint(source, out, FP8, tokens(), progress=False)
+    broken = dict(tensors)
+    broken["model.layers.1.mlp.up_proj.weight"] = tensors["model.layers.1.mlp.up_proj.weight"] * float("nan")
+    save_file(broken, file)
+    with pytest.raises((ModelError, DataError), match=r"model.layers.1.mlp"):
+        quantize_checkpoint(source, out, FP8, tokens(), progress=False)
+    del broken["model.layers.1.mlp.up_proj.weight"]
+    save_file(broken, file)
+    with pytest.raises(ModelError, match=r"model.layers.1.mlp.up_proj.weight"):
+        quantize_checkpoint(source, out, FP8, tokens(), progress=False)
+    file.unlink()
+    with pytest.raises(ModelError, match=f"lists {file.name}, which is not there"):
+        quantize_checkpoint(source, out, FP8, tokens(), progress=False)
+    with pytest.raises(ModelError, match=r"has no config.json"):
+        quantize_checkpoint(tmp_path / "nothing", out, FP8, tokens(), progress=False)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["source"]
+
+
+def test_a_quantized_checkpoint_is_not_quantized_again(tmp_path: Path) -> None:
+    source = source_of(tmp_path / "source")
+    config = TorchConfig(scheme("int4_wo_32"), exclude=("lm_head",))
+    quantize_checkpoint(source, tmp_path / "once", config, progress=False)
+    with pytest.raises(ModelError, match="is quantized already"):
+        quantize_checkpoint(tmp_path / "once", tmp_path / "twice", config, progress=False)
+
+
+def test_a_written_file_is_read_by_the_library_that_defines_it(tmp_path: Path) -> None:
+    given = {
+        "scalar": torch.tensor(1.5, dtype=torch.bfloat16),
+        "odd": torch.arange(3, dtype=torch.int8),
+        "even": torch.randn(4, 6),
+        "half": torch.randn(3, 3).half(),
+        "eight": torch.randn(2, 8).to(torch.float8_e4m3fn),
+        "none": torch.zeros(0, 4),
+        "view": torch.randn(8, 8)[::2, 1:3],
+        "long": torch.arange(2),
+    }
+    with Writer(tmp_path / "out") as writer:
+        for name, tensor in given.items():
+            writer.add(name, tensor)
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    assert found.keys() == given.keys()
+    for name, tensor in given.items():
+        assert found[name].dtype == tensor.dtype and found[name].shape == tensor.shape
+        assert torch.equal(found[name].float(), tensor.float())
+
+
+def test_text_becomes_windows(tmp_path: Path) -> None:
+    class Letters:
+        def __call__(self, text: str, add_special_tokens: bool) -> dict[str, list[int]]:
+            return {"input_ids": [ord(letter) % 96 for letter in text]}
+
+    (tmp_path / "a.txt").write_text("abcdefghij", encoding="utf-8")
+    (tmp_path / "b.jsonl").write_text('{"text": "klm"}\n"nop"\n', encoding="utf-8")
+    found = read_windows(tmp_path, Letters(), 4)
+    assert [chr(int(token) + 96) for window in found for token in window] == list("abcdefghijklmnop")
+    assert len(read_windows(tmp_path, Letters(), 4, 2)) == 2
+    with pytest.raises(DataError, match="not enough for one window of 99 tokens"):
+        read_windows(tmp_path, Letters(), 99)
+    with pytest.raises(DataError, match="no tokenizer"):
+        read_windows(tmp_path / "a.txt", None, 4)
+    (tmp_path / "c.json").write_text('[{"body": "x"}]', encoding="utf-8")
+    with pytest.raises(DataError, match="row without a text"):
+        read_windows(tmp_path / "c.json", Letters(), 4)
+    (tmp_path / "d.npz").write_bytes(b"nothing")
+    with pytest.raises(DataError, match="cannot be read as token ids"):
+        read_windows(tmp_path / "d.npz", None, 4)
+
+
+def test_ptq_says_what_it_takes_and_what_it_cost(tmp_path: Path) -> None:
+    import numpy as np
+
+    source = source_of(tmp_path / "source")
+    np.save(tmp_path / "tokens.npy", torch.cat(tokens(6)).numpy())
+    text = Text(str(tmp_path / "tokens.npy"), 4, 12)
+    found = ptq(source, tmp_path / "out", config_for("int8"), text=text, evaluate=text, progress=False)
+    assert heads_of(source) == ("lm_head",)
+    assert found.before and found.after and 0 < abs(found.after / found.before - 1) < 0.5
+    written = sum(file.stat().st_size for file in (tmp_path / "out").glob("*.safetensors"))
+    assert found.estimate.disk == pytest.approx(written, rel=0.15)
