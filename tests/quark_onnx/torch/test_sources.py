@@ -70,7 +70,8 @@ def test_what_is_tied_is_apart_once_one_side_is_quantized(
     wanted = logits(model, tokens()[0])
     for folder in (files, tmp_path / "memory"):
         assert torch.equal(logits(load_checkpoint(folder), tokens()[0]), wanted)
-    assert ("lm_head.weight" in load_file(files / "model.safetensors")) == (head or embedding)
+    own = head or (embedding and family != "gemma2")  # whose embedding computes more than that
+    assert ("lm_head.weight" in load_file(files / "model.safetensors")) == own
 
 
 def test_weights_of_mixed_types_are_run_as_the_model_has_them(tmp_path: Path) -> None:
