@@ -29,7 +29,7 @@ _CLIENTS = ("vllm", "transformers", "llama.cpp")
 
 def add_arguments(parser: Parser) -> None:
     names = f"{{{','.join(name for name, *_ in _ACTIONS)}}}"
-    actions = parser.add_subparsers(dest="action", metavar=names, required=True, parser_class=Parser)
+    actions = parser.add_subparsers(dest="action", metavar=names, required=True, parser_class=Parser, prog=parser.prog)
     for name, summary, usage, add, perform in _ACTIONS:
         action = actions.add_parser(
             name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.", epilog="", usage=usage

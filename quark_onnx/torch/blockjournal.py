@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from quark_onnx.torch.config import TorchConfig
 from quark_onnx.version import __version__
 
 _STATE = "state.json"
+_OWN = re.compile(r"state\.tmp|(block|hidden)-\d+\.(safetensors|tmp)")
 
 
 class BlockJournal:
@@ -64,9 +66,22 @@ class BlockJournal:
                     )
                 self._last = self._whole_until()
             else:
+                self._clear()
                 _replace(state, lambda path: path.write_text(json.dumps(self._marks, indent=1), encoding="utf-8"))
         except (OSError, ValueError, AttributeError) as error:
             raise ConfigError(f"{self._folder} cannot be used to resume from: {error}") from error
+
+    def _clear(self) -> None:
+        """Remove what is left of a run that did not say whose it was."""
+        assert self._folder is not None
+        names = {file.name for file in self._folder.iterdir()}
+        own = {name for name in names if _OWN.fullmatch(name)}
+        if others := names - own:
+            raise ConfigError(
+                f"{self._folder} holds other files, as {min(others)}; name an empty folder, or one to resume from"
+            )
+        for name in own:
+            (self._folder / name).unlink()
 
     def find(self, index: int) -> tuple[dict[str, Any], list[str]] | None:
         """The tensors of a block that is done, and the names of its layers that the data has not reached."""

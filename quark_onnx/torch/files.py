@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quark_onnx.errors import DataError, ModelError
+from quark_onnx.errors import ConfigError, DataError, ModelError
 from quark_onnx.progress import Progress
 from quark_onnx.torch.blockjournal import BlockJournal
 from quark_onnx.torch.checkpoint import SHARD, Reader, Writer, other_files, read_json
@@ -18,6 +18,7 @@ from quark_onnx.torch.export import check_layout, described, layer_tensors, tens
 from quark_onnx.torch.layers import QuantizedLayer, kind_of, outputs_first
 from quark_onnx.torch.memory import give_back
 from quark_onnx.torch.observe import Watching
+from quark_onnx.torch.packing import ORDERS
 from quark_onnx.torch.quantize import Layers, TorchReport, chosen_layers, finish, inside, measures, weight_of
 from quark_onnx.torch.quantized import check_finite
 from quark_onnx.torch.skeleton import config_of, skeleton_of
@@ -44,6 +45,12 @@ class Writing:
     max_shard: int = SHARD
     trust_code: bool = False
     resume: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.pack_method not in ORDERS:
+            raise ConfigError(f"pack_method is {self.pack_method!r}; it must be one of: {', '.join(ORDERS)}")
+        if not self.max_shard > 0:
+            raise ConfigError(f"max_shard is {self.max_shard} bytes; it must be more than 0")
 
 
 def quantize_checkpoint(

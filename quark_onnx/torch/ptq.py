@@ -83,6 +83,8 @@ def config_for(
     """
     if kv_cache not in (None, *KV_CACHES):
         raise ConfigError(f"kv_cache is {kv_cache!r}; it must be one of: {', '.join(KV_CACHES)}")
+    if kv_cache is None and least_kv_scale:
+        raise ConfigError(f"the least scale of the KV cache is {least_kv_scale}, but keys and values stay float")
     cache = None if kv_cache is None else KVCache(TensorSpec("fp8e4m3"), least=least_kv_scale)
     own = tuple((glob, scheme(each, group_size)) for glob, each in layers)
     return TorchConfig(scheme(name, group_size), layers=own, exclude=exclude, kv_cache=cache)

@@ -77,6 +77,11 @@ def _token_rows(path: Path, length: int) -> Iterator[Any]:
         raise DataError(
             f"{path} holds {ids.dtype} of shape {ids.shape}; token ids are integers of shape (windows, length)"
         )
+    if lengths is not None and (lengths.shape != ids.shape[:1] or lengths.dtype.kind not in "iu"):
+        raise DataError(
+            f"{path} has {lengths.dtype} of shape {lengths.shape} as len; it must have an integer for each of the "
+            f"{len(ids)} rows of ids"
+        )
     for index, row in enumerate(ids):
         if len(row) >= length and (lengths is None or lengths[index] >= length):
             yield torch.from_numpy(row[:length].astype(np.int64))

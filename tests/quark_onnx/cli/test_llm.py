@@ -93,3 +93,9 @@ def test_verbose_shows_every_finding(cli: CommandLine, folder: Path) -> None:
     assert cli("llm", "validate", "llama", "--for", "vllm").out.count("scale-missing") == 4
     assert cli("llm", "validate", "llama", "--for", "vllm", "--verbose").out.count("scale-missing") == 14
     assert json.loads(cli("llm", "validate", "llama", "--for", "vllm", "--json").out)["wrong"] == 14
+
+
+def test_an_action_names_its_own_help(cli: CommandLine, folder: Path) -> None:
+    run = cli("llm", "ptq", "llama", "-o", "out", "--scheme", "fp8", "--layer", "x")
+    assert run.code == 2
+    assert run.error == "argument --layer: 'x' is not of the form GLOB=SCHEME; see quark-onnx llm ptq --help"

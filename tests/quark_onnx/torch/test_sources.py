@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -18,10 +19,12 @@ from quark_onnx.torch.config import TorchConfig
 from quark_onnx.torch.export import export_safetensors
 from quark_onnx.torch.files import Writing, quantize_checkpoint
 from quark_onnx.torch.load import load_checkpoint
+from quark_onnx.torch.ptq import config_for
 from quark_onnx.torch.quantize import quantize_model
 from quark_onnx.torch.schemes import scheme
 from quark_onnx.torch.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.tensor_file import TYPES
+from quark_onnx.torch.text import read_windows
 from tests import torch_families
 from tests.torch_models import llama, logits, made, saved, tokens
 
@@ -217,3 +220,19 @@ def test_data_that_is_none(source: Path) -> None:
         with pytest.raises(DataError, match="the calibration data is a"):
             quantize_model(nn.Sequential(nn.Linear(2, 2)), FP8.with_(exclude=()), data, progress=False)  # type: ignore[arg-type]
     shutil.rmtree(source)
+
+
+def test_settings_of_files_that_cannot_be() -> None:
+    with pytest.raises(ConfigError, match="max_shard is 0 bytes"):
+        Writing(max_shard=0)
+    with pytest.raises(ConfigError, match="pack_method is 'ordered'"):
+        Writing(pack_method="ordered")
+    with pytest.raises(ConfigError, match="keys and values stay float"):
+        config_for("int4_wo_32", least_kv_scale=1.0)
+
+
+def test_lengths_of_rows_that_do_not_fit(tmp_path: Path) -> None:
+    for lengths in (np.ones(2, np.int64), np.ones(3)):
+        np.savez(tmp_path / "ids.npz", ids=np.ones((3, 20), np.int64), len=lengths)
+        with pytest.raises(DataError, match=r"ids.npz has .* as len; .* each of the 3 rows"):
+            read_windows(tmp_path / "ids.npz", None, 8)
