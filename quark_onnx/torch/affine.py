@@ -99,7 +99,8 @@ def encode(x: Any, params: Params, spec: TensorSpec) -> Any:
         # in the type of the tensor where the scale has it, too: what the peer does
         scaled = x / params.scale if x.dtype == params.scale.dtype else x.float() / params.scale.float()
         return _to_float8(scaled.clamp(grid.qmin, grid.qmax), spec)
-    steps = torch.round(x.float() / params.scale.float())
+    work = _work(code_type(spec))
+    steps = torch.round(x.to(work) / params.scale.to(work))
     if params.zero is not None:
         steps += params.zero
     return steps.clamp_(grid.qmin, grid.qmax).to(code_type(spec))
@@ -109,16 +110,21 @@ def _to_float8(x: Any, spec: TensorSpec) -> Any:
     return x.to(code_type(spec))
 
 
+def _work(codes: Any) -> Any:
+    """The type that holds every code of a type exactly."""
+    return torch.float64 if codes in (torch.int32, torch.int64) else torch.float32
+
+
 def decode(codes: Any, params: Params, dtype: Any = torch.float32) -> Any:
     """The reals that codes stand for.
 
     >>> decode(torch.tensor([1, 3], dtype=torch.int8), Params(torch.tensor(0.5), torch.tensor(1.0)))
     tensor([0., 1.])
     """
-    reals = codes.float()
+    reals = codes.to(work := _work(codes.dtype))
     if params.zero is not None:
         reals -= params.zero
-    return (reals * params.scale.float()).to(dtype)
+    return (reals * params.scale.to(work)).to(dtype)
 
 
 def extremes(x: Any) -> tuple[Any, Any]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from quark_onnx.errors import ConfigError
@@ -31,21 +32,25 @@ class BlockJournal:
         self._folder = folder
         self._marks = {
             "model": _digest(
-                *(f"{name} {reader.shape(name)} {reader.file_of(name).stat().st_size}" for name in reader)
+                *(f"{name} {reader.shape(name)}" for name in reader),
+                *_stamps({reader.file_of(name) for name in reader}),
             ),
             "configuration": _digest(repr(config), method),
             "version": __version__,
         }
+        self._last = -1  # the last block that is done
 
-    def begin(self, hidden: list[Any]) -> None:
-        """Open the folder for a run over data with these hidden states in front of the first block.
+    def begin(self, tensors: Iterable[Any]) -> None:
+        """Open the folder for a run over data of which the model has made these tensors in front of its first block.
+
+        Where one of its files is damaged or gone, all begins anew.
 
         Raises:
             ConfigError: it belongs to another run, or cannot be written.
         """
         if self._folder is None:
             return
-        self._marks["data"] = _digest(*(tensor.float().numpy().tobytes() for tensor in hidden))
+        self._marks["data"] = _digest(*(tensor.float().cpu().numpy().tobytes() for tensor in tensors))
         state = self._folder / _STATE
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -57,41 +62,69 @@ class BlockJournal:
                         f"{self._folder} holds the work of another run: its {other} differs; name another folder to "
                         "resume from, or remove it"
                     )
+                self._last = self._whole_until()
             else:
                 _replace(state, lambda path: path.write_text(json.dumps(self._marks, indent=1), encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, AttributeError) as error:
             raise ConfigError(f"{self._folder} cannot be used to resume from: {error}") from error
 
-    def find(self, index: int) -> dict[str, Any] | None:
-        """The tensors of a block that is done, where the hidden states of it or of a later one are there, too."""
-        if self._folder is None or self._last() < index:
+    def find(self, index: int) -> tuple[dict[str, Any], list[str]] | None:
+        """The tensors of a block that is done, and the names of its layers that the data has not reached."""
+        if self._folder is None or self._last < index:
             return None
-        try:
-            return dict(load_file(str(self._folder / f"block-{index:05}.safetensors")))
-        except (OSError, SafetensorError):
-            return None
+        with safe_open(str(self._block(index)), framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return tensors, json.loads(file.metadata()["unreached"])
 
     def hidden(self, index: int, now: list[Any]) -> list[Any]:
         """The hidden states behind a block, if it is the last that is done; those of now for an earlier one."""
-        if self._folder is None or self._last() != index:
+        if self._folder is None or self._last != index:
             return now
-        found = load_file(str(self._folder / f"hidden-{index:05}.safetensors"))
+        found = load_file(str(self._hidden(index)))
         return [found[str(place)] for place in range(len(found))]
 
-    def keep(self, index: int, tensors: dict[str, Any], hidden: list[Any]) -> None:
+    def keep(self, index: int, tensors: dict[str, Any], unreached: list[str], hidden: list[Any]) -> None:
         """Keep what became of a block, and the hidden states behind it in place of those before."""
         if self._folder is None:
             return
         own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-        _replace(self._folder / f"block-{index:05}.safetensors", lambda path: save_file(own, str(path)))
+        notes = {"unreached": json.dumps(unreached)}
+        _replace(self._block(index), lambda path: save_file(own, str(path), notes))
         states = {str(place): tensor.contiguous().clone() for place, tensor in enumerate(hidden)}
-        _replace(self._folder / f"hidden-{index:05}.safetensors", lambda path: save_file(states, str(path)))
-        (self._folder / f"hidden-{index - 1:05}.safetensors").unlink(missing_ok=True)
+        _replace(self._hidden(index), lambda path: save_file(states, str(path)))
+        self._hidden(index - 1).unlink(missing_ok=True)
 
-    def _last(self) -> int:
-        """The last block that is done; -1 for none."""
+    def _block(self, index: int) -> Path:
         assert self._folder is not None
-        return max((int(file.stem.split("-")[1]) for file in self._folder.glob("hidden-*.safetensors")), default=-1)
+        return self._folder / f"block-{index:05}.safetensors"
+
+    def _hidden(self, index: int) -> Path:
+        assert self._folder is not None
+        return self._folder / f"hidden-{index:05}.safetensors"
+
+    def _whole_until(self) -> int:
+        """The last block that is done, and all before it; -1 where a file is damaged: no hidden states are left."""
+        assert self._folder is not None
+        states = sorted(self._folder.glob("hidden-*.safetensors"))
+        if not states:
+            return -1
+        last = int(states[-1].stem.split("-")[1])
+        try:
+            for file in (*map(self._block, range(last + 1)), states[-1]):
+                with safe_open(str(file), framework="pt"):
+                    pass
+        except (OSError, SafetensorError):
+            for file in states:
+                file.unlink()
+            return -1
+        return last
+
+
+def _stamps(files: Iterable[Path]) -> Iterator[str]:
+    """What tells another content of files without reading it."""
+    for file in sorted(files):
+        found = file.stat()
+        yield f"{file.name} {found.st_size} {found.st_mtime_ns}"
 
 
 def _replace(path: Path, write: Any) -> None:

@@ -18,6 +18,11 @@ from quark_onnx.torch.tensor_file import TensorFile
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 #: Bytes of a file of tensors, at most, but for a tensor that is greater by itself.
 SHARD = 4 << 30
+#: How files of weights end that are no part of a quantized checkpoint.
+_WEIGHTS = (
+    *(".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth"),
+    *(".gguf", ".h5", ".msgpack"),
+)
 
 
 class Reader:
@@ -37,7 +42,7 @@ class Reader:
             try:
                 listed = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
                 self._places = {str(name): folder / str(file) for name, file in listed.items()}
-            except (ValueError, KeyError, AttributeError) as error:
+            except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
                 raise ModelError(f"{index} is damaged: {error!r}") from error
         elif (folder / SINGLE).exists():
             self._places = dict.fromkeys(self._open(folder / SINGLE).keys(), folder / SINGLE)
@@ -119,11 +124,13 @@ class Writer:
         return self
 
     def __exit__(self, kind: object, *error: object) -> None:
-        if kind is None:
-            self._close()
-        elif self._files:
-            self._files[-1].abandon()
-        shutil.rmtree(self.staging, ignore_errors=True)
+        try:
+            if kind is None:
+                self._close()
+        finally:
+            for file in self._files[-1:]:
+                file.abandon()
+            shutil.rmtree(self.staging, ignore_errors=True)
 
     def add(self, name: str, tensor: Any) -> None:
         """Write a tensor."""
@@ -144,7 +151,8 @@ class Writer:
     def copy(self, file: Path) -> None:
         """Copy a file, or a folder, that is no tensor."""
         if file.is_dir():
-            shutil.copytree(file, self.staging / file.name)
+            others = shutil.ignore_patterns(*(f"*{end}" for end in _WEIGHTS))
+            shutil.copytree(file, self.staging / file.name, ignore=others)
         else:
             shutil.copy2(file, self.staging / file.name)
 
@@ -183,10 +191,17 @@ def read_json(file: Path) -> Any:
 
 
 def other_files(folder: Path) -> list[Path]:
-    """What a checkpoint has beside tensors and config.json: tokenizers, templates, code."""
-    left_out = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".safetensors.index.json", ".bin.index.json")
-    return sorted(
+    """What a checkpoint has beside tensors and config.json: tokenizers, templates, code.
+
+    Raises:
+        ModelError: one is a link to what is not there.
+    """
+    found = sorted(
         file
         for file in folder.iterdir()
-        if file.name != "config.json" and not file.name.endswith(left_out) and not file.name.startswith(".")
+        if file.name != "config.json" and not file.name.endswith(_WEIGHTS) and not file.name.startswith(".")
     )
+    for file in found:
+        if not file.exists():
+            raise ModelError(f"{file} is a link to {file.readlink()}, which is not there; complete the folder")
+    return found

@@ -7,6 +7,7 @@ inputs first; nibbles lie eight to an int32 along the last axis. MX scales are b
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +17,7 @@ from quark_onnx.dtypes import Integer
 from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.torch import affine
 from quark_onnx.torch.formats import TwoLevel, element_of, is_float8
-from quark_onnx.torch.packing import pack_bits, pack_nibbles, unpack_bits, unpack_nibbles
+from quark_onnx.torch.packing import codes_to_whole_bytes, pack_bits, pack_nibbles, unpack_bits, unpack_nibbles
 from quark_onnx.torch.quantized import Quantized
 from quark_onnx.torch.spec import TensorSpec
 
@@ -47,6 +48,25 @@ def check(spec: TensorSpec) -> None:
     if not (spec.is_cast or spec.dtype.scaled or isinstance(spec.dtype, TwoLevel) or element_of(spec.dtype)):
         raise ConfigError(
             f"a weight of {spec.dtype.name} has no place in a checkpoint; it can be evaluated, or choose another format"
+        )
+
+
+def check_shape(name: str, spec: TensorSpec, shape: tuple[int, ...]) -> None:
+    """Raise ConfigError if the codes of a weight of this shape do not fill whole bytes."""
+    rows, columns = shape[0], math.prod(shape[1:])
+    if isinstance(spec.dtype, Integer):
+        if spec.dtype.bits not in (2, 3) or spec.dtype.name == "int2":
+            return
+        lengths = [rows] if spec.group else [columns, rows] if spec.per_channel else [columns]
+    elif spec.is_cast or is_float8(spec.dtype) or _bits(spec) == 8:
+        return
+    else:
+        lengths = [columns]
+    each = codes_to_whole_bytes(_bits(spec) if not isinstance(spec.dtype, Integer) else spec.dtype.bits)
+    if odd := next((length for length in lengths if length % each), None):
+        raise ConfigError(
+            f"{name} is {list(shape)}, and {odd} codes of {spec.dtype.name} do not fill whole bytes, as a multiple of "
+            f"{each} does; exclude this layer, or choose another format for it"
         )
 
 

@@ -13,13 +13,14 @@ from quark_onnx.dtypes import Integer
 from quark_onnx.errors import ConfigError
 from quark_onnx.torch import affine, quark_json
 from quark_onnx.torch.checkpoint import SHARD, Writer, read_json
-from quark_onnx.torch.checkpoint_layout import check, stored
+from quark_onnx.torch.checkpoint_layout import check, check_shape, stored
 from quark_onnx.torch.config import DEFAULT_TYPES, TorchConfig
 from quark_onnx.torch.exporter_config import ExporterConfig as ExporterConfig
 from quark_onnx.torch.exporter_config import JsonExporterConfig as JsonExporterConfig
 from quark_onnx.torch.formats import TwoLevel
 from quark_onnx.torch.layers import QuantizedLayer, Rounding, kind_of
 from quark_onnx.torch.packing import ORDERS
+from quark_onnx.torch.skeleton import is_tied
 from quark_onnx.torch.spec import LayerSpec
 
 
@@ -50,6 +51,9 @@ def export_safetensors(
     if not hasattr(model, "config") or not hasattr(model.config, "save_pretrained"):
         raise ConfigError(f"the model is a {type(model).__name__}; only a model of transformers has a checkpoint")
     check_layout(config)
+    for name, module in model.named_modules():
+        if isinstance(module, QuantizedLayer) and module.spec.weight is not None:
+            check_shape(name, module.spec.weight, module.shape)
     with Writer(Path(folder), max_shard) as writer:
         for name, tensor in tensors_of(model, pack_method):
             writer.add(name, tensor)
@@ -80,10 +84,8 @@ def described(
     Args:
         quantized: the layers that are, by name, with what became of them.
     """
-    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-    own = next((name for name, module in model.named_modules() if module is head), "")
-    if own in quantized and content.get("tie_word_embeddings"):
-        content = content | {"tie_word_embeddings": False}  # the head has codes of its own now
+    if is_tied(model.config) and any(name in quantized for name in _ends(model)):
+        content = _untied(content)
     exclude = [name for name in floats_of(model) if name not in quantized]
     modules = dict(model.named_modules())
     kinds = {name: getattr(modules[name], "kind", None) or kind_of(modules[name]) or "" for name in quantized}
@@ -91,6 +93,18 @@ def described(
     other = {name: spec for name, spec in quantized.items() if spec != config.spec_of(name, kinds[name])}
     config = config.with_(layers=(*other.items(), *config.layers))
     return content | {"quantization_config": quark_json.to_json(config, exclude, pack_method)}
+
+
+def _ends(model: Any) -> list[str]:
+    """Names of the layers that may have one weight together: the embedding of tokens, and the head."""
+    own = [getattr(model, f"get_{side}_embeddings", lambda: None)() for side in ("input", "output")]
+    return [name for name, module in model.named_modules() if any(module is each for each in own)]
+
+
+def _untied(content: dict[str, Any]) -> dict[str, Any]:
+    """A config.json whose model has a head of its own: what is quantized is no weight of two layers any more."""
+    parts = {key: part | {"tie_word_embeddings": False} for key, part in content.items() if key == "text_config"}
+    return content | parts | {"tie_word_embeddings": False}
 
 
 def floats_of(model: Any) -> list[str]:

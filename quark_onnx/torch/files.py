@@ -12,9 +12,10 @@ from quark_onnx.errors import DataError, ModelError
 from quark_onnx.progress import Progress
 from quark_onnx.torch.blockjournal import BlockJournal
 from quark_onnx.torch.checkpoint import SHARD, Reader, Writer, other_files, read_json
+from quark_onnx.torch.checkpoint_layout import check_shape
 from quark_onnx.torch.config import TorchConfig
 from quark_onnx.torch.export import check_layout, described, layer_tensors, tensors_of
-from quark_onnx.torch.layers import QuantizedLayer
+from quark_onnx.torch.layers import QuantizedLayer, kind_of, outputs_first
 from quark_onnx.torch.memory import give_back
 from quark_onnx.torch.observe import Watching
 from quark_onnx.torch.quantize import Layers, TorchReport, chosen_layers, finish, inside, measures, weight_of
@@ -82,7 +83,9 @@ def quantize_checkpoint(
     if measured and data is None:
         raise DataError("scales of activations are to be found, but no calibration data was given")
     report = TorchReport({name: spec for name, (_, spec) in chosen.items()}, kept)
+    others = other_files(source)
     run = _Run(model, Sources(reader, model), config, chosen, report, writing.pack_method)
+    run.check()
     with ExitStack() as stack:
         writer = stack.enter_context(Writer(output, writing.max_shard))
         journal = BlockJournal(writing.resume, reader, config, writing.pack_method)
@@ -92,7 +95,7 @@ def quantize_checkpoint(
         for name in run.sources.rest():
             writer.add(name, reader.get(name))
         writer.write_json("config.json", described(content, model, config, writing.pack_method, report.quantized))
-        for file in other_files(source):
+        for file in others:
             writer.copy(file)
     return report
 
@@ -107,6 +110,15 @@ class _Run:
     chosen: Layers
     report: TorchReport
     method: str
+
+    def check(self) -> None:
+        """Raise an error for what would fail at the end only: layers without a weight, and codes that do not fit."""
+        for name, (module, spec) in self.chosen.items():
+            weight = f"{name}.weight"
+            if weight not in self.sources:
+                raise ModelError(f"the checkpoint {self.sources.reader.folder} has no tensor for {weight}")
+            if spec.weight is not None:
+                check_shape(name, spec.weight, tuple(outputs_first(module.weight, kind_of(module)).shape))
 
     def unmeasured(self, progress: bool | None) -> Iterator[tuple[str, Any]]:
         """Codes of weights, layer by layer; nothing is run."""
@@ -132,12 +144,14 @@ class _Run:
         empty(module)
 
     def _untouched(self, name: str, module: Any) -> Iterator[tuple[str, Any]]:
-        """A module's own tensors as the checkpoint has them; those of a parameter that is another one's come once."""
+        """A module's own tensors as the checkpoint has them; those of a parameter that is another's come once, if that
+        stays as it is."""
         start = f"{name}." if name else ""
         own = [key for key, _ in module.named_parameters(recurse=False)]
         own += [key for key, _ in module.named_buffers(recurse=False) if key not in module._non_persistent_buffers_set]
         for key in own:
-            if start + key in self.sources and start + key not in self.sources.tied:
+            twin = self.sources.tied.get(start + key)
+            if start + key in self.sources and (twin is None or twin.rpartition(".")[0] in self.chosen):
                 yield self.sources.key_of(start + key), self.sources.get(start + key)
 
     def measured(
@@ -162,35 +176,43 @@ class _Run:
     def _blocks(
         self, blocks: dict[str, Any], data: Iterable[Any] | None, journal: BlockJournal, progress: bool | None
     ) -> Iterator[tuple[str, Any]]:
-        first = next(iter(blocks))
-        fill(self.model.get_submodule(first), first, self.sources)
+        self._fill(next(iter(blocks)))
         _fill_outside(self.model, blocks, self.sources)
+        embedding = self.model.get_input_embeddings()
+        if missing_of(embedding):
+            raise ModelError(f"the checkpoint {self.sources.reader.folder} has no tensor for the embedding of tokens")
         walk = Walk(self.model, blocks, data or ())
-        journal.begin(walk.hidden)
+        journal.begin(walk.tensors())
         with Progress(progress, len(blocks) * len(walk), "quantizing", "sample") as bar:
             for index, (name, block) in enumerate(blocks.items()):
                 part = inside(self.chosen, name)
                 found = journal.find(index)
                 if found is None:
-                    fill(block, name, self.sources)
-                    if missing := missing_of(block):
-                        raise ModelError(
-                            f"the checkpoint {self.sources.reader.folder} has no tensor for {name}.{missing[0]}"
-                        )
+                    self._fill(name)
                     with Watching(part) as watching:
                         for done in walk.run(name, block):
                             bar.update(index * len(walk) + done)
                     finish(self.model, part, watching, self.config, self.report)
-                    found = self._named(name, part, tensors_of(block, self.method))
-                    journal.keep(index, found, walk.hidden)
+                    tensors = self._named(name, part, tensors_of(block, self.method))
+                    unreached = [each for each, (_, spec) in part.items() if self.report.quantized[each] != spec]
+                    journal.keep(index, tensors, unreached, walk.hidden)
                 else:
+                    tensors, unreached = found
+                    for each in unreached:
+                        self.report.weight_only(each)
                     self._skip(block, name)
                     walk.hidden[:] = journal.hidden(index, walk.hidden)
                     bar.update((index + 1) * len(walk))
-                yield from sorted(found.items())  # as a journal hands them back in an order of its own
+                yield from sorted(tensors.items())  # as a journal hands them back in an order of its own
                 empty(block)
                 _drop(self.model, part)
                 give_back()
+
+    def _fill(self, name: str) -> None:
+        block = self.model.get_submodule(name)
+        fill(block, name, self.sources)
+        if missing := missing_of(block):
+            raise ModelError(f"the checkpoint {self.sources.reader.folder} has no tensor for {name}.{missing[0]}")
 
     def _named(self, block: str, layers: Layers, tensors: Iterable[tuple[str, Any]]) -> dict[str, Any]:
         """The tensors of a block by the names that the checkpoint has for them."""

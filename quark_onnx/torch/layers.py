@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn import functional as F
 
@@ -14,7 +15,19 @@ from quark_onnx.torch.quantized import Quantized, fake_quantize
 from quark_onnx.torch.spec import LayerSpec, TensorSpec
 
 
-class Rounding(nn.Module):
+class _Coded(nn.Module):
+    """A module whose buffers move with it from device to device, and keep their types: codes are no numbers to cast."""
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        before = dict(self._buffers)
+        super()._apply(fn, recurse)
+        for name, tensor in before.items():
+            if tensor is not None and self._buffers[name].dtype != tensor.dtype:
+                self._buffers[name] = tensor.to(self._buffers[name].device)
+        return self
+
+
+class Rounding(_Coded):
     """Rounds an activation; with a scale from data, or one that each run computes.
 
     Args:
@@ -25,8 +38,8 @@ class Rounding(nn.Module):
     def __init__(self, spec: TensorSpec, params: Params | None = None) -> None:
         super().__init__()
         self.spec = spec
-        self.register_buffer("scale", None if params is None else params.scale, persistent=False)
-        self.register_buffer("zero", None if params is None else params.zero, persistent=False)
+        self.register_buffer("scale", None if params is None else params.scale)
+        self.register_buffer("zero", None if params is None else params.zero)
 
     def forward(self, x: Any) -> Any:
         """What is left of the activation."""
@@ -40,8 +53,11 @@ class Rounding(nn.Module):
         return str(self.spec)
 
 
-class QuantizedLayer(nn.Module):
+class QuantizedLayer(_Coded):
     """A layer whose weight is codes; what it reads and computes is rounded where its spec says so.
+
+    Codes and scales are buffers, and part of the state. A change of the model's type changes what is computed with, and
+    not them.
 
     Args:
         layer: the float layer; its bias is shared, its weight is not kept.
@@ -60,6 +76,8 @@ class QuantizedLayer(nn.Module):
     ) -> None:
         super().__init__()
         self.spec = spec
+        for name in _PARTS:
+            self.register_buffer(name, None)
         self.quantized = weight
         kind = kind_of(layer)
         assert kind is not None
@@ -69,47 +87,85 @@ class QuantizedLayer(nn.Module):
         self.bias = getattr(layer, "bias", None)
         self.input = Rounding(spec.input, input) if spec.input is not None else None
         self.output = Rounding(spec.output, output) if spec.output is not None else None
-        self._settings = {name: getattr(layer, name) for name in _SETTINGS.get(self.kind, ())}
+        self._padding: Any = getattr(layer, "_reversed_padding_repeated_twice", None)  # as ``pad`` takes it
+        self._settings: dict[str, Any] = {name: getattr(layer, name) for name in _SETTINGS.get(self.kind, ())}
         self.shape = tuple(layer.weight.shape[::-1] if self._turned else layer.weight.shape)
+
+    @property
+    def quantized(self) -> Quantized | None:
+        """The weight's codes and scales; None where it stays float, or is dropped."""
+        if self.codes is None or self.spec.weight is None:
+            return None
+        return Quantized(
+            self.spec.weight, self._coded, self.codes, self.scale, self.zero, whole=self.whole, dtype=self._dtype
+        )
+
+    @quantized.setter
+    def quantized(self, weight: Quantized | None) -> None:
+        for name in _PARTS:
+            setattr(self, name, None if weight is None else getattr(weight, name))
+        if weight is not None:
+            self._coded, self._dtype = weight.shape, weight.dtype
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        if self.codes is not None:
+            self._dtype = fn(torch.empty(0, dtype=self._dtype, device=self.codes.device)).dtype
+        return super()._apply(fn, recurse)
 
     @property
     def weight(self) -> Any:
         """What is left of the weight."""
-        if self.quantized is None:
+        if (quantized := self.quantized) is None:
             return self.float_weight.t() if self._turned else self.float_weight
-        return outputs_first(self.quantized.dequantize(), self.kind)
+        return outputs_first(quantized.dequantize(), self.kind)
 
-    def forward(self, x: Any, *more: Any) -> Any:
-        """What the float layer computes, of what is left of its operands."""
+    def forward(self, input: Any, *more: Any, **named: Any) -> Any:
+        """What the float layer computes, of what is left of its operands; it is called as the float layer is."""
         if self.input is not None and self.kind not in ("Embedding", "EmbeddingBag"):
-            x = self.input(x)
-        found = self.compute(x, self.weight, more)
+            input = self.input(input)
+        found = self.compute(input, self.weight, more, named)
         return found if self.output is None else self.output(found)
 
-    def compute(self, x: Any, weight: Any, more: Sequence[Any]) -> Any:
-        """What the float layer computes with another weight; nothing is rounded."""
+    def compute(self, x: Any, weight: Any, more: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        """What the float layer computes with another weight; nothing is rounded.
+
+        Args:
+            x: what the layer reads.
+            weight: as the float layer has it.
+            more, named: all other arguments: offsets of bags, the size that a transposed convolution is to have.
+        """
         if self.kind == "Embedding":
             return F.embedding(x, weight, **self._settings)
         if self.kind == "EmbeddingBag":
-            return F.embedding_bag(x, weight, *more, **self._settings)
+            bags = dict(zip(("offsets", "per_sample_weights"), more, strict=False)) | dict(named)
+            return F.embedding_bag(x, weight, **bags, **self._settings)
         if self.kind == "Conv2d":
             settings = dict(self._settings)
             if (mode := settings.pop("padding_mode")) != "zeros":
-                x = F.pad(x, self._settings_padding(), mode=mode)
+                x = F.pad(x, self._padding, mode=mode)
                 settings["padding"] = 0
             return F.conv2d(x, weight, self.bias, **settings)
         if self.kind == "ConvTranspose2d":
-            return F.conv_transpose2d(x, weight, self.bias, **self._settings)
+            size = more[0] if more else named.get("output_size")
+            extra: dict[str, Any] = {} if size is None else {"output_padding": self._extra(x, weight, size)}
+            return F.conv_transpose2d(x, weight, self.bias, **self._settings | extra)
         return F.linear(x, weight, self.bias)
 
-    def _settings_padding(self) -> list[int]:
-        """The padding of a convolution as ``pad`` takes it: the last axis first."""
-        return [side for pad in reversed(self._settings["padding"]) for side in (pad, pad)]
+    def _extra(self, x: Any, weight: Any, size: Sequence[int]) -> list[int]:
+        """What is added on one side of what a transposed convolution computes for it to have this size."""
+        steps = (self._settings[name] for name in ("stride", "padding", "dilation"))
+        parts = zip(size[-2:], x.shape[-2:], weight.shape[-2:], *steps, strict=True)
+        return [
+            wanted - ((length - 1) * stride - 2 * pad + dilation * (kernel - 1) + 1)
+            for wanted, length, kernel, stride, pad, dilation in parts
+        ]
 
     def extra_repr(self) -> str:
         return f"{self.kind} {list(self.shape)}, weight={self.spec.weight}"
 
 
+#: The tensors of a weight.
+_PARTS = ("codes", "scale", "zero", "whole")
 #: What the functions behind the layers take beside their operands.
 _SETTINGS = {
     "Embedding": ("padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse"),

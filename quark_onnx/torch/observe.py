@@ -87,7 +87,7 @@ class Watching:
         for name, (module, spec) in self._layers.items():
             if spec.input is not None and spec.input.measured:
                 watched = self.inputs[name] = Watched(spec.input, f"the input of {name}")
-                self._hooks.append(module.register_forward_pre_hook(_reading(watched)))
+                self._hooks.append(module.register_forward_pre_hook(_reading(watched), with_kwargs=True))
             if spec.output is not None and spec.output.measured:
                 watched = self.outputs[name] = Watched(spec.output, f"the output of {name}")
                 self._hooks.append(module.register_forward_hook(_computing(watched)))
@@ -99,8 +99,8 @@ class Watching:
 
 
 def _reading(watched: Watched) -> Any:
-    def hook(module: Any, args: tuple[Any, ...]) -> None:
-        watched.observe(args[0].detach())
+    def hook(module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        watched.observe((args[0] if args else named["input"]).detach())
 
     return hook
 

@@ -80,6 +80,15 @@ def unpack_bits(octets: Any, bits: int, signed: bool = False) -> Any:
 _GROUPS = {2: (4, 1), 3: (8, 3), 4: (2, 1), 6: (4, 3)}
 
 
+def codes_to_whole_bytes(bits: int) -> int:
+    """Codes of which any multiple fills whole bytes.
+
+    >>> codes_to_whole_bytes(3)
+    8
+    """
+    return _GROUPS[bits][0]
+
+
 def _shifts(bits: int, device: Any) -> Any:
     each = _GROUPS[bits][0]
     places = range(each)[::-1] if bits == 2 else range(each)

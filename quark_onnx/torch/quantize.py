@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+import logging
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from quark_onnx.errors import DataError
+from quark_onnx.errors import DataError, ModelError
 from quark_onnx.progress import Progress
 from quark_onnx.torch.config import TorchConfig
 from quark_onnx.torch.experts import unfuse_experts
@@ -14,8 +15,10 @@ from quark_onnx.torch.layers import QuantizedLayer, kind_of, outputs_first
 from quark_onnx.torch.observe import Watching
 from quark_onnx.torch.quantized import Quantized, quantize
 from quark_onnx.torch.spec import LayerSpec
-from quark_onnx.torch.structure import blocks_of, layers_of, routers_of, set_module
-from quark_onnx.torch.walk import Walk, call, inference
+from quark_onnx.torch.structure import blocks_of, layers_of, put_modules, routers_of, shared_among
+from quark_onnx.torch.walk import Walk, batches, call, inference
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -31,6 +34,12 @@ class TorchReport:
     quantized: dict[str, LayerSpec] = field(default_factory=dict)
     kept: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+
+    def weight_only(self, name: str) -> LayerSpec:
+        """Note that the data has not reached a layer, and return how it is quantized then."""
+        self.notes.append(f"{name} was not run on the data: only its weight is quantized")
+        self.quantized[name] = LayerSpec(self.quantized[name].weight)
+        return self.quantized[name]
 
 
 Layers = dict[str, tuple[Any, LayerSpec]]
@@ -85,54 +94,69 @@ def quantize_model(
     Raises:
         ConfigError: a name of the configuration matches no layer.
         DataError: data is needed and missing, or the model cannot be run on it.
-        ModelError: a weight holds no numbers, or the model does not run its blocks one after the other.
+        ModelError: a weight holds no numbers, or the model is quantized already.
     """
+    _check_float(model)
     unfuse_experts(model)
     chosen, kept = chosen_layers(model, config)
     report = TorchReport({name: spec for name, (_, spec) in chosen.items()}, kept)
-    blocks = blocks_of(model)
-    parts = {block: inside(chosen, block) for block in blocks}
-    rest = {name: entry for name, entry in chosen.items() if not any(name in part for part in parts.values())}
-    if not any(spec.measures for _, spec in chosen.values()):
+    if not measures(chosen):
+        made = dict[str, Any]()
         with Progress(progress, len(chosen), "quantizing", "layer") as bar:
             for done, (name, (module, spec)) in enumerate(chosen.items(), 1):
-                set_module(model, name, QuantizedLayer(module, weight_of(module, spec, name), spec))
+                made[name] = QuantizedLayer(module, weight_of(module, spec, name), spec)
                 bar.update(done)
+        put_modules(model, made)
         return report
     if data is None:
         raise DataError("scales of activations are to be found, but no calibration data was given")
-    data = list(data) if measures(rest) else data  # what lies outside of the blocks is run once more
+    data = list(batches(data))
     with inference(model):
-        if blocks and any(measures(part) for part in parts.values()):
-            _walk(model, blocks, parts, data, config, progress, report)
-        else:
-            rest = chosen
-        if rest:
-            _whole(model, rest, data, config, report)
+        if not _walk(model, chosen, data, config, progress, report):
+            _whole(model, chosen, data, config, report)
     return report
 
 
+def _check_float(model: Any) -> None:
+    found = next((name for name, module in model.named_modules() if isinstance(module, QuantizedLayer)), None)
+    if found is not None:
+        raise ModelError(f"{found or 'the model'} is quantized already; start from the float model")
+    if kind_of(model) is not None:
+        raise ModelError(f"the model is a single {type(model).__name__}; put it into a module, as nn.Sequential(model)")
+
+
 def _walk(
-    model: Any,
-    blocks: Mapping[str, Any],
-    parts: Mapping[str, Layers],
-    data: Iterable[Any],
-    config: TorchConfig,
-    progress: bool | None,
-    report: TorchReport,
-) -> None:
-    """Quantize the layers of the blocks; scales are those of the float model, as AMD Quark's are."""
-    walk = Walk(model, blocks, data)
+    model: Any, chosen: Layers, data: list[Any], config: TorchConfig, progress: bool | None, report: TorchReport
+) -> bool:
+    """Quantize block by block; scales are those of the float model, as AMD Quark's are.
+
+    Returns:
+        Whether this was possible: what is measured lies in blocks that are run once for a sample, one after the other.
+    """
+    blocks = blocks_of(model)
+    parts = {block: inside(chosen, block) for block in blocks}
+    rest = {name: entry for name, entry in chosen.items() if not any(name in part for part in parts.values())}
+    if not any(measures(part) for part in parts.values()) or measures(rest) or shared_among(model, blocks, chosen):
+        return False
+    try:
+        walk = Walk(model, blocks, data)
+    except ModelError as error:
+        logger.debug("the model is run as a whole: %s", error)
+        return False
     with Progress(progress, len(blocks) * len(walk), "quantizing", "sample") as bar:
         for index, (name, block) in enumerate(blocks.items()):
             with Watching(parts[name]) as watching:
                 for done in walk.run(name, block):
                     bar.update(index * len(walk) + done)
             finish(model, parts[name], watching, config, report)
+    finish(model, rest, Watching({}), config, report)
+    return True
 
 
-def _whole(model: Any, layers: Layers, data: Iterable[Any], config: TorchConfig, report: TorchReport) -> None:
+def _whole(model: Any, layers: Layers, data: list[Any], config: TorchConfig, report: TorchReport) -> None:
     """Quantize layers of a model that is run as a whole."""
+    if not data:
+        raise DataError("the calibration data is empty")
     with Watching(layers) as watching:
         for count, batch in enumerate(data):
             try:
@@ -154,15 +178,15 @@ def weight_of(module: Any, spec: LayerSpec, name: str) -> Quantized | None:
 def finish(model: Any, layers: Layers, watching: Watching, config: TorchConfig, report: TorchReport) -> None:
     """Put quantized layers in the place of those that were watched."""
     least = config.kv_cache.least if config.kv_cache else 0.0
+    made = dict[str, Any]()
     for name, (module, spec) in layers.items():
         inputs, outputs = watching.inputs.get(name), watching.outputs.get(name)
         read = inputs.params() if inputs else None
         computed = outputs.params(least) if outputs else None
         if (inputs and read is None) or (outputs and computed is None):
-            spec = LayerSpec(spec.weight)
-            report.quantized[name] = spec
-            report.notes.append(f"{name} was not run on the data: only its weight is quantized")
-        set_module(model, name, QuantizedLayer(module, weight_of(module, spec, name), spec, read, computed))
+            spec = report.weight_only(name)
+        made[name] = QuantizedLayer(module, weight_of(module, spec, name), spec, read, computed)
+    put_modules(model, made)
 
 
 def inside(layers: Layers, block: str) -> Layers:

@@ -14,6 +14,7 @@ from quark_onnx.torch.checkpoint import Reader
 
 _EXPERT = re.compile(r"(.*\bexperts)\.(\d+)\.(gate|up|down)_proj\.(weight|bias)")
 #: How checkpoints of Mixtral call the layers of an expert.
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _MIXTRAL = {"gate": "w1", "up": "w3", "down": "w2"}
 
 
@@ -148,6 +149,8 @@ def fill(module: Any, prefix: str, sources: Sources, *, dtype: Any = None) -> No
             value = sources.get(place + name)
             if value.shape != parameter.shape:
                 raise ModelError(f"{place + name} is {list(value.shape)}, and {list(parameter.shape)} in the model")
+            if parameter.is_floating_point() and value.dtype not in _FLOATS:
+                raise ModelError(f"{place + name} is {value.dtype}; start from a checkpoint of float weights")
             setattr(owner, name, nn.Parameter(value if dtype is None else value.to(dtype), requires_grad=False))
         for name, _ in list(owner.named_buffers(recurse=False)):
             if name not in owner._non_persistent_buffers_set and place + name in sources:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import nn
@@ -73,3 +73,30 @@ def set_module(model: Any, name: str, module: Any) -> None:
         owner[int(child)] = module
     else:
         setattr(owner, child, module)
+
+
+def put_modules(model: Any, made: Mapping[str, Any]) -> None:
+    """Put modules in the place of those that have these names, in all places where the model has them.
+
+    >>> shared = nn.Linear(2, 2)
+    >>> model = nn.Sequential(shared, nn.ReLU(), shared)
+    >>> put_modules(model, {"0": nn.Identity()})
+    >>> model[0] is model[2]
+    True
+    """
+    new = {id(model.get_submodule(name)): module for name, module in made.items()}
+    for owner in list(model.modules()):
+        for child, old in list(owner._modules.items()):
+            if id(old) in new:
+                setattr(owner, child, new[id(old)])
+
+
+def shared_among(model: Any, blocks: Mapping[str, Any], layers: Mapping[str, Any]) -> bool:
+    """Whether a layer is part of two blocks, or of a block and of what lies outside of all."""
+    own = {id(model.get_submodule(name)) for name in layers}
+    places = dict[int, set[str]]()
+    for name, module in model.named_modules(remove_duplicate=False):
+        if id(module) in own:
+            block = next((block for block in blocks if name == block or name.startswith(f"{block}.")), "")
+            places.setdefault(id(module), set()).add(block)
+    return any(len(found) > 1 for found in places.values())

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from quark_onnx.errors import ModelError
+
 #: The names of types in the format.
 TYPES = {
     torch.float64: "F64",
@@ -27,6 +29,11 @@ TYPES = {
     torch.int16: "I16",
     torch.int8: "I8",
     torch.uint8: "U8",
+    torch.uint16: "U16",
+    torch.uint32: "U32",
+    torch.uint64: "U64",
+    torch.float8_e8m0fnu: "F8_E8M0",
+    torch.complex64: "C64",
     torch.bool: "BOOL",
 }
 _ALIGNMENT = 8
@@ -50,7 +57,13 @@ class TensorFile:
         self._small: list[tuple[str, Any]] = []
 
     def add(self, name: str, tensor: Any) -> None:
-        """Write a tensor, or hold it back if it would disturb the alignment of what follows."""
+        """Write a tensor, or hold it back if it would disturb the alignment of what follows.
+
+        Raises:
+            ModelError: the format has no such type.
+        """
+        if tensor.dtype not in TYPES:
+            raise ModelError(f"the tensor {name!r} is {tensor.dtype}, which safetensors files have no place for")
         tensor = tensor.detach().cpu().contiguous()
         size = tensor.numel() * tensor.element_size()
         self.size += size

@@ -14,6 +14,8 @@ import torch
 
 from quark_onnx.errors import DataError, ModelError
 
+_NO_WALK = "the model cannot be walked block by block"
+
 
 class _Enough(Exception):
     """Ends a run of the model once its last block has been reached."""
@@ -30,22 +32,35 @@ def call(model: Any, batch: Any) -> Any:
     raise DataError(f"the data yields a {type(batch).__name__}; a tensor, a dict or a list of tensors is needed")
 
 
+def batches(data: Any) -> Iterator[Any]:
+    """What calibration data yields.
+
+    Raises:
+        DataError: it is nothing that can yield.
+    """
+    if not isinstance(data, Iterable):
+        raise DataError(f"the calibration data is a {type(data).__name__}; a list of batches, or a loader, is needed")
+    return iter(data)
+
+
 @contextlib.contextmanager
 def inference(model: Any) -> Iterator[None]:
     """Without gradients, dropout and caches of keys and values."""
-    training: bool = model.training
-    config: Any = getattr(model, "config", None)
-    cached = getattr(config, "use_cache", None)
+    training = [module for module in model.modules() if module.training]
+    # parts of a model may have configurations of their own
+    configs: dict[int, Any] = {id(each.config): each.config for each in model.modules() if hasattr(each, "config")}
+    cached = [config for config in configs.values() if getattr(config, "use_cache", None)]
     model.eval()
-    if cached is not None:
+    for config in cached:
         config.use_cache = False
     try:
         with torch.no_grad():
             yield
     finally:
-        model.train(training)
-        if cached is not None:
-            config.use_cache = cached
+        for module in training:
+            module.training = True
+        for config in cached:
+            config.use_cache = True
 
 
 class Walk:
@@ -65,7 +80,7 @@ class Walk:
         devices = (each.device for each in model.parameters() if each.device.type != "meta")
         self._device = next(devices, torch.device("cpu"))
         recorder = _Recorder(blocks)
-        for batch in data:
+        for batch in batches(data):
             recorder.run(model, _moved(batch, self._device))
         self.hidden: list[Any] = recorder.hidden
         if not self.hidden:
@@ -74,6 +89,11 @@ class Walk:
 
     def __len__(self) -> int:
         return len(self.hidden)
+
+    def tensors(self) -> Iterator[Any]:
+        """The hidden states, and all tensors that blocks read beside them, once each."""
+        found = {id(tensor): tensor for tensor in _tensors((self.hidden, self._arguments))}
+        return iter(found.values())
 
     def run(self, name: str, block: Any, keep: bool = True) -> Iterator[int]:
         """Run a block on every sample that reaches it, and say after each how many are done.
@@ -89,6 +109,16 @@ class Walk:
             if keep:
                 self.hidden[index] = found
             yield index + 1
+
+
+def _tensors(parts: Any) -> Iterator[Any]:
+    if isinstance(parts, torch.Tensor):
+        yield parts
+    elif isinstance(parts, Mapping):
+        yield from _tensors(list(parts.values()))
+    elif isinstance(parts, list | tuple):
+        for part in parts:
+            yield from _tensors(part)
 
 
 def _moved(batch: Any, device: Any) -> Any:
@@ -115,8 +145,11 @@ class _Recorder:
     def run(self, model: Any, batch: Any) -> None:
         """Record one batch."""
         before = len(self.hidden)
+        self._handed: Any = None
+        names = iter(self._blocks)
+        own = {name: vars(block).get("forward") for name, block in self._blocks.items()}
         for name, block in self._blocks.items():
-            block.forward = self._standing_in(name, block, type(block).forward)
+            block.forward = self._standing_in(name, block.forward, names)
         try:
             call(model, batch)
         except _Enough:
@@ -126,25 +159,40 @@ class _Recorder:
         except Exception as error:
             raise DataError(f"the model cannot be run on sample {before}: {type(error).__name__}: {error}") from error
         finally:
-            for block in self._blocks.values():
+            for name, block in self._blocks.items():
                 del block.forward
-        counts = {name: len(calls) for name, calls in self.arguments.items()}
-        if odd := [name for name, count in counts.items() if count not in (0, before + 1)]:
-            raise ModelError(f"block {odd[0]} is not run once for a sample; the model cannot be walked block by block")
-        if not any(counts.values()):
-            raise ModelError("the model runs none of its blocks; it cannot be walked block by block")
+                if own[name] is not None:  # another library's
+                    block.forward = own[name]
+        if odd := [name for name, calls in self.arguments.items() if len(calls) not in (0, before + 1)]:
+            raise ModelError(f"{odd[0]} is not run on all samples; {_NO_WALK}")
+        if not any(self.arguments.values()):
+            raise ModelError(f"the model runs none of its blocks; {_NO_WALK}")
 
-    def _standing_in(self, name: str, block: Any, forward: Any) -> Any:
+    def _standing_in(self, name: str, forward: Any, names: Iterator[str]) -> Any:
         def stand_in(*args: Any, **kwargs: Any) -> Any:
             hidden, rest = (args[0], args[1:]) if args else (kwargs.pop("hidden_states"), ())
-            if not self.hidden or name == next(iter(self._blocks)):
+            if _filled(kwargs.get("past_key_values")):
+                raise ModelError(f"the data brings keys and values along; {_NO_WALK}")
+            kwargs |= {"past_key_values": None} if "past_key_values" in kwargs else {}
+            if name not in names:  # an iterator, which goes on behind the name
+                raise ModelError(f"the model does not run {name} once for a sample, in its turn; {_NO_WALK}")
+            if self._handed is None:
                 self.hidden.append(hidden.detach())
+            elif hidden is not self._handed:
+                raise ModelError(f"something happens in front of {name}; {_NO_WALK}")
             self.arguments[name].append((tuple(rest), dict(kwargs)))
             if name == self._last:
                 raise _Enough
-            if self._form is None:
-                found = forward(block, hidden, *rest, **kwargs)
+            if self._handed is None and not isinstance(self._form, torch.Tensor):
+                # what the first block hands on beside hidden states may differ from sample to sample
+                found = forward(hidden.clone(), *rest, **kwargs)
                 self._form = found if isinstance(found, torch.Tensor) else tuple(found)
+            self._handed = hidden
             return hidden if isinstance(self._form, torch.Tensor) else (hidden, *self._form[1:])
 
         return stand_in
+
+
+def _filled(cache: Any) -> bool:
+    """Whether there are keys and values of earlier tokens."""
+    return cache is not None and not (hasattr(cache, "get_seq_length") and not cache.get_seq_length())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -51,24 +51,24 @@ class StandIn(nn.Module):
             if rounding is not None:
                 setattr(layer, side, MarkedRounding(rounding, name, side))
 
-    def forward(self, x: Any, *more: Any) -> Any:
+    def forward(self, input: Any, *more: Any, **named: Any) -> Any:
         """What the layer computes."""
         layer = self.layer
         if layer.quantized is None or not torch.compiler.is_exporting():
-            return layer(x, *more)
-        if layer.input is not None and x.is_floating_point():  # an embedding reads integers
-            x = layer.input(x)
-        found = self._exported(x, more)
+            return layer(input, *more, **named)
+        if layer.input is not None and input.is_floating_point():  # an embedding reads integers
+            input = layer.input(input)
+        found = self._exported(input, more, named)
         return found if layer.output is None else layer.output(found)
 
-    def _exported(self, x: Any, more: Sequence[Any]) -> Any:
+    def _exported(self, x: Any, more: Sequence[Any], named: Mapping[str, Any]) -> Any:
         layer, attributes = self.layer, {"layer": self.name}
         assert layer.quantized is not None
         if layer.kind == "Linear":
             operands = (x,) if layer.bias is None else (x, layer.bias)
             return _node(LINEAR, operands, attributes, x.dtype, (*x.shape[:-1], layer.shape[0]))
         weight = _node(WEIGHT, (), attributes, layer.quantized.dtype, layer.shape)
-        return layer.compute(x, weight, more)
+        return layer.compute(x, weight, more, named)
 
 
 def _node(kind: str, inputs: Sequence[Any], attributes: dict[str, Any], dtype: Any, shape: Sequence[Any]) -> Any:
@@ -89,19 +89,17 @@ def standing_in(model: Any, dtype: Any) -> tuple[Any, dict[str, QuantizedLayer]]
     for module in model.modules():
         own = dict(module.named_parameters(recurse=False))
         for name, tensor in (*own.items(), *module.named_buffers(recurse=False)):
-            cast = tensor.is_floating_point() and (bool(own) or tensor.dtype in _SHORT)
+            codes = isinstance(module, QuantizedLayer) and name not in own
+            cast = not codes and tensor.is_floating_point() and (bool(own) or tensor.dtype in _SHORT)
             moved = tensor.detach().to("cpu", dtype if cast else tensor.dtype)
             memo[id(tensor)] = nn.Parameter(moved, requires_grad=False) if name in own else moved
-        if isinstance(module, QuantizedLayer) and module.quantized is not None:
-            quantized = module.quantized
-            parts = {key: getattr(quantized, key) for key in ("codes", "scale", "zero", "whole")}
-            parts = {key: part.cpu() for key, part in parts.items() if part is not None}
-            memo[id(quantized)] = replace(quantized, dtype=dtype, **parts)
     copied = copy.deepcopy(model, memo)
     layers, made = dict[str, QuantizedLayer](), dict[int, StandIn]()
     for name, module in list(copied.named_modules(remove_duplicate=False)):
         if isinstance(module, QuantizedLayer):
             if id(module) not in made:
+                if module.quantized is not None:
+                    module.quantized = replace(module.quantized, dtype=dtype)
                 layers[name], made[id(module)] = module, StandIn(module, name)
             set_module(copied, name, made[id(module)])
     return copied.eval(), layers

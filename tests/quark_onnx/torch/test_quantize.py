@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from quark_onnx.errors import ConfigError, DataError, ModelError
+from quark_onnx.errors import ConfigError, DataError
 from quark_onnx.torch.config import KVCache, TorchConfig
 from quark_onnx.torch.export import export_safetensors
 from quark_onnx.torch.layers import QuantizedLayer
@@ -221,19 +221,6 @@ def test_blocks_that_return_tuples_are_walked() -> None:
     x = seen_by(model, "layers.2.inner", batches)
     quantize_model(model, TorchConfig(INT8), batches, progress=False)
     assert model.layers[2].inner.input.scale.item() == pytest.approx(np.abs(x).max() / 127.5, rel=1e-6)
-
-
-def test_blocks_that_are_run_twice_are_refused() -> None:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.ModuleList([nn.Sequential(nn.Linear(4, 4)), nn.Sequential(nn.Linear(4, 4))])
-
-        def forward(self, x: Any) -> Any:
-            return self.layers[1](self.layers[0](self.layers[0](x)))
-
-    with pytest.raises(ModelError, match=r"block layers.0 is not run once"):
-        quantize_model(Model(), TorchConfig(INT8), [torch.randn(1, 4)], progress=False)
 
 
 def test_perplexity_is_that_of_its_definition() -> None:

@@ -1,0 +1,104 @@
+"""Runs that were interrupted go on, and end in the same bytes; what is damaged or of another run is not believed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from quark_onnx.errors import ConfigError
+from quark_onnx.torch import files
+from quark_onnx.torch.config import TorchConfig
+from quark_onnx.torch.files import Writing, quantize_checkpoint
+from quark_onnx.torch.schemes import scheme
+from tests import torch_families
+from tests.torch_models import llama, made, saved, tokens
+
+FP8 = TorchConfig(scheme("fp8"), exclude=("lm_head",))
+
+
+class Killed(BaseException):
+    """Ends a run."""
+
+
+def run(source: Path, output: Path, resume: Path | None, data: Any = None) -> dict[str, bytes]:
+    """The bytes of all files of a run."""
+    quantize_checkpoint(source, output, FP8, data or tokens(1, 2), writing=Writing(resume=resume), progress=False)
+    return {file.name: file.read_bytes() for file in output.iterdir()}
+
+
+def killed_behind(block: int, source: Path, output: Path, resume: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run until so many blocks are done."""
+    done = list[None]()
+
+    def counted() -> None:
+        done.append(None)
+        if len(done) > block:
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "give_back", counted)
+        with pytest.raises(Killed):
+            run(source, output, resume)
+    assert not output.exists()
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return saved(made(llama(num_hidden_layers=4)), tmp_path / "model")
+
+
+@pytest.mark.parametrize("damage", ["", "block-00000", "block-00001", "hidden", "state"])
+@pytest.mark.parametrize("how", ["cut", "gone"])
+def test_a_damaged_folder_changes_nothing(
+    damage: str, how: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted, resume = run(source, tmp_path / "whole", None), tmp_path / "resume"
+    killed_behind(2, source, tmp_path / "out", resume, monkeypatch)
+    for file in resume.glob(f"{damage}*") if damage else ():
+        if how == "gone":
+            file.unlink()
+        else:
+            file.write_bytes(file.read_bytes()[:-40])
+    if (damage, how) == ("state", "cut"):
+        with pytest.raises(ConfigError, match="cannot be used to resume from"):
+            run(source, tmp_path / "out", resume)
+    else:
+        assert run(source, tmp_path / "out", resume) == wanted
+
+
+def test_experts_that_no_token_reached_are_described_after_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = saved(made(torch_families.config_of("qwen3_moe")), tmp_path / "model")
+    wanted = run(source, tmp_path / "whole", None)
+    killed_behind(0, source, tmp_path / "out", tmp_path / "resume", monkeypatch)
+    assert run(source, tmp_path / "out", tmp_path / "resume") == wanted
+
+
+def test_another_model_of_the_same_shape_is_refused(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed_behind(1, source, tmp_path / "out", tmp_path / "resume", monkeypatch)
+    weights = load_file(source / "model.safetensors")
+    weights = {name: tensor * 2 if "mlp" in name else tensor for name, tensor in weights.items()}
+    before = (source / "model.safetensors").stat()
+    save_file(weights, source / "model.safetensors", {"format": "pt"})
+    os.utime(source / "model.safetensors", ns=(before.st_atime_ns, before.st_mtime_ns + 1_000_000))
+    with pytest.raises(ConfigError, match="its model differs"):
+        run(source, tmp_path / "out", tmp_path / "resume")
+
+
+def test_another_mask_is_other_data(source: Path, tmp_path: Path) -> None:
+    ids = tokens(1, 6)[0]
+    for length in (0, 3):
+        mask = torch.ones_like(ids)
+        mask[:, :length] = 0
+        data = [{"input_ids": ids, "attention_mask": mask}]
+        if not length:
+            run(source, tmp_path / "first", tmp_path / "resume", data)
+        else:
+            with pytest.raises(ConfigError, match="its data differs"):
+                run(source, tmp_path / "second", tmp_path / "resume", data)
