@@ -19,6 +19,7 @@ from quark_onnx.torch.layers import QuantizedLayer, kind_of, outputs_first
 from quark_onnx.torch.memory import give_back
 from quark_onnx.torch.observe import Watching
 from quark_onnx.torch.quantize import Layers, TorchReport, chosen_layers, finish, inside, measures, weight_of
+from quark_onnx.torch.quantized import check_finite
 from quark_onnx.torch.skeleton import config_of, skeleton_of
 from quark_onnx.torch.sources import Sources, empty, fill, missing_of
 from quark_onnx.torch.structure import blocks_of
@@ -113,6 +114,9 @@ class _Run:
 
     def check(self) -> None:
         """Raise an error for what would fail at the end only: layers without a weight, and codes that do not fit."""
+        lost = [name for name, _ in self.model.named_parameters() if name not in self.sources]
+        if lost:
+            self.report.notes.append(f"{self.sources.reader.folder} has no tensor for {', '.join(lost)}")
         for name, (module, spec) in self.chosen.items():
             weight = f"{name}.weight"
             if weight not in self.sources:
@@ -189,6 +193,9 @@ class _Run:
                 found = journal.find(index)
                 if found is None:
                     self._fill(name)
+                    for each, (module, spec) in part.items():
+                        if spec.weight is not None:
+                            check_finite(module.weight, each)
                     with Watching(part) as watching:
                         for done in walk.run(name, block):
                             bar.update(index * len(walk) + done)
@@ -222,7 +229,9 @@ class _Run:
             if owner in layers:
                 key = self.sources.key_of(f"{owner}.weight").removesuffix("weight") + end
             else:
-                key = self.sources.key_of(f"{block}.{key}")
+                if (name := f"{block}.{key}") in self.sources:
+                    tensor = self.sources.get(name)  # of the type that it has there
+                key = self.sources.key_of(name)
             found[key] = tensor
         return found
 

@@ -81,8 +81,7 @@ def quantize(weight: Any, spec: TensorSpec, name: str = "weight", params: Params
     >>> quantize(torch.tensor([[1.0, -2.0, 4.0]]), TensorSpec("mxfp4e2m1")).dequantize()
     tensor([[ 1., -2.,  4.]])
     """
-    if weight.numel() and not torch.isfinite(torch.stack(torch.aminmax(weight))).all():
-        raise ModelError(f"the weight {name!r} holds numbers that are infinite or none; it cannot be quantized")
+    check_finite(weight, name)
     if spec.is_cast:
         kept = torch.float16 if spec.dtype.name == "float16" else torch.bfloat16
         return Quantized(
@@ -101,6 +100,12 @@ def quantize(weight: Any, spec: TensorSpec, name: str = "weight", params: Params
     zero = None if params.zero is None else params.zero[ones]
     codes = affine.encode(view, Params(params.scale[ones], zero), spec)
     return Quantized(spec, tuple(weight.shape), codes, params.scale, params.zero, None, weight.dtype)
+
+
+def check_finite(weight: Any, name: str) -> None:
+    """Raise ModelError if a weight holds a number that is infinite or none."""
+    if weight.numel() and not torch.isfinite(torch.stack(torch.aminmax(weight.detach()))).all():
+        raise ModelError(f"the weight {name!r} holds numbers that are infinite or none; it cannot be quantized")
 
 
 def solve(view: Any, spec: TensorSpec) -> Params:

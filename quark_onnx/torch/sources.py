@@ -135,10 +135,10 @@ def fill(module: Any, prefix: str, sources: Sources, *, dtype: Any = None) -> No
 
     Args:
         prefix: the module's name, empty for the model.
-        dtype: what they become, the checkpoint's own if None.
+        dtype: what they become; None for what they are in the model, whatever the checkpoint has.
 
     Raises:
-        ModelError: one has another shape.
+        ModelError: one has another shape, or is no float.
     """
     start = f"{prefix}." if prefix else ""
     for owner_name, owner in module.named_modules():
@@ -151,7 +151,8 @@ def fill(module: Any, prefix: str, sources: Sources, *, dtype: Any = None) -> No
                 raise ModelError(f"{place + name} is {list(value.shape)}, and {list(parameter.shape)} in the model")
             if parameter.is_floating_point() and value.dtype not in _FLOATS:
                 raise ModelError(f"{place + name} is {value.dtype}; start from a checkpoint of float weights")
-            setattr(owner, name, nn.Parameter(value if dtype is None else value.to(dtype), requires_grad=False))
+            value = value.to(parameter.dtype if dtype is None else dtype)
+            setattr(owner, name, nn.Parameter(value, requires_grad=False))
         for name, _ in list(owner.named_buffers(recurse=False)):
             if name not in owner._non_persistent_buffers_set and place + name in sources:
                 setattr(owner, name, sources.get(place + name))
