@@ -110,7 +110,9 @@ def main() -> int:
                 theirs: dict[str, float | str] = {}
                 if arguments.amd_quark_python and scheme != "float":
                     theirs = measured([str(arguments.amd_quark_python), str(PEER), folder, file, scheme])
-                late = "value" in theirs and float(ours["value"]) > float(theirs["value"]) * (1 + 1e-4)
+                late = (
+                    "value" in theirs and "value" in ours and float(ours["value"]) > float(theirs["value"]) * (1 + 1e-4)
+                )
                 worse += late
                 rows.append([scheme, *_cells(ours, arguments.busy, late), *_cells(theirs, arguments.busy)])
                 print(*rows[-1], file=sys.stderr, flush=True)
