@@ -106,6 +106,6 @@ def test_another_mask_is_other_data(source: Path, tmp_path: Path) -> None:
 
 def test_a_folder_that_holds_something_else_is_left_alone(source: Path, tmp_path: Path) -> None:
     before = sorted(source.iterdir())
-    with pytest.raises(ConfigError, match="holds other files, as config.json; name an empty folder"):
+    with pytest.raises(ConfigError, match=r"holds other files, as config.json; name an empty folder"):
         run(source, tmp_path / "out", source)
     assert sorted(source.iterdir()) == before
