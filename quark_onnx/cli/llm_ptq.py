@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentTypeError, Namespace
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -68,12 +69,12 @@ def ptq(options: Namespace) -> Answer:
     )
     if config.measures and options.data is None:
         raise UsageError(f"--scheme {options.scheme} has scales that only data can tell; give --data")
-    texts = [None if text is None else module.Text(text, options.samples, options.length) for text in (options.data,)]
+    text = None if options.data is None else module.Text(options.data, options.samples, options.length)
     judge = None if options.evaluate is None else module.Text(options.evaluate, None, options.length)
     writing = files.Writing(options.pack, int(options.shard * 1e9), options.trust_code, options.resume)
     progress = False if options.quiet else None
     found = module.ptq(
-        options.model, options.output, config, text=texts[0], evaluate=judge, writing=writing, progress=progress
+        options.model, options.output, config, text=text, evaluate=judge, writing=writing, progress=progress
     )
     report = found.report
     lines = [f"{options.output}: {len(report.quantized)} layers are quantized, {len(report.kept)} stay float"]
@@ -106,9 +107,7 @@ def gguf_options(parser: Parser) -> None:
 
 def gguf(options: Namespace) -> Answer:
     written = _torch_side("quark_onnx.torch.gguf").write_gguf(options.model, options.output, options.kind)
-    counts = {
-        kind: sum(each == kind for each in written.types.values()) for kind in dict.fromkeys(written.types.values())
-    }
+    counts = Counter(written.types.values())
     lines = [f"{written.path}: " + ", ".join(f"{count} tensors {kind}" for kind, count in counts.items())]
     lines += [f"note: {note}" for note in written.notes]
     document = {"model": options.model, "output": Path(written.path), "tensors": written.types, "notes": written.notes}

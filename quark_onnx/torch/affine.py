@@ -98,16 +98,12 @@ def encode(x: Any, params: Params, spec: TensorSpec) -> Any:
     if not isinstance(spec.dtype, Integer):
         # in the type of the tensor where the scale has it, too: what the peer does
         scaled = x / params.scale if x.dtype == params.scale.dtype else x.float() / params.scale.float()
-        return _to_float8(scaled.clamp(grid.qmin, grid.qmax), spec)
+        return scaled.clamp(grid.qmin, grid.qmax).to(code_type(spec))
     work = _work(code_type(spec))
     steps = torch.round(x.to(work) / params.scale.to(work))
     if params.zero is not None:
         steps += params.zero
     return steps.clamp_(grid.qmin, grid.qmax).to(code_type(spec))
-
-
-def _to_float8(x: Any, spec: TensorSpec) -> Any:
-    return x.to(code_type(spec))
 
 
 def _work(codes: Any) -> Any:

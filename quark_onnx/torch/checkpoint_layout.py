@@ -17,7 +17,14 @@ from quark_onnx.dtypes import Integer
 from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.torch import affine
 from quark_onnx.torch.formats import TwoLevel, element_of, is_float8
-from quark_onnx.torch.packing import codes_to_whole_bytes, pack_bits, pack_nibbles, unpack_bits, unpack_nibbles
+from quark_onnx.torch.packing import (
+    codes_to_whole_bytes,
+    in_blocks,
+    pack_bits,
+    pack_nibbles,
+    unpack_bits,
+    unpack_nibbles,
+)
 from quark_onnx.torch.quantized import Quantized
 from quark_onnx.torch.spec import TensorSpec
 
@@ -132,9 +139,7 @@ def _integers_back(
     parts: Mapping[str, Any], spec: TensorSpec, shape: tuple[int, ...], dtype: Any, method: str
 ) -> Quantized:
     rows = shape[0]
-    columns = 1
-    for length in shape[1:]:
-        columns *= length
+    columns = math.prod(shape[1:])
     scale, zero = parts["weight_scale"], parts.get("weight_zero_point")
     counts = (rows, rows) if spec.group else (columns, rows)
     codes = _unpacked(parts["weight"], spec, counts[0], method)
@@ -172,9 +177,4 @@ def _bits(spec: TensorSpec) -> int:
 
 
 def _in_blocks(codes: Any, spec: TensorSpec) -> Any:
-    if not spec.group:
-        return codes
-    short = -codes.shape[-1] % spec.group
-    if short:
-        codes = torch.nn.functional.pad(codes, (0, short))
-    return codes.unflatten(-1, (-1, spec.group))
+    return in_blocks(codes, spec.group) if spec.group else codes

@@ -23,7 +23,7 @@ from quark_onnx.torch.quantize import Layers, TorchReport, chosen_layers, finish
 from quark_onnx.torch.quantized import check_finite
 from quark_onnx.torch.skeleton import config_of, skeleton_of
 from quark_onnx.torch.sources import Sources, empty, fill, missing_of
-from quark_onnx.torch.structure import blocks_of
+from quark_onnx.torch.structure import blocks_of, within
 from quark_onnx.torch.walk import Walk, inference
 
 #: Layers after which free memory is given back; it takes a while to get it again.
@@ -172,14 +172,14 @@ class _Run:
         blocks = blocks_of(self.model)
         if not blocks:
             raise ModelError("the model has no list of blocks; quantize it in memory by quantize_model")
-        outside = [name for name in self.chosen if not any(name.startswith(f"{block}.") for block in blocks)]
+        outside = [name for name in self.chosen if not any(within(name, block) for block in blocks)]
         if any(self.chosen[name][1].measures for name in outside):
             raise ModelError(
                 f"{outside[0]} lies outside of the blocks, where no scales are measured; exclude it, or quantize the "
                 "model in memory by quantize_model"
             )
         for name, module in self.model.named_modules():
-            if not any(name == block or name.startswith(f"{block}.") for block in blocks):
+            if not any(within(name, block) for block in blocks):
                 yield from self._one(name, module) if name in self.chosen else self._untouched(name, module)
         with inference(self.model):
             yield from self._blocks(blocks, data, journal, progress)
@@ -253,8 +253,8 @@ def _fill_outside(model: Any, blocks: dict[str, Any], sources: Sources) -> None:
     """Read what is run in front of the blocks; heads are not run."""
     heads = {id(module) for module in (model.get_output_embeddings(),) if module is not None}
     for name, module in list(model.named_modules()):
-        within = any(name == block or name.startswith(f"{block}.") for block in blocks)
-        if not within and id(module) not in heads and not list(module.children()):
+        inner = any(within(name, block) for block in blocks)
+        if not inner and id(module) not in heads and not list(module.children()):
             fill(module, name, sources)
 
 

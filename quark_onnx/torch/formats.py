@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import TensorProto
 
-from quark_onnx.dtypes import Block, DType, Integer, Minifloat, Scaled
+from quark_onnx.dtypes import Block, DType, Integer, Minifloat
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.kernels.minifloat import E2M1, E2M3, E3M2, E4M3, E5M2, MiniFloat
 from quark_onnx.registry import DTYPES
@@ -32,13 +32,12 @@ class TwoLevel(DType):
 
 
 NVFP4 = TwoLevel("nvfp4", 4, 0, 16)
-INT3 = _narrow("int3", 3, True)
 
 #: What ONNX has no type for, or has one only since its release 1.20.
 _OWN: dict[str, DType] = {
     row.name: row
     for row in (
-        INT3,
+        _narrow("int3", 3, True),
         _narrow("uint3", 3, False),
         _narrow("int2", 2, True),
         _narrow("uint2", 2, False),
@@ -70,11 +69,6 @@ def format_named(name: str) -> DType:
     return row
 
 
-def format_names() -> list[str]:
-    """Names of all formats."""
-    return list(dict.fromkeys([*DTYPES, *_OWN]))
-
-
 def element_of(dtype: DType) -> MiniFloat | None:
     """The floats that the blocks of a microscaling format are made of; None for other formats.
 
@@ -92,19 +86,3 @@ def block_of(dtype: DType) -> int:
 def is_float8(dtype: DType) -> bool:
     """Whether torch has the format as a type of tensors."""
     return isinstance(dtype, Minifloat) and dtype.bits == 8
-
-
-__all__ = [
-    "INT3",
-    "NVFP4",
-    "Block",
-    "Integer",
-    "Minifloat",
-    "Scaled",
-    "TwoLevel",
-    "block_of",
-    "element_of",
-    "format_named",
-    "format_names",
-    "is_float8",
-]

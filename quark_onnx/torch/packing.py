@@ -22,7 +22,7 @@ def pack_nibbles(codes: Any, method: str = "reorder") -> Any:
     >>> pack_nibbles(torch.tensor([[1, 2, 3, 4, 5, 6, 7, 8]]), "order")
     tensor([[-2023406815]], dtype=torch.int32)
     """
-    nibbles = _in_groups(codes.to(torch.int32) & 15, 8)
+    nibbles = in_blocks(codes.to(torch.int32) & 15, 8)
     word = torch.zeros(nibbles.shape[:-1], dtype=torch.int32, device=codes.device)
     for place, source in enumerate(ORDERS[method]):
         word |= nibbles[..., source] << 4 * place
@@ -95,6 +95,12 @@ def _shifts(bits: int, device: Any) -> Any:
     return torch.tensor([bits * place for place in places], dtype=torch.int32, device=device)
 
 
-def _in_groups(codes: Any, size: int) -> Any:
-    short = -codes.shape[-1] % size
-    return torch.nn.functional.pad(codes, (0, short)).unflatten(-1, (-1, size))
+def in_blocks(x: Any, size: int) -> Any:
+    """(..., n) as (..., blocks, size), the last block filled up with zeros.
+
+    >>> in_blocks(torch.tensor([1, 2, 3]), 2)
+    tensor([[1, 2],
+            [3, 0]])
+    """
+    short = -x.shape[-1] % size
+    return (torch.nn.functional.pad(x, (0, short)) if short else x).unflatten(-1, (-1, size))

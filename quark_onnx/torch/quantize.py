@@ -15,7 +15,7 @@ from quark_onnx.torch.layers import QuantizedLayer, kind_of, outputs_first
 from quark_onnx.torch.observe import Watching
 from quark_onnx.torch.quantized import Quantized, quantize
 from quark_onnx.torch.spec import LayerSpec
-from quark_onnx.torch.structure import blocks_of, layers_of, put_modules, routers_of, shared_among
+from quark_onnx.torch.structure import blocks_of, layers_of, put_modules, routers_of, shared_among, within
 from quark_onnx.torch.walk import Walk, batches, call, inference
 
 logger = logging.getLogger(__name__)
@@ -191,7 +191,7 @@ def finish(model: Any, layers: Layers, watching: Watching, config: TorchConfig, 
 
 def inside(layers: Layers, block: str) -> Layers:
     """Those of the layers that are part of a block."""
-    return {name: entry for name, entry in layers.items() if name == block or name.startswith(f"{block}.")}
+    return {name: entry for name, entry in layers.items() if within(name, block)}
 
 
 def measures(layers: Layers) -> bool:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
-from torch.nn.functional import pad
 
 from quark_onnx.dtypes import Scaled
 from quark_onnx.errors import ModelError
 from quark_onnx.torch import affine, shared_exponent
 from quark_onnx.torch.affine import Params
+from quark_onnx.torch.packing import in_blocks
 from quark_onnx.torch.spec import TensorSpec
 
 
@@ -41,7 +42,7 @@ class Quantized:
     def matrix(self) -> Any:
         """The codes as (rows, columns), without what fills the last block."""
         rows = self.shape[0]
-        columns = _columns(self.shape)
+        columns = prod(self.shape[1:])
         return self.codes.reshape(rows, -1)[:, :columns]
 
     def dequantize(self, dtype: Any = None) -> Any:
@@ -56,14 +57,7 @@ class Quantized:
         else:
             shared = shared_exponent.Shared(self.codes, self.scale, self.whole)
             values = shared_exponent.decode(shared, self.spec, dtype)
-        return values.reshape(self.shape[0], -1)[:, : _columns(self.shape)].reshape(self.shape)
-
-
-def _columns(shape: tuple[int, ...]) -> int:
-    count = 1
-    for length in shape[1:]:
-        count *= length
-    return count
+        return values.reshape(self.shape[0], -1)[:, : prod(self.shape[1:])].reshape(self.shape)
 
 
 def quantize(weight: Any, spec: TensorSpec, name: str = "weight", params: Params | None = None) -> Quantized:
@@ -88,7 +82,7 @@ def quantize(weight: Any, spec: TensorSpec, name: str = "weight", params: Params
             spec, tuple(weight.shape), weight.reshape(len(weight), -1).to(kept), None, None, None, weight.dtype
         )
     matrix = weight.reshape(len(weight), -1)
-    view = _in_blocks(matrix, spec.group) if spec.group else matrix
+    view = in_blocks(matrix, spec.group) if spec.group else matrix
     if not isinstance(spec.dtype, Scaled):
         shared = shared_exponent.encode(view, spec)
         return Quantized(spec, tuple(weight.shape), *shared[:2], None, shared.whole, weight.dtype)
@@ -129,19 +123,13 @@ def fake_quantize(x: Any, spec: TensorSpec, params: Params | None = None, whole:
     """
     if spec.is_cast:
         return x.to(torch.float16 if spec.dtype.name == "float16" else torch.bfloat16).to(x.dtype)
-    view = _in_blocks(x, spec.group) if spec.group else x
+    view = in_blocks(x, spec.group) if spec.group else x
     if not isinstance(spec.dtype, Scaled):
         return _without_filling(shared_exponent.rounded(view, spec, whole).to(x.dtype), x)
     if params is None:
         params = affine.params_for(*affine.extremes(view if spec.per_channel or spec.group else view.reshape(-1)), spec)
     values = affine.decode(affine.encode(view, params, spec), params, x.dtype)
     return _without_filling(values, x) if spec.group else values
-
-
-def _in_blocks(x: Any, size: int) -> Any:
-    """(..., n) as (..., blocks, size), filled up with zeros."""
-    short = -x.shape[-1] % size
-    return (pad(x, (0, short)) if short else x).unflatten(-1, (-1, size))
 
 
 def _without_filling(values: Any, like: Any) -> Any:

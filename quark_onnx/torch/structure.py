@@ -65,6 +65,15 @@ def _weights(module: Any) -> Iterator[int]:
     return (parameter.numel() for parameter in module.parameters() if parameter.ndim >= 2)
 
 
+def within(name: str, block: str) -> bool:
+    """Whether a module is a block, or a part of it; by their names.
+
+    >>> within("layers.1.up", "layers.1"), within("layers.10", "layers.1")
+    (True, False)
+    """
+    return name == block or name.startswith(f"{block}.")
+
+
 def set_module(model: Any, name: str, module: Any) -> None:
     """Put a module in the place of the one that has this name."""
     parent, _, child = name.rpartition(".")
@@ -97,6 +106,6 @@ def shared_among(model: Any, blocks: Mapping[str, Any], layers: Mapping[str, Any
     places = dict[int, set[str]]()
     for name, module in model.named_modules(remove_duplicate=False):
         if id(module) in own:
-            block = next((block for block in blocks if name == block or name.startswith(f"{block}.")), "")
+            block = next((block for block in blocks if within(name, block)), "")
             places.setdefault(id(module), set()).add(block)
     return any(len(found) > 1 for found in places.values())
