@@ -1,0 +1,1 @@
+"""Algorithms that choose better codes than rounding to nearest, for blocks of PyTorch models."""

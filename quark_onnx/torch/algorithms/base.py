@@ -1,0 +1,132 @@
+"""What algorithms work on: a block of a model, what it is called with, and what it should compute.
+
+Two kinds of algorithms take part in a configuration, in its order. A ``Transform`` rewrites the float weights of a
+block so that they are easier to round; what the block computes stays. A ``Rounder`` chooses codes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+import torch
+
+from quark_onnx.torch.affine import Params
+from quark_onnx.torch.layers import QuantizedLayer, kind_of, outputs_first
+from quark_onnx.torch.quantized import Quantized
+from quark_onnx.torch.spec import LayerSpec
+
+#: Layers by their names in the model, each with how it is quantized.
+Layers = Mapping[str, tuple[Any, LayerSpec]]
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a block is called with for one sample.
+
+    Attributes:
+        hidden: (samples, tokens, features).
+        args, kwargs: what it reads beside: masks, rotary embeddings.
+    """
+
+    hidden: Any
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def run(self, block: Any) -> Any:
+        """The hidden states that a block computes of it."""
+        found = block(self.hidden, *self.args, **self.kwargs)
+        return found if isinstance(found, torch.Tensor) else found[0]
+
+    def of(self, hidden: Any) -> Call:
+        """The same call with other hidden states."""
+        return Call(hidden, self.args, self.kwargs)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an algorithm made of a layer.
+
+    Attributes:
+        layer: its name in the model.
+        algorithm: the name of the algorithm.
+        before, after: mean squared error of what the layer (or the block) computes, to the nearest and now, as a share
+            of the mean square of what the float one computes.
+        note: what a user should know.
+    """
+
+    layer: str
+    algorithm: str
+    before: float
+    after: float
+    note: str = ""
+
+
+@dataclass
+class BlockJob:
+    """One block on its way from weights to codes.
+
+    Attributes:
+        name: of the block in the model.
+        block: the module, with its float layers.
+        layers: those of its layers that are quantized, by their names in the model.
+        floats: what it is called with in the float model.
+        calls: what it is called with in the model whose blocks before it are quantized; aligned with ``floats``.
+        targets: the hidden states that it computes of ``floats``.
+        inputs, outputs: scales of activations that data has told, by names of layers.
+    """
+
+    name: str
+    block: Any
+    layers: Layers
+    floats: Sequence[Call]
+    calls: Sequence[Call]
+    targets: Sequence[Any] = ()
+    inputs: Mapping[str, Params] = field(default_factory=dict)
+    outputs: Mapping[str, Params] = field(default_factory=dict)
+
+    def weights(self) -> Iterator[tuple[str, Any, LayerSpec]]:
+        """Names, float weights with outputs first, and specs of the layers whose weights are quantized."""
+        for name, (module, spec) in self.layers.items():
+            if spec.weight is not None:
+                yield name, outputs_first(module.weight.detach(), kind_of(module)), spec
+
+    def quantized(self, made: Mapping[str, Quantized]) -> dict[str, QuantizedLayer]:
+        """The layers as they are with these codes, their activations rounded as the specs say."""
+        return {
+            name: QuantizedLayer(module, made.get(name), spec, self.inputs.get(name), self.outputs.get(name))
+            for name, (module, spec) in self.layers.items()
+        }
+
+    def local(self, name: str) -> str:
+        """The name of a layer as seen from the block."""
+        return name.removeprefix(f"{self.name}.")
+
+
+@runtime_checkable
+class Transform(Protocol):
+    """Rewrites float weights of a block in place, so that what it computes of ``job.floats`` stays the same."""
+
+    name: ClassVar[str]
+    stage: ClassVar[str]  # "block"
+
+    def __call__(self, job: BlockJob) -> list[Outcome]:
+        """Rewrite; ``job.targets`` and the scales are not there yet."""
+        ...
+
+
+@runtime_checkable
+class Rounder(Protocol):
+    """Chooses the codes of a block's weights."""
+
+    name: ClassVar[str]
+    stage: ClassVar[str]  # "weights"
+
+    def __call__(self, job: BlockJob, made: Mapping[str, Quantized]) -> tuple[dict[str, Quantized], list[Outcome]]:
+        """Better codes.
+
+        Args:
+            made: the codes so far, to the nearest or another algorithm's.
+        """
+        ...
