@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import torch
 
 from quark_onnx.errors import ConfigError, DataError
+from quark_onnx.registry import ALGORITHMS
 from quark_onnx.torch.algorithms.base import BlockJob, Outcome
 from quark_onnx.torch.algorithms.grams import Gram, grams_of
 from quark_onnx.torch.algorithms.ranges import fitted
@@ -25,6 +26,7 @@ from quark_onnx.torch.layers import kind_of
 from quark_onnx.torch.quantized import Quantized
 
 
+@ALGORITHMS.register("gptq")
 @dataclass(frozen=True)
 class GPTQ:
     """Rounds the columns of a weight one after the other; those behind make good what was done wrong.
@@ -65,6 +67,14 @@ class GPTQ:
         """How much of what the layers before have done wrong is made good."""
         return 0.0
 
+    def _damping(self, gram: Any) -> float:
+        """As a share of the mean of the diagonal."""
+        return self.damping
+
+    def _first(self, weight: Any, pull: Any, power: Any) -> Any:
+        """What the first column is rounded from, if not from the target."""
+        return None
+
     def __call__(self, job: BlockJob, made: Mapping[str, Quantized]) -> tuple[dict[str, Quantized], list[Outcome]]:
         """Choose codes, stage after stage; no output of a layer is worse than it was."""
         weights = {name: weight for name, weight, _ in job.weights() if kind_of(job.layers[name][0]) in _KINDS}
@@ -88,7 +98,7 @@ class GPTQ:
         if not torch.isfinite(gram.own.diagonal()).all():
             raise DataError(f"what {group[0]} reads is infinite or no number on the calibration data")
         try:
-            solver = Solver.of(gram.own, self.damping, self.act_order)
+            solver = Solver.of(gram.own, self._damping(gram.own), self.act_order)
         except ArithmeticError as error:
             raise DataError(f"{self.name} cannot use what {group[0]} reads: {error}") from error
         return [self._layer(name, weights[name].float(), gram, solver, result) for name in group]
@@ -97,12 +107,11 @@ class GPTQ:
         start = result[name]
         if Steps.of(start) is None:
             return Outcome(name, self.name, 0.0, 0.0, f"{start.spec.dtype.name} is rounded to the nearest")
-        target, pull = weight, None
+        target, first, pull = weight, None, None
         if self._share and gram.off is not None:
-            mean = gram.own.diagonal().double().mean()
-            pull = self._share * (gram.off.double() @ weight.t().double() / mean)
-            target = weight + solver.solve(pull.float()).t()
-            pull = pull.float() * mean.float()
+            pull = self._share * (gram.off @ weight.t())
+            target = weight + solver.solve(pull / gram.own.diagonal().mean()).t()
+            first = self._first(weight, pull, gram.own.diagonal())
         loss = _Loss(weight, gram.own, pull)
         best, error = start, loss(start)
         plain = error.clone()
@@ -110,7 +119,7 @@ class GPTQ:
         for each in starts:
             steps = Steps.of(each)
             assert steps is not None
-            found = steps.put(each, solver.rounded(target, steps, self.polish))
+            found = steps.put(each, solver.rounded(target, steps, self.polish, first))
             best, error = _better(best, error, found, loss(found))
         result[name] = best
         scale = float(loss.power()) or 1.0
@@ -119,6 +128,8 @@ class GPTQ:
 
 #: Types that torch.where does not know, by those of the same size that it does.
 _BITS = {torch.float8_e4m3fn: torch.uint8, torch.float8_e5m2: torch.uint8}
+#: Steps of the power iteration.
+_POWERS = 30
 #: What is a matrix of outputs by inputs.
 _KINDS = ("Linear", "Conv1D")
 
@@ -164,6 +175,7 @@ def _better(best: Quantized, error: Any, found: Quantized, new: Any) -> tuple[Qu
     return replace(best, **parts), torch.where(wins, new, error)
 
 
+@ALGORITHMS.register("gptaq")
 @dataclass(frozen=True)
 class GPTAQ(GPTQ):
     """GPTQ that is aimed at what the float model computes, with its own inputs.
@@ -174,7 +186,8 @@ class GPTAQ(GPTQ):
 
     name: ClassVar[str] = "gptaq"
 
-    alpha: float = 0.25
+    damping: float = 0.05
+    alpha: float = 0.5
 
     def _shares(self) -> dict[str, float]:
         return super()._shares() | {"alpha": 1.0}
@@ -182,3 +195,34 @@ class GPTAQ(GPTQ):
     @property
     def _share(self) -> float:
         return self.alpha
+
+
+@ALGORITHMS.register("qronos")
+@dataclass(frozen=True)
+class Qronos(GPTQ):
+    """All that the layers before have done wrong is made good, as far as the inputs allow it.
+
+    The first column takes the best level beside the others as they are, and all that follow those beside the best
+    others.
+
+    Attributes:
+        damping: as a share of the greatest eigenvalue of the products of inputs.
+    """
+
+    name: ClassVar[str] = "qronos"
+
+    damping: float = 1e-2
+
+    @property
+    def _share(self) -> float:
+        return 1.0
+
+    def _damping(self, gram: Any) -> float:
+        gram = gram.double()
+        vector = gram.sum(1)
+        for _ in range(_POWERS):
+            vector = gram @ (vector / vector.norm().clamp(min=1e-300))
+        return self.damping * float(vector.norm() / gram.diagonal().mean().clamp(min=1e-300))
+
+    def _first(self, weight: Any, pull: Any, power: Any) -> Any:
+        return weight + (pull / power.clamp(min=1e-30)[:, None]).t()

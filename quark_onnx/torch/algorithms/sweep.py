@@ -69,17 +69,19 @@ class Solver:
         found[self.order] = self.inverse.t() @ turned
         return found
 
-    def rounded(self, target: Any, steps: Steps, polish: int = 0) -> Any:
+    def rounded(self, target: Any, steps: Steps, polish: int = 0, first: Any = None) -> Any:
         """Levels for a weight, (rows, inputs).
 
         Args:
             target: float32 of that shape, what is to be reached.
             steps: what levels stand for.
             polish: how often every column is looked at again.
+            first: float32 of that shape; the column that comes first is rounded from here, and not from the target.
         """
         turned = steps.turned(self.order)
         left = target.t()[self.order].contiguous()
-        levels = _sweep(left.clone(), self.inverse, turned)
+        start = None if first is None else turned.part(0).levels(first[:, self.order[0]])
+        levels = _sweep(left.clone(), self.inverse, turned, start)
         for _ in range(polish):
             _descend(left, levels, self.gram, turned)
         found = torch.empty_like(target)
@@ -87,8 +89,8 @@ class Solver:
         return found
 
 
-def _sweep(left: Any, inverse: Any, steps: Steps) -> Any:
-    """Levels of all columns in their order, inputs first; ``left`` is changed."""
+def _sweep(left: Any, inverse: Any, steps: Steps, first: Any = None) -> Any:
+    """Levels of all columns in their order, inputs first, those of the first as they are given; ``left`` is changed."""
     count = len(left)
     levels = torch.empty_like(left)
     scales = 1 / inverse.diagonal()
@@ -97,7 +99,7 @@ def _sweep(left: Any, inverse: Any, steps: Steps) -> Any:
         errors = torch.empty_like(left[start:stop])
         for place in range(start, stop):
             own = steps.part(place)
-            levels[place] = own.levels(left[place])
+            levels[place] = own.levels(left[place]) if place or first is None else first
             error = errors[place - start] = (left[place] - own.values(levels[place])) * scales[place]
             left[place + 1 : stop].addr_(inverse[place, place + 1 : stop], error, alpha=-1)
         left[stop:].addmm_(inverse[start:stop, stop:].t(), errors, alpha=-1)
