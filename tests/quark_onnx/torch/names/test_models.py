@@ -96,7 +96,7 @@ def test_a_layer_that_gets_nothing_stays_float(model: Any) -> None:
         ({"softmax_quant_spec": FP8}, "softmax_quant_spec is .*attention is computed in float"),
         ({"kv_cache_post_rope": True}, "kv_cache_post_rope is True"),
         ({"shared_scale_groups": [["a"]]}, "each layer has scales of its own"),
-        ({"algo_config": [GPTQConfig()]}, "'gptq' is not available yet"),
+        ({"algo_config": [GPTQConfig(static_groups=False)]}, "desc_act without static_groups needs an index"),
         ({"algo_config": AWQConfig()}, "'awq' is not available yet"),
         ({"algo_config": ["awq"]}, "algo_config has 'awq'; it must be an AlgoConfig"),
         (
