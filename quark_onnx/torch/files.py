@@ -21,7 +21,7 @@ from quark_onnx.torch.observe import Watching
 from quark_onnx.torch.packing import ORDERS
 from quark_onnx.torch.quantize import Layers, TorchReport, chosen_layers, finish, inside, measures, weight_of
 from quark_onnx.torch.quantized import check_finite
-from quark_onnx.torch.skeleton import config_of, skeleton_of
+from quark_onnx.torch.skeleton import float_config_of, skeleton_of
 from quark_onnx.torch.sources import Sources, empty, fill, missing_of
 from quark_onnx.torch.structure import blocks_of, within
 from quark_onnx.torch.walk import Walk, inference
@@ -81,10 +81,7 @@ def quantize_checkpoint(
     """
     source, output, writing = Path(source), Path(output), writing or Writing()
     check_layout(config)
-    settings, reader = config_of(source, trust_code=writing.trust_code), Reader(source)
-    content = read_json(source / "config.json")
-    if "quantization_config" in content:
-        raise ModelError(f"{source} is quantized already; start from its float weights")
+    settings, reader = float_config_of(source, trust_code=writing.trust_code), Reader(source)
     model = skeleton_of(settings, trust_code=writing.trust_code)
     chosen, kept = chosen_layers(model, config)
     measured = measures(chosen)
@@ -102,6 +99,7 @@ def quantize_checkpoint(
             writer.add(name, tensor)
         for name in run.sources.rest():
             writer.add(name, reader.get(name))
+        content = read_json(source / "config.json")
         writer.write_json("config.json", described(content, model, config, writing.pack_method, report.quantized))
         for file in others:
             writer.copy(file)

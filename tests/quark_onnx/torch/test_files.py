@@ -142,7 +142,7 @@ def test_bad_checkpoints_are_named_and_nothing_is_written(tmp_path: Path) -> Non
     with pytest.raises(ModelError, match=r"model.layers.1.mlp.up_proj.weight"):
         quantize_checkpoint(source, out, FP8, tokens(), progress=False)
     file.unlink()
-    with pytest.raises(ModelError, match=f"lists {file.name}, which is not there"):
+    with pytest.raises(ModelError, match=f"{file.name} is missing; model.safetensors.index.json lists it"):
         quantize_checkpoint(source, out, FP8, tokens(), progress=False)
     with pytest.raises(ModelError, match=r"has no config.json"):
         quantize_checkpoint(tmp_path / "nothing", out, FP8, tokens(), progress=False)
@@ -176,6 +176,22 @@ def test_a_written_file_is_read_by_the_library_that_defines_it(tmp_path: Path) -
     for name, tensor in given.items():
         assert found[name].dtype == tensor.dtype and found[name].shape == tensor.shape
         assert torch.equal(found[name].float(), tensor.float())
+
+
+def test_what_files_hold_counts_and_the_index_settles_what_is_in_two(tmp_path: Path) -> None:
+    for number in (1.0, 2.0):
+        parts = {"a": torch.full((1,), number), f"only{number:.0f}": torch.full((1,), number)}
+        save_file(parts, tmp_path / f"part{number:.0f}.safetensors")
+    whole = Reader(tmp_path)
+    assert set(whole) == {"a", "only1", "only2"}
+    for file, number in (("part1.safetensors", 1.0), ("part2.safetensors", 2.0)):
+        index = {"weight_map": {"only1": "part1.safetensors", "only2": "part2.safetensors", "a": file}}
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+        found = Reader(tmp_path)
+        assert (found.get("a").item(), found.shape("a"), found.tensors["a"].dtype) == (number, (1,), "F32")
+        assert found.file_of("a").name == file
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "part1.safetensors"}}', "utf-8")
+    assert set(Reader(tmp_path)) == {"a", "only1"}
 
 
 def test_text_becomes_windows(tmp_path: Path) -> None:
