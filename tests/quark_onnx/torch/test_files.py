@@ -17,7 +17,6 @@ from quark_onnx.torch.checkpoint import Reader, Writer
 from quark_onnx.torch.config import TorchConfig
 from quark_onnx.torch.files import Writing, quantize_checkpoint
 from quark_onnx.torch.load import load_checkpoint
-from quark_onnx.torch.ptq import Text, config_for, heads_of, ptq
 from quark_onnx.torch.schemes import scheme
 from quark_onnx.torch.text import read_windows
 from tests.torch_models import llama, logits, made, saved, tokens
@@ -214,16 +213,3 @@ def test_text_becomes_windows(tmp_path: Path) -> None:
     (tmp_path / "d.npz").write_bytes(b"nothing")
     with pytest.raises(DataError, match="cannot be read as token ids"):
         read_windows(tmp_path / "d.npz", None, 4)
-
-
-def test_ptq_says_what_it_takes_and_what_it_cost(tmp_path: Path) -> None:
-    import numpy as np
-
-    source = source_of(tmp_path / "source")
-    np.save(tmp_path / "tokens.npy", torch.cat(tokens(6)).numpy())
-    text = Text(str(tmp_path / "tokens.npy"), 4, 12)
-    found = ptq(source, tmp_path / "out", config_for("int8"), text=text, evaluate=text, progress=False)
-    assert heads_of(source) == ("lm_head",)
-    assert found.before and found.after and 0 < abs(found.after / found.before - 1) < 0.5
-    written = sum(file.stat().st_size for file in (tmp_path / "out").glob("*.safetensors"))
-    assert found.estimate.disk == pytest.approx(written, rel=0.15)
