@@ -188,10 +188,10 @@ def load_quant_algo_config_from_file(file_path: Path | str) -> AlgoConfig:
 
     Raises:
         ConfigError: the algorithm or a field is unknown.
-        ModelError: the file is not there, or is no JSON.
+        ModelError: the file is not there, or is no JSON object.
     """
     found = read_json(Path(file_path))
-    if not isinstance(found, dict) or not isinstance(found.get("name"), str):
+    if not isinstance(found.get("name"), str):
         raise ConfigError(f'{file_path} must hold an object with the name of an algorithm: {{"name": "awq", ...}}')
     try:
         cls = algorithm_named(found["name"])

@@ -383,6 +383,8 @@ def test_algorithms_from_files(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"algorithm\.json: GPTQConfig has no setting 'damp'; known: .*damp_percent"):
         load({"name": "gptq", "damp": 0.1})
     with pytest.raises(ConfigError, match="must hold an object with the name"):
+        load({"damp": 0.1})
+    with pytest.raises(ModelError, match=r"algorithm\.json holds list; an object is needed"):
         load(["gptq"])
     with pytest.raises(ModelError, match=r"has no nowhere\.json"):
         load_quant_algo_config_from_file(tmp_path / "nowhere.json")
