@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from argparse import ArgumentTypeError, Namespace
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,13 @@ def ptq_options(parser: Parser) -> None:
         metavar="GLOB",
         help="layers that stay float (default: lm_head, where there is one)",
     )
+    parser.add_argument(
+        "--algorithm",
+        nargs="+",
+        default=[],
+        metavar="NAME[:SETTING=VALUE,...]",
+        help="what chooses better codes than the nearest, in this order: gptq, gptaq, ...; a wrong one lists all",
+    )
     parser.add_argument("--data", metavar="TEXT", help=f"to calibrate on: {_TEXT}")
     parser.add_argument("--samples", type=count, default=128, metavar="N", help="windows of it (default: 128)")
     parser.add_argument("--length", type=count, default=512, metavar="N", help="tokens of a window (default: 512)")
@@ -70,8 +78,11 @@ def ptq(options: Namespace) -> Answer:
         layers=tuple(options.layer),
         exclude=source.heads if options.exclude is None else tuple(options.exclude),
     )
+    config = config.with_(algorithms=tuple(options.algorithm))
     if config.measures and options.data is None:
         raise UsageError(f"--scheme {options.scheme} has scales that only data can tell; give --data")
+    if config.needs_data and options.data is None:
+        raise UsageError(f"--algorithm {' '.join(options.algorithm)} learns from data; give --data")
     text = None if options.data is None else module.Text(options.data, options.samples, options.length)
     judge = None if options.evaluate is None else module.Text(options.evaluate, None, options.length)
     found = module.ptq(
@@ -87,6 +98,7 @@ def ptq(options: Namespace) -> Answer:
     report = found.report
     lines = [f"{options.output}: {len(report.quantized)} layers are quantized, {len(report.kept)} stay float"]
     lines += [f"float: {name}: {reason}" for name, reason in report.kept.items()] if options.verbose else []
+    lines += [f"{name}: {text}" for name, text in report.gains().items()]
     lines += [f"note: {note}" for note in report.notes]
     if found.before is not None:
         lines.append(f"perplexity: {found.before:.4f} float, {found.after:.4f} quantized")
@@ -96,6 +108,7 @@ def ptq(options: Namespace) -> Answer:
         "quantized": {name: str(spec.weight) for name, spec in report.quantized.items()},
         "float": report.kept,
         "notes": report.notes,
+        "algorithms": [asdict(outcome) for outcome in report.outcomes],
         "perplexity": {"before": found.before, "after": found.after},
         "estimate": {"memory": found.estimate.memory, "disk": found.estimate.disk, "seconds": found.estimate.seconds},
     }

@@ -121,7 +121,7 @@ def ptq(
     source = FloatCheckpoint.of(source, writing.trust_code)
     windows = list[Any]()
     tokenizer = tokenizer_of(source.folder, source.trust_code)
-    if text is not None and config.measures:
+    if text is not None and config.needs_data:
         windows = read_windows(text.source, tokenizer, text.length, text.count)
     judges = [] if evaluate is None else read_windows(evaluate.source, tokenizer, evaluate.length, evaluate.count)
     layers = chosen_layers(source.model, config)[0]
