@@ -6,6 +6,7 @@ by random factors, what others read is multiplied by them, and the block must co
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,6 +89,21 @@ def inputs_last(module: Any) -> Any:
     return outputs_first(matrix_of(module).detach(), kind_of(module))
 
 
+def find_pairs(block: Any, call: Call) -> list[Pair]:
+    """All pairs of a block, in the order in which it runs their readers.
+
+    Args:
+        block: a decoder block, its experts taken apart; it stays as it is.
+        call: what it is called with for one sample.
+    """
+    probe = Probe(block, call)
+    found = find_norms(probe)
+    taken = {name for pair in found for name in pair.readers}
+    order = {name: index for index, name in enumerate(probe.base.read)}
+    found += _find_linears(probe, taken)
+    return sorted(found, key=lambda pair: min(order.get(name, len(order)) for name in pair.readers))
+
+
 def norms_to_linears(block: Any, call: Call) -> list[Pair]:
     """The norms of a block whose output is read by nothing but linear layers and routers.
 
@@ -143,6 +159,98 @@ def _linear(probe: Probe, name: str, factors: Any) -> bool:
     except (RuntimeError, TypeError, ValueError):  # it takes more than this
         return False
     return _close(before, after)
+
+
+def _find_linears(probe: Probe, taken: set[str]) -> list[Pair]:
+    """The pairs whose source is a linear layer, for readers that no norm stands in front of."""
+    groups = _groups(probe)
+    found = list[Pair]()
+    for index, readers in enumerate(groups):
+        if taken.isdisjoint(readers.values()):
+            for sources in reversed(groups[max(0, index - _BEFORE) : index]):
+                if pairs := _matched(probe, sources, readers):
+                    found += pairs
+                    break
+    return found
+
+
+#: Among how many layers that are run before a reader its source is sought.
+_BEFORE = 4
+
+
+def _groups(probe: Probe) -> list[dict[tuple[str, ...], str]]:
+    """The linear layers in the order in which they are run; those of all experts together, by their numbers."""
+    groups = dict[tuple[Any, ...], dict[tuple[str, ...], str]]()
+    order = [*probe.base.read, *(name for name in probe.parts if name not in probe.base.read)]
+    for name in order:
+        if kind_of(probe.parts[name]) in ("Linear", "Conv1D"):
+            shape = tuple(inputs_last(probe.parts[name]).shape)
+            numbers = tuple(part for part in name.split(".") if part.isdigit())
+            groups.setdefault((pattern_of(name), shape), {})[numbers] = name
+    return list(groups.values())
+
+
+def _matched(probe: Probe, sources: Mapping[Any, str], readers: Mapping[Any, str]) -> list[Pair]:
+    """The pairs of two groups of layers that belong together."""
+    if len(sources) > 1 and sources.keys() != readers.keys():
+        return []
+    names = dict(zip(sources.values(), readers.values(), strict=False)) if len(sources) == 1 else {}
+    names = names or {source: readers[numbers] for numbers, source in sources.items()}
+    if len(names) != len(readers):
+        return []
+    for rows, columns in _layouts(probe, names):
+        if _confirmed(probe, names, rows, columns):
+            return [Pair(source, (reader,), rows, columns) for source, reader in names.items()]
+    return []
+
+
+def _layouts(probe: Probe, names: Mapping[str, str]) -> Iterator[tuple[Any, Any]]:
+    """Which rows of the first layer may be which columns of the second: all, a half of those that a gate has with what
+    it lets through, or what attention makes of values."""
+    source, reader = next(iter(names.items()))
+    device = inputs_last(probe.parts[source]).device
+    outputs, inputs = len(inputs_last(probe.parts[source])), inputs_last(probe.parts[reader]).shape[1]
+    every = torch.arange(inputs, device=device)
+    if outputs == inputs:
+        yield every, every
+    elif outputs == 2 * inputs:
+        yield from ((start + step * every, every) for start, step in ((inputs, 1), (0, 1), (1, 2), (0, 2)))
+    if len(names) == 1:
+        places = _values_of(probe, source, reader, outputs)
+        if places is not None:
+            yield torch.unique(places, return_inverse=True)
+
+
+def _values_of(probe: Probe, source: str, reader: str, outputs: int) -> Any:
+    """Which output of one layer each input of another follows at the first token, which attends to nothing but itself,
+    so that queries and keys make no difference; None where one follows none, or several.
+
+    The outputs are told apart by powers of two that stand for the digits of their places.
+    """
+    before = probe.base.read[reader][0].float()
+    every = torch.arange(outputs, device=before.device)
+    places, step = torch.zeros_like(before), 1
+    while step < outputs:
+        trace = probe.run({source: 2.0 ** (every // step % 4)})
+        digits = torch.log2(before / trace.read[reader][0].float())
+        whole = digits.round()
+        if not ((digits - whole).abs() < 0.01).all() or not whole.any() or whole.min() < 0 or whole.max() > 3:
+            return None
+        places, step = places + whole * step, 4 * step
+    return places.long() if places.max() < outputs else None
+
+
+def _confirmed(probe: Probe, names: Mapping[str, str], rows: Any, columns: Any) -> bool:
+    """Whether factors go over from outputs of the first layers to inputs of the second, and change nothing else."""
+    factors = probe.factors(len(rows))
+    seen = {source: reader for source, reader in names.items() if reader in probe.base.read}
+    divide = dict[str, Any]()
+    for source in seen:
+        ones = torch.ones(probe.base.made[source].shape[-1], device=factors.device)
+        divide[source] = ones.index_copy_(0, rows, factors)
+    trace = probe.run(divide, dict.fromkeys(seen.values(), factors[columns]))
+    passed = all(probe.unscaled(trace, reader, factors[columns]) for reader in seen.values())
+    return bool(seen) and passed and probe.same(trace)
 
 
 def _close(first: Any, second: Any) -> bool:
