@@ -244,17 +244,13 @@ def _rotate(model: Any, settings: Rotation, batch: Any) -> Rotated:
         for name in rotator.blocks:
             plans[name], error, hidden = rotator.block(name, hidden)
             worst = max(worst, error)
-        for plan in plans.values():
-            apply(plan, model, rotator.rotations)
         whole = Plan()
         for plan in plans.values():
             apply(plan, model, rotator.rotations)
             whole.update(plan)
-    heads = sum(
-        turn.rotation.startswith(HEADS) for each in whole.rewrites.values() for turn in each.turns if turn.starts
-    )
-    notes = () if heads or not settings.r2 else ("no values of attention heads are rotated: none were found",)
-    return Rotated(len(whole.rewrites), heads, tuple(whole.online), worst, notes)
+    sources = {name.rpartition(".")[0] for name, each in whole.rewrites.items() if any(one.starts for one in each.turns)}
+    notes = () if sources or not settings.r2 else ("no values of attention heads are rotated: none were found",)
+    return Rotated(len(whole.rewrites), len(sources), tuple(whole.online), worst, notes)
 
 
 def apply(plan: Plan, model: Any, rotations: Mapping[str, Turning]) -> None:
