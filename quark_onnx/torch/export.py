@@ -12,6 +12,7 @@ from torch import nn
 from quark_onnx.dtypes import Integer
 from quark_onnx.errors import ConfigError
 from quark_onnx.torch import affine, quark_json
+from quark_onnx.torch.algorithms.turning import Turned
 from quark_onnx.torch.checkpoint import SHARD, Writer, read_json
 from quark_onnx.torch.checkpoint_layout import check, check_shape, stored
 from quark_onnx.torch.config import DEFAULT_TYPES, TorchConfig
@@ -44,7 +45,7 @@ def export_safetensors(
         max_shard: bytes of a file, at most.
 
     Raises:
-        ConfigError: the folder is taken, or the layout has no place for a format.
+        ConfigError: the folder is taken, or the layout has no place for a format, or for what each run rotates.
     """
     if pack_method not in ORDERS:
         raise ConfigError(f"pack_method is {pack_method!r}; it must be one of: {', '.join(ORDERS)}")
@@ -52,6 +53,10 @@ def export_safetensors(
         raise ConfigError(f"the model is a {type(model).__name__}; only a model of transformers has a checkpoint")
     check_layout(config)
     for name, module in model.named_modules():
+        if isinstance(module, Turned):
+            raise ConfigError(
+                f"each run rotates what {name} reads, which nothing does that loads a checkpoint; set r4 to false"
+            )
         if isinstance(module, QuantizedLayer) and module.spec.weight is not None:
             check_shape(name, module.spec.weight, module.shape)
     with Writer(Path(folder), max_shard) as writer:

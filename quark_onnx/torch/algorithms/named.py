@@ -12,6 +12,7 @@ from quark_onnx.registry import ALGORITHMS
 from quark_onnx.torch.algorithms.gptq import GPTAQ as GPTAQ
 from quark_onnx.torch.algorithms.gptq import GPTQ as GPTQ
 from quark_onnx.torch.algorithms.gptq import Qronos as Qronos
+from quark_onnx.torch.algorithms.rotation import Rotation as Rotation
 
 #: In which order algorithms of a stage come: those of the whole model, of blocks, and of weights.
 STAGES = ("model", "block", "weights")

@@ -15,7 +15,7 @@ from quark_onnx.torch.layers import kind_of
 #: The rotation of the residual stream.
 STREAM = "stream"
 #: How the names of rotations of the values of attention heads start.
-HEADS = "heads"
+HEADS = "heads of "
 
 
 @dataclass(frozen=True)
@@ -127,6 +127,11 @@ class Plan:
         self.online |= other.online
         self.sizes |= other.sizes
 
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """Names of the layers whose outputs are values of attention heads."""
+        return tuple(name.removeprefix(HEADS) for name in self.sizes if name.startswith(HEADS))
+
     def tensor(self, name: str, get: Callable[[str], Any], rotations: Mapping[str, Turning]) -> Any:
         """A parameter of the rotated model, computed in float64, in the type that it has in the float model.
 
@@ -185,7 +190,7 @@ def _fold_norm(plan: Plan, part: Part, reading: Reading) -> Gain | None:
 
 def fold_heads(part: Part, heads: Heads) -> Plan:
     """The rotation of the values of attention heads."""
-    rotation = f"{HEADS}{heads.size}"
+    rotation = HEADS + heads.source
     plan = Plan(sizes={rotation: heads.size})
     source = part.modules[heads.source]
     plan.add(f"{heads.source}.weight", turns=(Turn(outputs_of(source), rotation, heads.starts),))
@@ -197,7 +202,7 @@ def fold_heads(part: Part, heads: Heads) -> Plan:
 
 def fold_online(part: Part, name: str, size: int) -> Plan:
     """The rotation of what a layer reads, which each run computes."""
-    rotation, axis = f"online{size}", inputs_of(part.modules[name])
+    rotation, axis = f"online {size}", inputs_of(part.modules[name])
     return Plan({f"{name}.weight": Rewrite(turns=(Turn(axis, rotation),))}, {name: rotation}, {rotation: size})
 
 

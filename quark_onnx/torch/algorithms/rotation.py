@@ -1,39 +1,20 @@
-"""Rotations of language models: QuaRot (Ashkboos et al. 2024) and SpinQuant (Liu et al. 2024).
+"""Rotation: which rotations a language model gets, after QuaRot (Ashkboos et al. 2024) and SpinQuant (Liu et al. 2024).
 
 A rotation spreads an outlier over all channels, and its inverse in the next weight takes it back. That of the residual
 stream (R1 of SpinQuant) and that of the values of attention heads (R2) are folded into weights. In front of what else
 writes to the stream, as down projections do, each run computes one (R4).
-
-Root mean squares do not change under a rotation. Means do, so that where a layer normalization subtracts one, a
-rotation is taken that keeps the vector of ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-import torch
-from torch import nn
-from torch.func import functional_call
-
-from quark_onnx.errors import ConfigError, ModelError, QuarkError
-from quark_onnx.kernels.hadamard import balanced, random_hadamard
-from quark_onnx.torch.algorithms.outside import Outside
-from quark_onnx.torch.algorithms.rewrites import HEADS, STREAM, Plan, fold_heads, fold_online, fold_stream
-from quark_onnx.torch.algorithms.stream import Part, Stream, floats_of, in_float32
-from quark_onnx.torch.algorithms.turning import Turned, Turning
-from quark_onnx.torch.experts import unfuse_experts
-from quark_onnx.torch.structure import blocks_of, put_modules
-from quark_onnx.torch.walk import Call, Walk, batches, inference
-
-#: How far the rotated model may be from the model, relative, in float32.
-_TOLERANCE = 1e-4
-#: Tokens of the sample where none is given.
-_TOKENS = 16
+from quark_onnx.errors import ConfigError
+from quark_onnx.registry import ALGORITHMS
 
 
+@ALGORITHMS.register("rotation", "quarot", "spinquant")
 @dataclass(frozen=True)
 class Rotation:
     """Rotates a model so that outliers spread over channels; what it computes stays.
@@ -41,9 +22,12 @@ class Rotation:
     Attributes:
         r1: rotate the residual stream.
         r2: rotate the values of attention heads.
-        r4: rotate, as the model runs, what down projections read.
+        r3: rotate queries and keys behind the rotary embedding; there, nothing is rounded, so that it must be false.
+        r4: rotate, as the model runs, what down projections read; such a model has no checkpoint.
         size: channels that are mixed, of R1 and R4; None mixes all.
-        seed: of the random signs.
+        trained: learn R1 and R2 on the loss of the quantized model (SpinQuant).
+        steps: of learning.
+        seed: of the random signs, and of the order of samples.
     """
 
     name: ClassVar[str] = "rotation"
@@ -51,274 +35,32 @@ class Rotation:
 
     r1: bool = True
     r2: bool = True
+    r3: bool = False
     r4: bool = False
     size: int | None = None
+    trained: bool = False
+    steps: int = 100
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("r1", "r2", "r4"):
+        for name in ("r1", "r2", "r3", "r4", "trained"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} of rotation is {getattr(self, name)!r}; it must be true or false")
-        if type(self.seed) is not int or self.seed < 0:
-            raise ConfigError(f"seed of rotation is {self.seed!r}; it must be a whole number, 0 or more")
-        if self.size is not None and (type(self.size) is not int or self.size < 2):
-            raise ConfigError(f"size of rotation is {self.size!r}; it must be a whole number, 2 or more, or None")
-
-
-@dataclass(frozen=True)
-class Rotated:
-    """What became of a model.
-
-    Attributes:
-        rewritten: how many parameters.
-        heads: how many layers have the values of their attention heads rotated.
-        online: names of the layers that read what each run rotates.
-        error: how far the worst part of the model is from what it was, relative.
-        notes: what a user should know.
-    """
-
-    rewritten: int
-    heads: int
-    online: tuple[str, ...]
-    error: float
-    notes: tuple[str, ...] = ()
-
-
-class Rotator:
-    """Finds out what becomes of each part of a model, and checks it; the model stays as it is.
-
-    Args:
-        model: what surrounds its blocks, and the first one, have their weights; its head has one of its own.
-        settings: what is rotated.
-        batch: a short sample.
-
-    Attributes:
-        rotations: by name.
-
-    Raises:
-        ModelError: the model is none that can be rotated.
-    """
-
-    def __init__(self, model: Any, settings: Rotation, batch: Any) -> None:
-        self.settings = settings
-        self.blocks = blocks_of(model)
-        if not self.blocks:
-            raise ModelError("the model has no list of blocks; only language models are rotated")
-        self._walk = Walk(model, self.blocks, [batch])
-        self.rotations = dict[str, Turning]()
-        name = next(iter(self.blocks))
-        first, call = self.blocks[name], self.call(name)
-        self._outside = Outside(model, self.blocks, batch, _raw(first, floats_of(first), call, call.hidden))
-        self._size = call.hidden.shape[-1]
-        self._back = self._outside.back().read(call.hidden)
-        self._centered = any(each.centered for each in (*self._back, *_part(name, first, call).read(call.hidden)))
-
-    def call(self, name: str) -> Call:
-        """What a block is called with for the sample, in float32; the hidden states are those in front of all blocks.
-
-        Raises:
-            ModelError: the sample does not reach it.
-        """
-        calls = self._walk.calls(name)
-        if not calls:
-            raise ModelError(
-                f"{name} is not run on the sample, so that nobody knows what it does; it cannot be rotated"
+        for name, least in (("seed", 0), ("steps", 1), ("size", 2)):
+            value = getattr(self, name)
+            if (type(value) is not int or value < least) and not (name == "size" and value is None):
+                raise ConfigError(f"{name} of rotation is {value!r}; it must be a whole number, {least} or more")
+        if self.r3:
+            raise ConfigError(
+                "r3 of rotation is set, but keys are rounded where k_proj computes them, in front of the rotary "
+                "embedding: behind it, a rotation changes nothing; leave it out"
             )
-        return Call(*map(in_float32, (calls[0].hidden, tuple(calls[0].args), dict(calls[0].kwargs))))
+        if not (self.r1 or self.r2 or self.r4):
+            raise ConfigError("rotation has neither of r1, r2 and r4; set one of them, or leave the algorithm out")
+        if self.trained and not (self.r1 or self.r2):
+            raise ConfigError("rotation learns r1 and r2, and both are off; set one of them, or trained to false")
 
-    def outside(self) -> tuple[Plan, float]:
-        """What becomes of embeddings, the last norm and the head; and the relative error."""
-        if not self.settings.r1:
-            return Plan(), 0.0
-        self._outside.check_reached()
-        hidden, front, back = self.call(next(iter(self.blocks))).hidden, self._outside.front(), self._outside.back()
-        behind = [name for each in self._back for name in (each.norm, *each.readers) if name]
-        writers = front.written(None, self._size, behind)
-        if not behind or not writers:
-            raise ModelError(f"nothing {'reads' if writers else 'writes'} the residual stream outside of the blocks")
-        plan = fold_stream(back, Stream(self._back, writers), self._size)
-        tensors = self._outside.tensors()
-        changed = self._changed(plan, tensors.__getitem__)
-        turn = self.rotation(STREAM, plan).turn
-        before, after = self._outside.run(hidden), self._outside.run(turn(hidden), changed)
-        errors = [_error(turn(before[0]), after[0]), _error(before[1], after[1])]
-        return plan, _checked("what surrounds the blocks", max(errors))
-
-    def block(self, name: str, hidden: Any) -> tuple[Plan, float, Any]:
-        """What becomes of a block, whose weights are there.
-
-        Args:
-            name: of the block.
-            hidden: what it reads, (samples, tokens, features).
-
-        Returns:
-            The plan, the relative error, and what the block computes.
-        """
-        block = self.blocks[name]
-        call = self.call(name)
-        call = Call(in_float32(hidden), call.args, call.kwargs)
-        part = _part(name, block, call)
-        plan = self._plan(part, call.hidden)
-        tensors = {f"{name}.{key}": tensor for key, tensor in floats_of(block).items()}
-        changed = self._changed(plan, tensors.__getitem__)
-        before = part.run(call.hidden)
-        turn = self.rotation(STREAM, plan).turn if self.settings.r1 else _same
-        turned = Call(turn(call.hidden), call.args, call.kwargs)
-        handles = [
-            part.modules[each].register_forward_pre_hook(_turning(self.rotation(key, plan)))
-            for each, key in plan.online.items()
-        ]
-        try:
-            after = _part(name, block, turned, changed).run(turned.hidden)
-        finally:
-            for handle in handles:
-                handle.remove()
-        odd = part.unknown()
-        why = f"; {odd[0]} belongs to no layer, perhaps it reads or writes the residual stream" if odd else ""
-        return plan, _checked(name, _error(turn(before), after), why), before
-
-    def _plan(self, part: Part, hidden: Any) -> Plan:
-        readings = part.read(hidden)
-        skipped = {name for each in readings for name in each.readers}
-        writers = part.written(hidden, self._size, skipped)
-        plan = fold_stream(part, Stream(readings, writers), self._size) if self.settings.r1 else Plan()
-        heads = part.heads(hidden, writers)
-        for each in heads if self.settings.r2 else ():
-            plan.update(fold_heads(part, each))
-        values = {each.reader for each in heads}
-        matrices = dict(part.weighted())
-        for name in writers if self.settings.r4 else ():
-            if name not in values:
-                plan.update(fold_online(part, name, matrices[name].shape[1]))
-        return plan
-
-    def rotation(self, name: str, plan: Plan) -> Turning:
-        """The rotation of this name."""
-        if name not in self.rotations:
-            size = plan.sizes[name]
-            mixed = self.settings.size if self.settings.size and not name.startswith(HEADS) else size
-            if size % mixed:
-                raise ConfigError(f"size of rotation is {mixed}, which does not divide {size} channels")
-            made = balanced if name == STREAM and self._centered else random_hadamard
-            self.rotations[name] = Turning.of(made(mixed, self.settings.seed))
-        return self.rotations[name]
-
-    def _changed(self, plan: Plan, get: Any) -> dict[str, Any]:
-        for name in plan.sizes:
-            self.rotation(name, plan)
-        return {name: plan.tensor(name, get, self.rotations) for name in plan.rewrites}
-
-
-def rotate(model: Any, settings: Rotation, data: Iterable[Any] | None = None) -> Rotated:
-    """Rotate a float model in place, or leave it as it is if it cannot be rotated.
-
-    Stacks of experts are taken apart, and a head that shares its weight with the embedding of tokens gets its own.
-
-    Args:
-        model: a language model of transformers.
-        settings: what is rotated.
-        data: batches, of which the first is a sample; random tokens if None.
-
-    Raises:
-        ModelError: the model cannot be rotated: its norms stand behind its layers, or a part of it computes something
-            else when it is rotated.
-    """
-    unfuse_experts(model)
-    batch = _sample(model) if data is None else next(batches(data))
-    tied = untie(model) if settings.r1 else False
-    try:
-        return _rotate(model, settings, batch)
-    except QuarkError:
-        if tied:
-            model.get_output_embeddings().weight = model.get_input_embeddings().weight
-            set_tied(model, True)
-        raise
-
-
-def _rotate(model: Any, settings: Rotation, batch: Any) -> Rotated:
-    with inference(model):
-        rotator = Rotator(model, settings, batch)
-        plans = dict[str, Plan]()
-        plans[""], worst = rotator.outside()
-        hidden = rotator.call(next(iter(rotator.blocks))).hidden
-        for name in rotator.blocks:
-            plans[name], error, hidden = rotator.block(name, hidden)
-            worst = max(worst, error)
-        whole = Plan()
-        for plan in plans.values():
-            apply(plan, model, rotator.rotations)
-            whole.update(plan)
-    sources = {name.rpartition(".")[0] for name, each in whole.rewrites.items() if any(one.starts for one in each.turns)}
-    notes = () if sources or not settings.r2 else ("no values of attention heads are rotated: none were found",)
-    return Rotated(len(whole.rewrites), len(sources), tuple(whole.online), worst, notes)
-
-
-def apply(plan: Plan, model: Any, rotations: Mapping[str, Turning]) -> None:
-    """Rewrite the parameters of a model in place, and put rotations in front of layers that read what is rotated."""
-
-    def get(name: str) -> Any:
-        return model.get_parameter(name).detach()
-
-    made = {name: plan.tensor(name, get, rotations) for name in plan.rewrites}
-    for name, tensor in made.items():
-        model.get_parameter(name).data = tensor
-    layers = {name: Turned(model.get_submodule(name), rotations[key]) for name, key in plan.online.items()}
-    put_modules(model, layers)
-
-
-def untie(model: Any) -> bool:
-    """Give the head a weight of its own, where it has that of the embedding of tokens; whether it had."""
-    head, table = model.get_output_embeddings(), model.get_input_embeddings()
-    if head is None or head.weight is not table.weight:
-        return False
-    head.weight = nn.Parameter(head.weight.detach(), requires_grad=False)
-    set_tied(model, False)
-    return True
-
-
-def set_tied(model: Any, tied: bool) -> None:
-    """Say in the configuration of a model whether the head has the weight of the embedding of tokens."""
-    for config in {id(each): each for each in (model.config, model.config.get_text_config())}.values():
-        config.tie_word_embeddings = tied
-
-
-def _part(name: str, block: Any, call: Call, changed: Mapping[str, Any] | None = None) -> Part:
-    """A block in float32, with parameters that others stand for, by their names in the model."""
-    tensors = floats_of(block) | {key.removeprefix(f"{name}."): tensor for key, tensor in (changed or {}).items()}
-    modules = {f"{name}.{key}" if key else name: module for key, module in block.named_modules()}
-
-    def run(hidden: Any) -> Any:
-        with torch.no_grad():
-            found = _raw(block, tensors, call, hidden)
-        return found if isinstance(found, torch.Tensor) else found[0]
-
-    return Part(modules, run, name)
-
-
-def _raw(block: Any, tensors: Mapping[str, Any], call: Call, hidden: Any) -> Any:
-    return functional_call(block, dict(tensors), (hidden, *call.args), dict(call.kwargs))
-
-
-def _sample(model: Any) -> Any:
-    size = model.get_input_embeddings().weight.shape[0]
-    return torch.randint(0, size, (1, _TOKENS), generator=torch.Generator().manual_seed(0))
-
-
-def _error(wanted: Any, found: Any) -> float:
-    return float((found - wanted).norm() / wanted.norm())
-
-
-def _checked(name: str, error: float, why: str = "") -> float:
-    if not error <= _TOLERANCE:
-        raise ModelError(
-            f"{name} computes something else when it is rotated (relative error {error:.2g}){why}; leave rotations out"
-        )
-    return error
-
-
-def _turning(turning: Turning) -> Any:
-    return lambda module, args: (turning.turn(args[0]), *args[1:])
-
-
-def _same(x: Any) -> Any:
-    return x
+    @property
+    def needs_data(self) -> bool:
+        """Whether it learns from data."""
+        return self.trained

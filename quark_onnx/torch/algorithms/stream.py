@@ -169,16 +169,17 @@ class Part:
             raise ModelError(f"nothing with a weight reads what {name} computes; the model cannot be rotated")
         return Reading(readers, name, _neutral(norm, x), _is_centered(norm, x))
 
-    def written(self, hidden: Any, size: int, skipped: Collection[str]) -> tuple[str, ...]:
+    def written(self, hidden: Any, size: int, skipped: Collection[str], normed: bool = False) -> tuple[str, ...]:
         """The modules that add to the stream.
 
         Args:
             hidden: what the part reads.
             size: channels of the stream.
             skipped: names of modules that do something else.
+            normed: whether norms may come between them and the stream.
 
         Raises:
-            ModelError: a norm comes between such a module and the stream.
+            ModelError: a norm does, and may not.
         """
         groups = dict[str, list[str]]()
         base = self.seen(hidden)
@@ -190,20 +191,23 @@ class Part:
         far = _LARGE * _magnitude(base.result) * _direction(size, base.result)
         for names in groups.values():
             seen = self.seen(hidden, dict.fromkeys(names, _plus(far)))
-            if follows(base.result, seen.result, far):
+            norm = None if (adds := follows(base.result, seen.result, far)) else self._norm_behind(base, seen, far)
+            if norm is not None and not normed:
+                raise ModelError(
+                    f"{norm} normalizes what {names[0]} computes before it is added to the residual stream; its gain "
+                    "belongs to channels, so that the stream cannot be rotated: set r1 to false"
+                )
+            if adds or norm is not None:
                 found += names
-            else:
-                self._check_behind(names[0], base, seen, far)
         return tuple(found)
 
-    def _check_behind(self, name: str, base: Seen, seen: Seen, far: Any) -> None:
-        for each, module in self.modules.items():
-            reads = [after for one, after in _pairs(base.inputs, seen.inputs, each) if follows(one, after, far)]
+    def _norm_behind(self, base: Seen, seen: Seen, far: Any) -> str | None:
+        """The norm that reads what has moved; None if none does."""
+        for name, module in self.modules.items():
+            reads = [after for one, after in _pairs(base.inputs, seen.inputs, name) if follows(one, after, far)]
             if reads and not list(module.children()) and _is_norm(module, reads[0]):
-                raise ModelError(
-                    f"{each} normalizes what {name} computes before it is added to the residual stream; its gain "
-                    "belongs to channels, so that the model cannot be rotated"
-                )
+                return name
+        return None
 
     def heads(self, hidden: Any, writers: Collection[str]) -> tuple[Heads, ...]:
         """Values of attention that writers read: with the same values for all tokens, mixing them changes nothing."""
