@@ -42,7 +42,7 @@ class Training:
     """
 
     steps: int = 100
-    rate: float = 0.05
+    rate: float = 0.02
     batch: int = 8
     seed: int = 0
     centered: bool = False
