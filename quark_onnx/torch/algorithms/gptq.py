@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -18,6 +18,7 @@ from quark_onnx.errors import ConfigError, DataError
 from quark_onnx.registry import ALGORITHMS
 from quark_onnx.torch.algorithms.base import BlockJob, Outcome
 from quark_onnx.torch.algorithms.grams import Gram, grams_of
+from quark_onnx.torch.algorithms.losses import Loss, better
 from quark_onnx.torch.algorithms.ranges import fitted
 from quark_onnx.torch.algorithms.stages import stages_of
 from quark_onnx.torch.algorithms.steps import Steps
@@ -112,7 +113,7 @@ class GPTQ:
             pull = self._share * (gram.off @ weight.t())
             target = weight + solver.solve(pull / gram.own.diagonal().mean()).t()
             first = self._first(weight, pull, gram.own.diagonal())
-        loss = _Loss(weight, gram.own, pull)
+        loss = Loss(weight, gram.own, pull)
         best, error = start, loss(start)
         plain = error.clone()
         starts = [start, fitted(weight, start, gram.own.diagonal())] if self.fit else [start]
@@ -120,59 +121,16 @@ class GPTQ:
             steps = Steps.of(each)
             assert steps is not None
             found = steps.put(each, solver.rounded(target, steps, self.polish, first))
-            best, error = _better(best, error, found, loss(found))
+            best, error = better(best, error, found, loss(found))
         result[name] = best
         scale = float(loss.power()) or 1.0
         return Outcome(name, self.name, float(plain.sum()) / scale, float(error.sum()) / scale, f"{gram.count} tokens")
 
 
-#: Types that torch.where does not know, by those of the same size that it does.
-_BITS = {torch.float8_e4m3fn: torch.uint8, torch.float8_e5m2: torch.uint8}
 #: Steps of the power iteration.
 _POWERS = 30
 #: What is a matrix of outputs by inputs.
 _KINDS = ("Linear", "Conv1D")
-
-
-@dataclass(frozen=True)
-class _Loss:
-    """The squared error of each output, summed over tokens.
-
-    Attributes:
-        weight: (outputs, inputs).
-        gram: (inputs, inputs).
-        pull: (inputs, outputs): what the layer should compute beside ``weight``, times the inputs; None for nothing.
-    """
-
-    weight: Any
-    gram: Any
-    pull: Any
-
-    def __call__(self, found: Quantized) -> Any:
-        """(outputs,); beside a pull it is up to a constant."""
-        off = found.dequantize(torch.float32).reshape(self.weight.shape) - self.weight
-        square = ((off @ self.gram) * off).sum(1)
-        return square if self.pull is None else square - 2 * (off * self.pull.t()).sum(1)
-
-    def power(self) -> Any:
-        """The sum of squares of what the float weight computes."""
-        return ((self.weight @ self.gram) * self.weight).sum()
-
-
-def _better(best: Quantized, error: Any, found: Quantized, new: Any) -> tuple[Quantized, Any]:
-    """Row by row, what has less error; where a scale is the whole tensor's, all of either."""
-    if best.scale.ndim == 0:
-        return (found, new) if new.sum() < error.sum() else (best, error)
-    wins = new < error
-    parts = dict[str, Any]()
-    for part in ("codes", "scale", "zero"):
-        old = getattr(best, part)
-        if old is not None:
-            own = getattr(found, part)
-            bits = _BITS.get(old.dtype, old.dtype)
-            mask = wins.reshape(-1, *[1] * (old.ndim - 1))
-            parts[part] = torch.where(mask, own.view(bits), old.view(bits)).view(old.dtype)
-    return replace(best, **parts), torch.where(wins, new, error)
 
 
 @ALGORITHMS.register("gptaq")

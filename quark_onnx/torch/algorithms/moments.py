@@ -1,4 +1,4 @@
-"""What layers read, boiled down to what errors of their outputs depend on."""
+"""Moments: what layers read, boiled down to what the choice of scales depends on."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-from quark_onnx.torch.algorithms.base import Call
+from quark_onnx.errors import DataError
+from quark_onnx.torch.walk import Call
 
-#: Layers with more inputs keep some of the tokens in place of all products of inputs.
+#: Layers with more inputs keep tokens in place of all products of inputs.
 _PRODUCTS = 2048
 #: How many.
 _TOKENS = 1024
@@ -18,85 +19,111 @@ _TOKENS = 1024
 
 @dataclass(frozen=True)
 class Moments:
-    """Of the inputs x of a layer, over all tokens.
+    """Of the inputs x of a layer, over all tokens; float32.
 
     Attributes:
-        mean, largest: (inputs,) of their absolute values.
-        second: (inputs, inputs), the mean of x^T x; for more than 2048 inputs None.
-        tokens: (tokens, inputs), some of them, evenly spread, divided by the root of their number; in its place.
+        mean: (inputs,) of absolute values.
+        lo, hi: (inputs,) the least and the greatest value.
+        second: (inputs, inputs), the mean of x^T x; None where there are tokens.
+        tokens: (tokens, inputs), some of them, evenly spread.
     """
 
     mean: Any
-    largest: Any
+    lo: Any
+    hi: Any
     second: Any = None
     tokens: Any = None
 
-    def power(self, change: Any) -> Any:
-        """The mean square of what each row of a weight makes of the inputs: (rows, inputs) to (rows,).
+    @property
+    def largest(self) -> Any:
+        """(inputs,) the greatest absolute value."""
+        return torch.maximum(-self.lo, self.hi)
 
-        >>> inputs = torch.tensor([[1.0, 0.0], [1.0, 2.0]])
-        >>> Moments(None, None, inputs.t() @ inputs / 2).power(torch.tensor([[3.0, 1.0]]))
-        tensor([17.])
+    def power(self, weight: Any) -> float:
+        """The mean square of what a weight, (outputs, inputs), makes of the inputs, summed over outputs.
+
+        >>> x = torch.tensor([[1.0, 0.0], [1.0, 2.0]])
+        >>> Moments(None, None, None, x.t() @ x / 2).power(torch.tensor([[3.0, 1.0]]))
+        17.0
         """
         if self.second is not None:
-            return ((change @ self.second) * change).sum(-1).clamp(min=0)
-        return (change @ self.tokens.t()).square().sum(-1)
+            return float(((weight @ self.second) * weight).sum().clamp(min=0))
+        return float((weight @ self.tokens.t()).square().sum() / len(self.tokens))
 
 
 class _Gathering:
-    """Takes in what a layer reads."""
+    """Takes in what a layer reads.
 
-    def __init__(self, share: int) -> None:
-        self._share = share  # tokens of each call
+    Args:
+        share: how many tokens of each call are kept.
+        products: whether products of inputs are summed instead, where there are not too many.
+    """
+
+    def __init__(self, share: int, products: bool) -> None:
+        self._share, self._products = share, products
         self.count = 0
-        self._sum: Any = 0
-        self._largest: Any = None
-        self._second: Any = 0
+        self._sum: Any = None
+        self._ends: list[Any] = []
+        self._second: Any = None
         self._tokens = list[Any]()
 
     def observe(self, x: Any) -> None:
+        """Take in (..., tokens, inputs)."""
         x = x.detach().flatten(0, -2).float()
         if not len(x):
             return
         self.count += len(x)
-        size = x.abs()
-        self._sum = self._sum + size.sum(0)
-        largest = size.amax(0)
-        self._largest = largest if self._largest is None else torch.maximum(self._largest, largest)
-        if x.shape[-1] <= _PRODUCTS:
-            self._second = self._second + x.t() @ x
+        total = x.abs().sum(0)
+        self._sum = total if self._sum is None else self._sum.add_(total)
+        lo, hi = torch.aminmax(x, dim=0)
+        self._ends = [torch.minimum(self._ends[0], lo), torch.maximum(self._ends[1], hi)] if self._ends else [lo, hi]
+        if self._products and x.shape[-1] <= _PRODUCTS:
+            if self._second is None:
+                self._second = x.new_zeros((x.shape[1], x.shape[1]))
+            self._second.addmm_(x.t(), x)
         else:
             step = -(-len(x) // self._share)
-            self._tokens.append(x[step // 2 :: step])
+            self._tokens.append(x[step // 2 :: step].clone())
 
-    def moments(self) -> Moments:
-        mean = self._sum / self.count
-        if not self._tokens:
-            return Moments(mean, self._largest, self._second / self.count)
-        tokens = torch.cat(self._tokens)
-        return Moments(mean, self._largest, tokens=tokens / len(tokens) ** 0.5)
+    def moments(self, name: str) -> Moments:
+        """What was seen.
+
+        Raises:
+            DataError: numbers that are infinite or none.
+        """
+        mean, (lo, hi) = self._sum / self.count, self._ends
+        if not torch.isfinite(mean).all():
+            raise DataError(f"what {name} reads is infinite or no number on the calibration data")
+        if self._second is not None:
+            return Moments(mean, lo, hi, second=self._second / self.count)
+        return Moments(mean, lo, hi, tokens=torch.cat(self._tokens))
 
 
-def moments_of(block: Any, calls: Sequence[Call], names: Iterable[str]) -> dict[str, Moments]:
-    """The moments of what layers read; those that no token reaches are missing.
+def moments_of(block: Any, calls: Sequence[Call], names: Iterable[str], *, products: bool = True) -> dict[str, Moments]:
+    """The moments of what layers read; layers that no token reaches are missing.
 
     Args:
         block: runs once on each call.
         names: of the layers, inside of the block.
+        products: whether products of inputs are wanted; tokens otherwise.
+
+    Raises:
+        DataError: a layer reads numbers that are infinite or none.
     """
-    gathered = {name: _Gathering(-(-_TOKENS // max(len(calls), 1))) for name in dict.fromkeys(names)}
+    share = -(-_TOKENS // max(len(calls), 1))
+    gathered = {name: _Gathering(share, products) for name in dict.fromkeys(names)}
     hooks = [
         block.get_submodule(name).register_forward_pre_hook(_observing(each), with_kwargs=True)
         for name, each in gathered.items()
     ]
     try:
         with torch.no_grad():
-            for each in calls:
-                each.run(block)
+            for call in calls if gathered else ():
+                call.run(block)
     finally:
         for hook in hooks:
             hook.remove()
-    return {name: each.moments() for name, each in gathered.items() if each.count}
+    return {name: each.moments(name) for name, each in gathered.items() if each.count}
 
 
 def _observing(gathering: _Gathering) -> Any:

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch.func import functional_call
 
-from quark_onnx.torch.algorithms.base import Call
 from quark_onnx.torch.algorithms.probe import Probe
 from quark_onnx.torch.layers import kind_of, outputs_first
+from quark_onnx.torch.walk import Call
 
 
 @dataclass(frozen=True, eq=False)
