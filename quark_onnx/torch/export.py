@@ -90,7 +90,7 @@ def described(
         quantized: the layers that are, by name, with what became of them.
     """
     if is_tied(model.config) and any(name in quantized for name in _ends(model)):
-        content = _untied(content)
+        content = untied(content)
     exclude = [name for name in floats_of(model) if name not in quantized]
     modules = dict(model.named_modules())
     kinds = {name: getattr(modules[name], "kind", None) or kind_of(modules[name]) or "" for name in quantized}
@@ -106,7 +106,7 @@ def _ends(model: Any) -> list[str]:
     return [name for name, module in model.named_modules() if any(module is each for each in own)]
 
 
-def _untied(content: dict[str, Any]) -> dict[str, Any]:
+def untied(content: dict[str, Any]) -> dict[str, Any]:
     """A config.json whose model has a head of its own: what is quantized is no weight of two layers any more."""
     parts = {key: part | {"tie_word_embeddings": False} for key, part in content.items() if key == "text_config"}
     return content | parts | {"tie_word_embeddings": False}

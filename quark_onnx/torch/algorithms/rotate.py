@@ -1,15 +1,17 @@
-"""rotate: a language model in memory becomes one that computes the same and is easier to round."""
+"""rotate: a language model becomes one that computes the same and is easier to round; in memory, or as it is read."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from quark_onnx.errors import DataError, QuarkError
+from quark_onnx.errors import ConfigError, DataError, ModelError, QuarkError
 from quark_onnx.torch.algorithms.base import Layers
 from quark_onnx.torch.algorithms.rewrites import Plan
 from quark_onnx.torch.algorithms.rotation import Rotation
@@ -17,6 +19,8 @@ from quark_onnx.torch.algorithms.rotator import Rotator, apply
 from quark_onnx.torch.algorithms.spinquant import Trainee, Training, learn
 from quark_onnx.torch.algorithms.turning import Turning
 from quark_onnx.torch.experts import unfuse_experts
+from quark_onnx.torch.sources import Sources, empty, fill, missing_of
+from quark_onnx.torch.structure import blocks_of, within
 from quark_onnx.torch.walk import batches, inference
 
 #: Tokens of the sample.
@@ -32,6 +36,7 @@ class Rotated:
         heads: names of the layers whose outputs are values of attention heads, which are rotated.
         online: names of the layers that read what each run rotates.
         error: how far the worst part of the model is from what it was, relative, in float32.
+        untied: whether the head had the weight of the embedding of tokens, and has its own now.
         learned: the loss of the quantized model before and after its rotations were learned; None if they were not.
     """
 
@@ -39,13 +44,41 @@ class Rotated:
     heads: tuple[str, ...]
     online: tuple[str, ...]
     error: float
+    untied: bool = False
     learned: tuple[float, float] | None = None
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What a user should know."""
-        online = f"each run rotates what {len(self.online)} layers read; such a model has no checkpoint"
-        return (online,) if self.online else ()
+        found = []
+        if self.online:
+            found.append(f"each run rotates what {len(self.online)} layers read; such a model has no checkpoint")
+        if self.learned:
+            found.append(
+                "rotations were learned: the loss of the quantized model was {:.4f}, and is {:.4f}".format(
+                    *self.learned
+                )
+            )
+        return tuple(found)
+
+    def renamed(self, layers: Layers) -> dict[str, Any]:
+        """Layers by the names that they have now: those behind rotations that each run computes are parts of those."""
+        return {f"{name}.layer" if name in self.online else name: entry for name, entry in layers.items()}
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """What becomes of each part of a model, and how far the worst is from what it was."""
+
+    parts: tuple[Plan, ...]
+    error: float
+
+    @property
+    def whole(self) -> Plan:
+        found = Plan()
+        for part in self.parts:
+            found.update(part)
+        return found
 
 
 def rotate(model: Any, settings: Rotation, data: Iterable[Any] | None = None, layers: Layers | None = None) -> Rotated:
@@ -68,32 +101,73 @@ def rotate(model: Any, settings: Rotation, data: Iterable[Any] | None = None, la
     if settings.trained and not (found and layers):
         raise DataError("rotations are learned from data, for layers that are quantized; give both, or trained=False")
     unfuse_experts(model)
-    tied = settings.r1 and untie(model)
-    try:
-        with inference(model):
-            return _rotated(model, settings, found, layers or {})
-    except QuarkError:
-        if tied:
-            model.get_output_embeddings().weight = model.get_input_embeddings().weight
-            _set_tied(model, True)
-        raise
+    with _untied(model, settings) as untied, inference(model):
+        rotator = Rotator(model, settings, _short(found[0]) if found else _sample(model))
+        planned = _planned(rotator, lambda name: contextlib.nullcontext())
+        learned = _learn(model, settings, rotator, planned.whole, (found, layers or {})) if settings.trained else None
+        for part in planned.parts:
+            apply(part, model, rotator.rotations)
+    whole = planned.whole
+    return Rotated(len(whole.rewrites), whole.heads, tuple(whole.online), planned.error, untied, learned)
 
 
-def _rotated(model: Any, settings: Rotation, data: list[Any], layers: Layers) -> Rotated:
-    rotator = Rotator(model, settings, _short(data[0]) if data else _sample(model))
+def rotate_sources(model: Any, sources: Sources, settings: Rotation) -> Rotated:
+    """Have the tensors of a checkpoint rotated as they are read.
+
+    All of them are read once, a block of the model at a time, to be checked.
+
+    Args:
+        model: with empty parameters, as it is left; its head has a weight of its own then.
+        sources: of its tensors.
+        settings: what is rotated.
+
+    Raises:
+        ConfigError: each run would rotate something, or rotations are learned.
+        ModelError: the model cannot be rotated, or a tensor is missing.
+    """
+    if settings.r4 or settings.trained:
+        raise ConfigError(
+            "a checkpoint has no place for r4 of rotation; set it to false"
+            if settings.r4
+            else "rotations are learned in memory: load the model, call quantize_model, and export it"
+        )
+    blocks = blocks_of(model)
+
+    @contextlib.contextmanager
+    def filled(name: str) -> Iterator[None]:
+        block = blocks[name]
+        fill(block, name, sources)
+        if missing := missing_of(block):
+            raise ModelError(f"the checkpoint {sources.reader.folder} has no tensor for {name}.{missing[0]}")
+        yield
+        empty(block)
+
+    with _untied(model, settings) as untied, inference(model):
+        outside = [(name, module) for name, module in model.named_modules() if not list(module.children())]
+        for name, module in outside:
+            if not any(within(name, block) for block in blocks):
+                fill(module, name, sources)
+        with filled(next(iter(blocks), "")):
+            rotator = Rotator(model, settings, _sample(model))
+        planned = _planned(rotator, filled)
+        for name, module in outside:
+            if not any(within(name, block) for block in blocks):
+                empty(module)
+    whole, rotations = planned.whole, rotator.rotations
+    sources.change(whole.rewrites, lambda name, get: whole.tensor(name, get, rotations))
+    return Rotated(len(whole.rewrites), whole.heads, (), planned.error, untied)
+
+
+def _planned(rotator: Rotator, at: Callable[[str], AbstractContextManager[None]]) -> _Planned:
+    """Plan all parts; a block has its weights while something goes on ``at`` it."""
     first, worst = rotator.outside()
-    plans, hidden = [first], rotator.hidden
+    parts, hidden = [first], rotator.hidden
     for name in rotator.blocks:
-        plan, error, hidden = rotator.block(name, hidden)
-        plans.append(plan)
+        with at(name):
+            plan, error, hidden = rotator.block(name, hidden)
+        parts.append(plan)
         worst = max(worst, error)
-    whole = Plan()
-    for plan in plans:
-        whole.update(plan)
-    learned = _learn(model, settings, rotator, whole, (data, layers)) if settings.trained else None
-    for plan in plans:
-        apply(plan, model, rotator.rotations)
-    return Rotated(len(whole.rewrites), whole.heads, tuple(whole.online), worst, learned)
+    return _Planned(tuple(parts), worst)
 
 
 def _learn(
@@ -111,15 +185,23 @@ def _learn(
     return found.before, found.after
 
 
-def untie(model: Any) -> bool:
-    """Give the head a weight of its own, where it has that of the embedding of tokens; whether it had."""
+@contextlib.contextmanager
+def _untied(model: Any, settings: Rotation) -> Iterator[bool]:
+    """Give the head a weight of its own where it has that of the embedding of tokens, and the stream is rotated; say
+    whether it had. What fails inside takes that back."""
     sides = (getattr(model, f"get_{side}_embeddings", None) for side in ("output", "input"))
     head, table = (None if side is None else side() for side in sides)
-    if head is None or table is None or head.weight is not table.weight:
-        return False
+    if not settings.r1 or head is None or table is None or head.weight is not table.weight:
+        yield False
+        return
     head.weight = nn.Parameter(head.weight.detach(), requires_grad=False)
     _set_tied(model, False)
-    return True
+    try:
+        yield True
+    except QuarkError:
+        head.weight = table.weight
+        _set_tied(model, True)
+        raise
 
 
 def _set_tied(model: Any, tied: bool) -> None:

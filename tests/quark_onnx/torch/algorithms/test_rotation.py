@@ -13,22 +13,20 @@ from torch import nn
 from quark_onnx.errors import ConfigError, DataError, ModelError
 from quark_onnx.kernels.hadamard import balanced, random_hadamard
 from quark_onnx.torch.algorithms.named import algorithm
-from quark_onnx.torch.algorithms.rotate import rotate, untie
+from quark_onnx.torch.algorithms.rotate import rotate
 from quark_onnx.torch.algorithms.rotation import Rotation
-from quark_onnx.torch.algorithms.rotator import Rotator, apply
 from quark_onnx.torch.algorithms.spinquant import cayley_step
 from quark_onnx.torch.algorithms.turning import Turned, Turning
 from quark_onnx.torch.checkpoint import Reader
 from quark_onnx.torch.config import TorchConfig
 from quark_onnx.torch.export import export_safetensors
+from quark_onnx.torch.files import quantize_checkpoint
 from quark_onnx.torch.layers import QuantizedLayer
+from quark_onnx.torch.load import load_checkpoint
 from quark_onnx.torch.quantize import chosen_layers, quantize_model
 from quark_onnx.torch.schemes import scheme
-from quark_onnx.torch.skeleton import config_of, skeleton_of
-from quark_onnx.torch.sources import Sources, fill
 from quark_onnx.torch.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.structure import set_module
-from quark_onnx.torch.walk import inference
 from tests.torch_families import FAMILIES
 from tests.torch_families import config_of as family
 from tests.torch_models import llama, logits, made, saved, tokens
@@ -169,9 +167,12 @@ def test_parts_of_a_stream_are_rotated_alone() -> None:
 
 def test_online_rotations_are_quantized_behind_and_not_exported(tmp_path: Path) -> None:
     model = random_model(llama())
-    rotate(model, Rotation(r4=True), tokens())
-    config = TorchConfig(scheme("mxfp4"), exclude=("lm_head",))
-    quantize_model(model, config, progress=False)
+    config = TorchConfig(
+        scheme("mxfp4"), exclude=("lm_head", "*layers.1.mlp.down_proj"), algorithms=("rotation:r4=true",)
+    )
+    report = quantize_model(model, config, progress=False)
+    assert "model.layers.0.mlp.down_proj.layer" in report.quantized and "a model has no checkpoint" in report.notes[0]
+    assert report.kept["model.layers.1.mlp.down_proj"] == "excluded"
     down = model.model.layers[0].mlp.down_proj
     assert isinstance(down, Turned) and isinstance(down.layer, QuantizedLayer)
     with pytest.raises(ConfigError, match=r"each run rotates what model.layers.0.mlp.down_proj reads"):
@@ -215,27 +216,41 @@ def test_a_model_without_blocks_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["llama3.2", "gpt2", "qwen3_moe", "gpt_oss"])
-def test_tensors_of_a_checkpoint_become_those_of_the_rotated_model(name: str, tmp_path: Path) -> None:
-    whole = random_model(family(name))
-    folder = saved(whole, tmp_path / "model")
-    rotate(whole, Rotation(), tokens())
-    model = skeleton_of(config_of(folder))
-    sources = Sources(Reader(folder), model)
-    untie(model)
-    fill(model, "", sources)
-    with inference(model):
-        rotator = Rotator(model, Rotation(), tokens()[0])
-        plan, _ = rotator.outside()
-        hidden = rotator.hidden
-        for block in rotator.blocks:
-            part, _, hidden = rotator.block(block, hidden)
-            plan.update(part)
-    expected = state(whole)
-    assert set(plan.rewrites) <= set(expected)
-    for key, tensor in expected.items():
-        torch.testing.assert_close(plan.tensor(key, sources.get, rotator.rotations), tensor, rtol=0, atol=1e-6)
-    apply(plan, model, rotator.rotations)
-    assert error(logits(whole, tokens()[0]), logits(model, tokens()[0])) < 1e-6
+@pytest.mark.parametrize("kind", ["mxfp4_weight_only", "fp8"])
+def test_memory_and_files_agree(name: str, kind: str, tmp_path: Path) -> None:
+    model = random_model(family(name))
+    source = saved(model, tmp_path / "source")
+    config = TorchConfig(scheme(kind), exclude=("lm_head",), algorithms=(Rotation(seed=2),))
+    quantize_checkpoint(source, tmp_path / "files", config, tokens(), progress=False)
+    before = logits(model, tokens()[0])
+    quantize_model(model, config, tokens(), progress=False)
+    export_safetensors(model, tmp_path / "memory", config)
+    after = logits(model, tokens()[0])
+    assert 1e-3 < error(before, after) < 1
+    for folder in ("memory", "files"):
+        loaded = load_checkpoint(tmp_path / folder)
+        assert error(after, logits(loaded, tokens()[0])) < 1e-4
+        assert "lm_head.weight" in Reader(tmp_path / folder)
+        assert not loaded.config.tie_word_embeddings
+        first, last = loaded.get_input_embeddings().weight, loaded.get_output_embeddings().weight
+        assert not torch.equal(first, last)
+
+
+def test_files_take_no_rotations_that_run_or_are_learned(tmp_path: Path) -> None:
+    source = saved(random_model(llama()), tmp_path / "source")
+    for settings, message in ((Rotation(r4=True), "no place for r4"), (Rotation(trained=True), "learned in memory")):
+        config = TorchConfig(scheme("mxfp4"), exclude=("lm_head",), algorithms=(settings,))
+        with pytest.raises(ConfigError, match=message):
+            quantize_checkpoint(source, tmp_path / "out", config, tokens(), progress=False)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_checkpoint_that_cannot_be_rotated_leaves_nothing(tmp_path: Path) -> None:
+    source = saved(random_model(family("gemma2")), tmp_path / "source")
+    config = TorchConfig(scheme("mxfp4"), exclude=("lm_head",), algorithms=("rotation",))
+    with pytest.raises(ModelError, match="cannot be rotated"):
+        quantize_checkpoint(source, tmp_path / "out", config, progress=False)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["source"]
 
 
 @pytest.mark.parametrize("centered", [False, True])
