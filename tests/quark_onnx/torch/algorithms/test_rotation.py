@@ -23,6 +23,7 @@ from quark_onnx.torch.export import export_safetensors
 from quark_onnx.torch.files import quantize_checkpoint
 from quark_onnx.torch.layers import QuantizedLayer
 from quark_onnx.torch.load import load_checkpoint
+from quark_onnx.torch.quantization.config.algorithms import RotationConfig, algorithm_for
 from quark_onnx.torch.quantize import chosen_layers, quantize_model
 from quark_onnx.torch.schemes import scheme
 from quark_onnx.torch.spec import LayerSpec, TensorSpec
@@ -312,5 +313,9 @@ def test_settings_that_make_no_sense(settings: dict[str, Any], message: str) -> 
         Rotation(**settings)
 
 
-def test_rotations_have_a_name() -> None:
+def test_rotations_have_a_name_and_amd_quarks() -> None:
     assert algorithm("rotation:r4=true,seed=3") == Rotation(r4=True, seed=3)
+    assert algorithm_for(RotationConfig(r4=True, rotation_size=32)) == Rotation(r2=False, r4=True, size=32)
+    assert algorithm_for(RotationConfig(r2=True, trainable=True)) == Rotation(trained=True)
+    with pytest.raises(ConfigError, match="rotated in weights"):
+        algorithm_for(RotationConfig(online_r1_rotation=True))
