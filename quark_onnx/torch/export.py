@@ -12,6 +12,7 @@ from torch import nn
 from quark_onnx.dtypes import Integer
 from quark_onnx.errors import ConfigError
 from quark_onnx.torch import affine, quark_json
+from quark_onnx.torch.algorithms.turning import Turned
 from quark_onnx.torch.checkpoint import SHARD, Writer, read_json
 from quark_onnx.torch.checkpoint_layout import check, check_shape, stored
 from quark_onnx.torch.config import DEFAULT_TYPES, TorchConfig
@@ -44,7 +45,7 @@ def export_safetensors(
         max_shard: bytes of a file, at most.
 
     Raises:
-        ConfigError: the folder is taken, or the layout has no place for a format.
+        ConfigError: the folder is taken, or the layout has no place for a format, or for what each run rotates.
     """
     if pack_method not in ORDERS:
         raise ConfigError(f"pack_method is {pack_method!r}; it must be one of: {', '.join(ORDERS)}")
@@ -52,6 +53,10 @@ def export_safetensors(
         raise ConfigError(f"the model is a {type(model).__name__}; only a model of transformers has a checkpoint")
     check_layout(config)
     for name, module in model.named_modules():
+        if isinstance(module, Turned):
+            raise ConfigError(
+                f"each run rotates what {name} reads, which nothing does that loads a checkpoint; set r4 to false"
+            )
         if isinstance(module, QuantizedLayer) and module.spec.weight is not None:
             check_shape(name, module.spec.weight, module.shape)
     with Writer(Path(folder), max_shard) as writer:
@@ -85,7 +90,7 @@ def described(
         quantized: the layers that are, by name, with what became of them.
     """
     if is_tied(model.config) and any(name in quantized for name in _ends(model)):
-        content = _untied(content)
+        content = untied(content)
     exclude = [name for name in floats_of(model) if name not in quantized]
     modules = dict(model.named_modules())
     kinds = {name: getattr(modules[name], "kind", None) or kind_of(modules[name]) or "" for name in quantized}
@@ -101,7 +106,7 @@ def _ends(model: Any) -> list[str]:
     return [name for name, module in model.named_modules() if any(module is each for each in own)]
 
 
-def _untied(content: dict[str, Any]) -> dict[str, Any]:
+def untied(content: dict[str, Any]) -> dict[str, Any]:
     """A config.json whose model has a head of its own: what is quantized is no weight of two layers any more."""
     parts = {key: part | {"tie_word_embeddings": False} for key, part in content.items() if key == "text_config"}
     return content | parts | {"tie_word_embeddings": False}

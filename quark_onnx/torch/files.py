@@ -13,12 +13,21 @@ import torch
 from quark_onnx.errors import ConfigError, DataError, ModelError
 from quark_onnx.progress import Progress
 from quark_onnx.torch.algorithms.base import Layers
-from quark_onnx.torch.block import inside, missing_data, needs_data, quantize_block, rounders_of, weight_alone
+from quark_onnx.torch.algorithms.rotate import rotate_sources
+from quark_onnx.torch.block import (
+    inside,
+    missing_data,
+    needs_data,
+    quantize_block,
+    rotations_of,
+    rounders_of,
+    weight_alone,
+)
 from quark_onnx.torch.blockjournal import BlockJournal, Kept
 from quark_onnx.torch.checkpoint import SHARD, Writer, other_files, read_json
 from quark_onnx.torch.checkpoint_layout import check_shape
 from quark_onnx.torch.config import TorchConfig
-from quark_onnx.torch.export import check_layout, described, layer_tensors, tensors_of
+from quark_onnx.torch.export import check_layout, described, layer_tensors, tensors_of, untied
 from quark_onnx.torch.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.layers import QuantizedLayer, kind_of, outputs_first
 from quark_onnx.torch.memory import give_back
@@ -95,6 +104,7 @@ def quantize_checkpoint(
     others = other_files(source.folder)
     run = _Run(model, Sources(reader, model), config, chosen, report, writing.pack_method)
     run.check()
+    rotated = [rotate_sources(model, run.sources, each) for each in rotations_of(config)]
     with ExitStack() as stack:
         writer = stack.enter_context(Writer(output, writing.max_shard))
         journal = BlockJournal(writing.resume, reader, config, writing.pack_method)
@@ -104,6 +114,8 @@ def quantize_checkpoint(
         for name in run.sources.rest():
             writer.add(name, reader.get(name))
         content = read_json(source.folder / "config.json")
+        if any(each.untied for each in rotated):
+            content = untied(content)
         writer.write_json("config.json", described(content, model, config, writing.pack_method, report.quantized))
         for file in others:
             writer.copy(file)

@@ -9,6 +9,7 @@ from typing import Any
 from quark_onnx.errors import DataError, ModelError
 from quark_onnx.progress import Progress
 from quark_onnx.torch.algorithms.base import Layers
+from quark_onnx.torch.algorithms.rotate import rotate
 from quark_onnx.torch.block import (
     finish,
     inside,
@@ -16,6 +17,7 @@ from quark_onnx.torch.block import (
     missing_data,
     needs_data,
     quantize_block,
+    rotations_of,
     rounders_of,
     weight_alone,
 )
@@ -85,7 +87,13 @@ def quantize_model(
     _check_float(model)
     unfuse_experts(model)
     chosen, kept = chosen_layers(model, config)
-    report = TorchReport({name: spec for name, (_, spec) in chosen.items()}, kept)
+    notes = list[str]()
+    for each in rotations_of(config):
+        data = None if data is None else list(batches(data))
+        rotated = rotate(model, each, data, chosen)
+        chosen = rotated.renamed(chosen)
+        notes += rotated.notes
+    report = TorchReport({name: spec for name, (_, spec) in chosen.items()}, kept, notes)
     if not needs_data(chosen, config):
         made = dict[str, Any]()
         with Progress(progress, len(chosen), "quantizing", "layer") as bar:
