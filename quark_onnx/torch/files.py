@@ -12,13 +12,12 @@ from quark_onnx.errors import ConfigError, DataError, ModelError
 from quark_onnx.progress import Progress
 from quark_onnx.torch.blockjournal import BlockJournal
 from quark_onnx.torch.checkpoint import SHARD, Reader, Writer, other_files, read_json
-from quark_onnx.torch.checkpoint_layout import check_shape
 from quark_onnx.torch.config import TorchConfig
-from quark_onnx.torch.export import check_layout, described, layer_tensors, tensors_of
+from quark_onnx.torch.export import described, tensors_of
 from quark_onnx.torch.layers import QuantizedLayer, kind_of, outputs_first
+from quark_onnx.torch.layouts import Layout, check_config, layout_named
 from quark_onnx.torch.memory import give_back
 from quark_onnx.torch.observe import Watching
-from quark_onnx.torch.packing import ORDERS
 from quark_onnx.torch.quantize import Layers, TorchReport, chosen_layers, finish, inside, measures, weight_of
 from quark_onnx.torch.quantized import check_finite
 from quark_onnx.torch.skeleton import config_of, skeleton_of
@@ -35,20 +34,21 @@ class Writing:
     """How a checkpoint is written.
 
     Attributes:
-        pack_method: how nibbles are ordered, "reorder" or "order".
+        pack_method: how nibbles are ordered in AMD Quark's layout, "reorder" or "order".
         max_shard: bytes of a file, at most.
         trust_code: run Python files that the checkpoint brings along.
         resume: a folder where each block that is done is kept, and found again by the same call; None keeps nothing.
+        layout: how layers are stored, a key of ``quark_onnx.torch.layouts.LAYOUTS``.
     """
 
     pack_method: str = "reorder"
     max_shard: int = SHARD
     trust_code: bool = False
     resume: Path | None = None
+    layout: str = "quark"
 
     def __post_init__(self) -> None:
-        if self.pack_method not in ORDERS:
-            raise ConfigError(f"pack_method is {self.pack_method!r}; it must be one of: {', '.join(ORDERS)}")
+        layout_named(self.layout, self.pack_method)
         if not self.max_shard > 0:
             raise ConfigError(f"max_shard is {self.max_shard} bytes; it must be more than 0")
 
@@ -62,7 +62,7 @@ def quantize_checkpoint(
     writing: Writing | None = None,
     progress: bool | None = None,
 ) -> TorchReport:
-    """Quantize a checkpoint of a language model into another folder, in AMD Quark's layout.
+    """Quantize a checkpoint of a language model into another folder.
 
     In memory are one block of the model, what its layers become, and the hidden states of the data. Tensors that stay
     as they are, and all other files, are copied.
@@ -80,7 +80,9 @@ def quantize_checkpoint(
         ModelError: a file is missing or damaged, or holds what is no number.
     """
     source, output, writing = Path(source), Path(output), writing or Writing()
-    check_layout(config)
+    layout = layout_named(writing.layout, writing.pack_method)
+    check_config(layout, config)
+    config = layout.adapted(config)
     settings, reader = config_of(source, trust_code=writing.trust_code), Reader(source)
     content = read_json(source / "config.json")
     if "quantization_config" in content:
@@ -92,17 +94,18 @@ def quantize_checkpoint(
         raise DataError("scales of activations are to be found, but no calibration data was given")
     report = TorchReport({name: spec for name, (_, spec) in chosen.items()}, kept)
     others = other_files(source)
-    run = _Run(model, Sources(reader, model), config, chosen, report, writing.pack_method)
+    run = _Run(model, Sources(reader, model), config, chosen, report, layout)
     run.check()
+    described(content, model, config, layout, report.quantized)  # fails here, and not at the end
     with ExitStack() as stack:
         writer = stack.enter_context(Writer(output, writing.max_shard))
-        journal = BlockJournal(writing.resume, reader, config, writing.pack_method)
+        journal = BlockJournal(writing.resume, reader, config, repr(layout))
         parts = run.measured(data, journal, progress) if measured else run.unmeasured(progress)
         for name, tensor in parts:
-            writer.add(name, tensor)
+            writer.add(layout.key(name), tensor)
         for name in run.sources.rest():
             writer.add(name, reader.get(name))
-        writer.write_json("config.json", described(content, model, config, writing.pack_method, report.quantized))
+        writer.write_json("config.json", described(content, model, config, layout, report.quantized))
         for file in others:
             writer.copy(file)
     return report
@@ -117,7 +120,7 @@ class _Run:
     config: TorchConfig
     chosen: Layers
     report: TorchReport
-    method: str
+    layout: Layout
 
     def check(self) -> None:
         """Raise an error for what would fail at the end only: layers without a weight, and codes that do not fit."""
@@ -128,8 +131,8 @@ class _Run:
             weight = f"{name}.weight"
             if weight not in self.sources:
                 raise ModelError(f"the checkpoint {self.sources.reader.folder} has no tensor for {weight}")
-            if spec.weight is not None:
-                check_shape(name, spec.weight, tuple(outputs_first(module.weight, kind_of(module)).shape))
+            kind = kind_of(module) or ""
+            self.layout.check_layer(name, kind, spec, tuple(outputs_first(module.weight, kind).shape))
 
     def unmeasured(self, progress: bool | None) -> Iterator[tuple[str, Any]]:
         """Codes of weights, layer by layer; nothing is run."""
@@ -150,7 +153,7 @@ class _Run:
         fill(module, name, self.sources)
         layer = QuantizedLayer(module, weight_of(module, spec, name), spec)
         prefix = self.sources.key_of(f"{name}.weight").removesuffix(".weight")
-        for end, tensor in layer_tensors(layer, self.method).items():
+        for end, tensor in self.layout.tensors(layer, name).items():
             yield f"{prefix}.{end}", tensor
         empty(module)
 
@@ -207,7 +210,7 @@ class _Run:
                         for done in walk.run(name, block):
                             bar.update(index * len(walk) + done)
                     finish(self.model, part, watching, self.config, self.report)
-                    tensors = self._named(name, part, tensors_of(block, self.method))
+                    tensors = self._named(name, part, tensors_of(block, self.layout))
                     unreached = [each for each, (_, spec) in part.items() if self.report.quantized[each] != spec]
                     journal.keep(index, tensors, unreached, walk.hidden)
                 else:
