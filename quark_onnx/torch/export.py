@@ -55,6 +55,8 @@ def export_safetensors(
         content = read_json(writer.staging / "config.json")
         # of the model as it is, and not as it once was loaded
         content["torch_dtype" if "torch_dtype" in content else "dtype"] = str(model.dtype).removeprefix("torch.")
+        content.setdefault("architectures", None)
+        content["architectures"] = content["architectures"] or [type(model).__name__]
         specs = {name: layer.spec for name, layer in quantized.items()}
         writer.write_json("config.json", described(content, model, config, form, specs))
         for name, tensor in tensors_of(model, form):

@@ -52,6 +52,11 @@ class Writing:
         if not self.max_shard > 0:
             raise ConfigError(f"max_shard is {self.max_shard} bytes; it must be more than 0")
 
+    @property
+    def form(self) -> Layout:
+        """The layout that is named."""
+        return layout_named(self.layout, self.pack_method)
+
 
 def quantize_checkpoint(
     source: Path | str,
@@ -80,7 +85,7 @@ def quantize_checkpoint(
         ModelError: a file is missing or damaged, or holds what is no number.
     """
     source, output, writing = Path(source), Path(output), writing or Writing()
-    layout = layout_named(writing.layout, writing.pack_method)
+    layout = writing.form
     check_config(layout, config)
     config = layout.adapted(config)
     settings, reader = config_of(source, trust_code=writing.trust_code), Reader(source)

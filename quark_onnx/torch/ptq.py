@@ -11,6 +11,7 @@ from quark_onnx.errors import ConfigError
 from quark_onnx.torch.config import KVCache, TorchConfig
 from quark_onnx.torch.estimate import Estimate, estimate
 from quark_onnx.torch.files import Writing, quantize_checkpoint
+from quark_onnx.torch.layouts import check_config
 from quark_onnx.torch.load import load_checkpoint
 from quark_onnx.torch.perplexity import perplexity
 from quark_onnx.torch.quantize import TorchReport, chosen_layers
@@ -114,6 +115,7 @@ def ptq(
         QuarkError: the model, the data or a setting is wrong; nothing is written then.
     """
     source, writing = Path(source), writing or Writing()
+    check_config(writing.form, config)
     windows = list[Any]()
     tokenizer = tokenizer_of(source, writing.trust_code)
     if text is not None and config.measures:

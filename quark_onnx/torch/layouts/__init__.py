@@ -33,7 +33,7 @@ def layout_named(name: str, pack_method: str = "reorder") -> Layout:
     ('qweight', 'qzeros', 'scales')
     """
     if name not in LAYOUTS:
-        raise ConfigError(f"unknown layout {name!r}{nearest(name, LAYOUTS)}; there are {', '.join(LAYOUTS)}")
+        raise ConfigError(f"unknown layout {name!r}{nearest(name, LAYOUTS)}")
     if name == QuarkLayout.name:
         return QuarkLayout(pack_method)
     if pack_method != "reorder":
