@@ -60,7 +60,15 @@ def ptq_options(parser: Parser) -> None:
     parser.add_argument("--length", type=count, default=512, metavar="N", help="tokens of a window (default: 512)")
     parser.add_argument("--evaluate", metavar="TEXT", help="compute the perplexity of this text before and after")
     parser.add_argument("--resume", type=path, metavar="FOLDER", help="keep what is done there, and go on from it")
-    parser.add_argument("--pack", choices=["reorder", "order"], default="reorder", help="the order of 4-bit codes")
+    parser.add_argument(
+        "--layout",
+        default="quark",
+        metavar="NAME",
+        help="how layers are stored: quark (the default), compressed-tensors, awq, fp8, finegrained-fp8 or oga",
+    )
+    parser.add_argument(
+        "--pack", choices=["reorder", "order"], default="reorder", help="the order of 4-bit codes in quark"
+    )
     parser.add_argument("--shard", type=number, default=4.0, metavar="GB", help="greatest size of a file (default: 4)")
     parser.add_argument("--trust-code", action="store_true", help="run Python files that the model brings along")
 
@@ -91,7 +99,9 @@ def ptq(options: Namespace) -> Answer:
         config,
         text=text,
         evaluate=judge,
-        writing=module.Writing(options.pack, int(options.shard * 1e9), options.trust_code, options.resume),
+        writing=module.Writing(
+            options.pack, int(options.shard * 1e9), options.trust_code, options.resume, options.layout
+        ),
         progress=False if options.quiet else None,
         announce=None if options.quiet else _announce,
     )
