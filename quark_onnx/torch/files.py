@@ -97,6 +97,7 @@ def quantize_checkpoint(
         parts = run.measured(data, journal, progress) if measured else run.unmeasured(progress)
         for name, tensor in parts:
             writer.add(name, tensor)
+            del tensor  # before the next one is made
         for name in run.sources.rest():
             writer.add(name, reader.get(name))
         content = read_json(source.folder / "config.json")
