@@ -90,7 +90,7 @@ def quantize_model(
     notes = list[str]()
     for each in rotations_of(config):
         data = None if data is None else list(batches(data))
-        rotated = rotate(model, each, data, chosen)
+        rotated = rotate(model, each, data, chosen, progress=progress)
         chosen = rotated.renamed(chosen)
         notes += rotated.notes
     report = TorchReport({name: spec for name, (_, spec) in chosen.items()}, kept, notes)

@@ -39,6 +39,7 @@ class Training:
         batch: samples to a step.
         seed: of the order of samples.
         centered: whether rotations of the residual stream keep the vector of ones.
+        progress: whether to show a progress bar; None shows it if stderr is a terminal.
     """
 
     steps: int = 100
@@ -46,6 +47,7 @@ class Training:
     batch: int = 8
     seed: int = 0
     centered: bool = False
+    progress: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,7 @@ def learn(trainee: Trainee, starts: Sequence[Mapping[str, Any]], data: Sequence[
     best = dict(starts[losses.index(least)])
     now, moments = dict(best), {name: torch.zeros_like(matrix) for name, matrix in best.items()}
     random = torch.Generator().manual_seed(how.seed)
-    with Progress(None, how.steps, "learning rotations", "step") as bar:
+    with Progress(how.progress, how.steps, "learning rotations", "step") as bar:
         for step in range(how.steps):
             chosen = rows[torch.randperm(len(rows), generator=random)[: how.batch]]
             gradients = _gradients(trainee, now, chosen)
