@@ -35,6 +35,7 @@ def arguments() -> argparse.Namespace:
     add("--num_calib_data", type=int, default=128, help="windows of it")
     add("--seq_len", type=int, default=512, help="tokens of a window")
     add("--model_export", choices=["hf_format"], default="hf_format")
+    add("--custom_mode", choices=["quark", "awq", "fp8"], default="quark", help="how layers are stored")
     add("--pack_method", choices=["reorder", "order"], default="reorder")
     add("--evaluation_dataset", help="text whose perplexity is computed before and after")
     add("--skip_evaluation", action="store_true", help="compute no perplexity")
@@ -64,7 +65,7 @@ def main() -> None:
         config.torch_config(),
         text=Text(args.dataset, args.num_calib_data, args.seq_len),
         evaluate=judges,
-        writing=Writing(args.pack_method, trust_code=args.trust_remote_code),
+        writing=Writing(args.pack_method, trust_code=args.trust_remote_code, layout=args.custom_mode),
     )
     print(f"{len(outcome.report.quantized)} layers are quantized, {len(outcome.report.kept)} stay float")
     if outcome.after is not None:
@@ -72,7 +73,10 @@ def main() -> None:
     if args.tasks:
         cache = f",kv_cache_dtype={args.kv_cache_dtype}" if args.kv_cache_dtype else ""
         print("next, where vLLM and lm-eval are installed:")
-        print(f"lm_eval --model vllm --model_args pretrained={args.output_dir},quantization=quark{cache}", end=" ")
+        print(
+            f"lm_eval --model vllm --model_args pretrained={args.output_dir},quantization={args.custom_mode}{cache}",
+            end=" ",
+        )
         print(f"--tasks {args.tasks}")
 
 
