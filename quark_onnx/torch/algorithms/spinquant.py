@@ -76,6 +76,7 @@ class Trainee:
 
     def __init__(self, model: Any, plan: Plan, layers: Layers, fixed: Mapping[str, Turning]) -> None:
         self._model, self._plan, self._layers, self._fixed = model, plan, layers, fixed
+        self.device = next(model.parameters()).device
         self._floats = {name: each.detach().float() for name, each in model.named_parameters(remove_duplicate=False)}
 
     def loss(self, matrices: Mapping[str, Any], ids: Any) -> Any:
@@ -123,7 +124,7 @@ def learn(trainee: Trainee, starts: Sequence[Mapping[str, Any]], data: Sequence[
     Raises:
         DataError: there is no data.
     """
-    rows = _rows(data)
+    rows = _rows(data).to(trainee.device)
     losses = [_whole(trainee, start, rows, how.batch) for start in starts]
     before = losses[0]
     least = min(losses)
