@@ -132,13 +132,12 @@ def export_gguf(model: Any, output_dir: Path | str, model_type: str | None, toke
     Raises:
         ConfigError: the model is of another type.
     """
-    from quark_onnx.torch.gguf import write_gguf
+    from quark_onnx.torch.gguf import write_quantized_gguf
 
     if model_type not in (None, model.config.model_type):
         raise ConfigError(f"model_type is {model_type!r}, but the model is a {model.config.model_type!r}")
-    weights = {name: layer.quantized for name, layer in _quantized(model) if layer.quantized is not None}
     Path(output_dir).mkdir(parents=True, exist_ok=True)
-    write_gguf(tokenizer_path, Path(output_dir) / "model.gguf", weights=weights)
+    write_quantized_gguf(model, Path(tokenizer_path), Path(output_dir) / "model.gguf")
 
 
 def import_model_from_safetensors(

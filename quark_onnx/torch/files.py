@@ -121,6 +121,7 @@ def quantize_checkpoint(
         parts = run.measured(data, journal, progress) if measured else run.unmeasured(progress)
         for name, tensor in parts:
             writer.add(layout.key(name), tensor)
+            del tensor  # before the next one is made
         for name in run.sources.rest():
             writer.add(name, reader.get(name))
         writer.write_json("config.json", described(content, model, config, layout, report.quantized))

@@ -22,11 +22,10 @@ def pack_nibbles(codes: Any, method: str = "reorder") -> Any:
     >>> pack_nibbles(torch.tensor([[1, 2, 3, 4, 5, 6, 7, 8]]), "order")
     tensor([[-2023406815]], dtype=torch.int32)
     """
-    nibbles = in_blocks(codes.to(torch.int32) & 15, 8)
-    word = torch.zeros(nibbles.shape[:-1], dtype=torch.int32, device=codes.device)
-    for place, source in enumerate(ORDERS[method]):
-        word |= nibbles[..., source] << 4 * place
-    return word
+    nibbles = in_blocks((codes & 15).to(torch.uint8), 8)
+    order = ORDERS[method]
+    octets = [nibbles[..., low] | nibbles[..., high] << 4 for low, high in zip(order[::2], order[1::2], strict=True)]
+    return torch.stack(octets, -1).view(torch.int32).squeeze(-1)  # the lowest byte comes first, as in the files
 
 
 def unpack_nibbles(words: Any, count: int, method: str = "reorder", signed: bool = False) -> Any:
@@ -93,11 +92,12 @@ def pack_bits(codes: Any, bits: int) -> Any:
     each, size = _GROUPS[bits]
     if codes.shape[-1] % each:
         raise ModelError(f"{codes.shape[-1]} codes of {bits} bits do not fill whole bytes; a multiple of {each} does")
-    parts = (codes.to(torch.int32) & (1 << bits) - 1).unflatten(-1, (-1, each))
-    shifts = _shifts(bits, codes.device)
-    word = (parts << shifts).sum(-1, dtype=torch.int32)
-    octets = torch.stack([word >> 8 * index & 255 for index in range(size)], -1)
-    return octets.flatten(-2).to(torch.uint8)
+    parts = (codes & (1 << bits) - 1).to(torch.uint8).unflatten(-1, (-1, each))
+    word = torch.zeros(parts.shape[:-1], dtype=torch.uint8 if size == 1 else torch.int32, device=codes.device)
+    for place, shift in enumerate(_shifts(bits)):
+        word |= parts[..., place].to(word.dtype) << shift
+    octets = [(word >> 8 * index & 255).to(torch.uint8) for index in range(size)]
+    return torch.stack(octets, -1).flatten(-2)
 
 
 def unpack_bits(octets: Any, bits: int, signed: bool = False) -> Any:
@@ -109,7 +109,8 @@ def unpack_bits(octets: Any, bits: int, signed: bool = False) -> Any:
     size = _GROUPS[bits][1]
     parts = octets.to(torch.int32).unflatten(-1, (-1, size))
     word = sum(parts[..., index] << 8 * index for index in range(size))
-    codes = (word[..., None] >> _shifts(bits, octets.device) & (1 << bits) - 1).flatten(-2).to(torch.uint8)
+    shifts = torch.tensor(_shifts(bits), dtype=torch.int32, device=octets.device)
+    codes = (word[..., None] >> shifts & (1 << bits) - 1).flatten(-2).to(torch.uint8)
     half = 1 << bits - 1
     return (codes ^ half).view(torch.int8) - half if signed else codes
 
@@ -127,10 +128,10 @@ def codes_to_whole_bytes(bits: int) -> int:
     return _GROUPS[bits][0]
 
 
-def _shifts(bits: int, device: Any) -> Any:
-    each = _GROUPS[bits][0]
-    places = range(each)[::-1] if bits == 2 else range(each)
-    return torch.tensor([bits * place for place in places], dtype=torch.int32, device=device)
+def _shifts(bits: int) -> list[int]:
+    """Where the codes lie in their bytes."""
+    places = range(_GROUPS[bits][0])
+    return [bits * place for place in (places[::-1] if bits == 2 else places)]
 
 
 def in_blocks(x: Any, size: int) -> Any:

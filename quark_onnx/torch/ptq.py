@@ -126,8 +126,7 @@ def ptq(
     if text is not None and config.needs_data:
         windows = read_windows(text.source, tokenizer, text.length, text.count)
     judges = [] if evaluate is None else read_windows(evaluate.source, tokenizer, evaluate.length, evaluate.count)
-    layers = chosen_layers(source.model, config)[0]
-    expected = estimate(source.model, layers, sum(map(len, windows)), writing.max_shard)
+    expected = estimate(source, chosen_layers(source.model, config)[0], sum(map(len, windows)))
     if announce is not None:
         announce(expected)
     batches = [window[None] for window in windows] if windows else None

@@ -47,9 +47,13 @@ class Sources:
         return self._find(name) is not None
 
     def key_of(self, name: str) -> str:
-        """How the checkpoint calls a tensor; its own name where it has none, or is a part of another."""
+        """How a quantized checkpoint calls a tensor: as this one does, but experts have names of one kind."""
+        return name if _EXPERT.fullmatch(name) else self.place_of(name)
+
+    def place_of(self, name: str) -> str:
+        """How the checkpoint calls a tensor; its own name where there is none, or where it is a part of another."""
         found = self._own(name)
-        return name if found is None or found[1] is not None or _EXPERT.fullmatch(name) else found[0]
+        return name if found is None or found[1] is not None else found[0]
 
     def change(self, names: Collection[str], change: Callable[[str, Callable[[str], Any]], Any]) -> None:
         """From now on, tensors of these names are made of those of the checkpoint, and none of them is another's.
