@@ -90,7 +90,7 @@ def quantize_model(
     notes = list[str]()
     for each in rotations_of(config):
         data = None if data is None else list(batches(data))
-        rotated = rotate(model, each, data, chosen)
+        rotated = rotate(model, each, data, _learned_on(chosen, config), progress=progress)
         chosen = rotated.renamed(chosen)
         notes += rotated.notes
     report = TorchReport({name: spec for name, (_, spec) in chosen.items()}, kept, notes)
@@ -109,6 +109,14 @@ def quantize_model(
         if not _walk(model, chosen, data, config, progress, report):
             _whole(model, chosen, data, config, report)
     return report
+
+
+def _learned_on(chosen: Layers, config: TorchConfig) -> Layers:
+    """What is rounded while rotations are learned: activations alone where an algorithm chooses codes of weights, which
+    makes up for what rounding them does (SpinQuant, section 4.2)."""
+    if not rounders_of(config) or all(spec.input is None for _, spec in chosen.values()):
+        return chosen
+    return {name: (module, spec.with_(weight=None)) for name, (module, spec) in chosen.items()}
 
 
 def _check_float(model: Any) -> None:

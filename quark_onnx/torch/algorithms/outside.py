@@ -73,11 +73,11 @@ class Outside:
 
     def front(self) -> Part:
         """What is in front of the blocks."""
-        return Part(self._modules(), lambda hidden: self.run(hidden)[0], "what is in front of the blocks")
+        return Part(self._modules(), lambda hidden: self.run(hidden)[0])
 
     def back(self) -> Part:
         """What is behind the blocks."""
-        return Part(self._modules(), lambda hidden: self.run(hidden)[1], "what is behind the blocks")
+        return Part(self._modules(), lambda hidden: self.run(hidden)[1])
 
     def check_reached(self) -> None:
         """Raise ModelError for a module outside of the blocks that the text does not reach: it may write to the

@@ -80,11 +80,6 @@ class Rewrite:
     gain: Gain | None = None
     turns: tuple[Turn, ...] = ()
 
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """Names of the other parameters that are needed."""
-        return (*(self.product or ())[:2], *([self.gain.weight] if self.gain else []))
-
     def __call__(self, x: Any, get: Callable[[str], Any], rotations: Mapping[str, Turning]) -> Any:
         """The new parameter, in the type of ``x``.
 

@@ -81,7 +81,14 @@ class _Planned:
         return found
 
 
-def rotate(model: Any, settings: Rotation, data: Iterable[Any] | None = None, layers: Layers | None = None) -> Rotated:
+def rotate(
+    model: Any,
+    settings: Rotation,
+    data: Iterable[Any] | None = None,
+    layers: Layers | None = None,
+    *,
+    progress: bool | None = None,
+) -> Rotated:
     """Rotate a float model in place, or leave its weights as they are if it cannot be rotated.
 
     Stacks of experts are taken apart, and a head that shares its weight with the embedding of tokens gets its own.
@@ -91,6 +98,7 @@ def rotate(model: Any, settings: Rotation, data: Iterable[Any] | None = None, la
         settings: what is rotated.
         data: batches; the start of the first is a sample. Random tokens if None.
         layers: what will be quantized; learned rotations need it, and the data.
+        progress: whether to show a progress bar where they are learned; None shows it if stderr is a terminal.
 
     Raises:
         DataError: rotations are learned, and the data or the layers are missing.
@@ -104,7 +112,13 @@ def rotate(model: Any, settings: Rotation, data: Iterable[Any] | None = None, la
     with _untied(model, settings) as untied, inference(model):
         rotator = Rotator(model, settings, _short(found[0]) if found else _sample(model))
         planned = _planned(rotator, lambda name: contextlib.nullcontext())
-        learned = _learn(model, settings, rotator, planned.whole, (found, layers or {})) if settings.trained else None
+        learned = None
+        if settings.trained:
+            fixed, starts = _starts(rotator, planned.whole)
+            how = Training(settings.steps, seed=settings.seed, centered=rotator.centered, progress=progress)
+            best = learn(Trainee(model, planned.whole, layers or {}, fixed), starts, found, how)
+            rotator.rotations |= {name: Turning((matrix,)) for name, matrix in best.matrices.items()}
+            learned = (best.before, best.after)
         for part in planned.parts:
             apply(part, model, rotator.rotations)
     whole = planned.whole
@@ -170,19 +184,12 @@ def _planned(rotator: Rotator, at: Callable[[str], AbstractContextManager[None]]
     return _Planned(tuple(parts), worst)
 
 
-def _learn(
-    model: Any, settings: Rotation, rotator: Rotator, plan: Plan, given: tuple[list[Any], Layers]
-) -> tuple[float, float]:
-    """Put learned rotations in the place of those that are folded into weights."""
-    data, layers = given
-    folded = {name: each for name, each in rotator.rotations.items() if name not in plan.online.values()}
-    fixed = {name: each for name, each in rotator.rotations.items() if name not in folded}
-    ones = {name: torch.eye(plan.sizes[name], dtype=torch.float64) for name in folded}
-    start = {name: each.turn(ones[name]) for name, each in folded.items()}
-    trainee = Trainee(model, plan, layers, fixed)
-    found = learn(trainee, (start, ones), data, Training(settings.steps, seed=settings.seed, centered=rotator.centered))
-    rotator.rotations |= {name: Turning((matrix,)) for name, matrix in found.matrices.items()}
-    return found.before, found.after
+def _starts(rotator: Rotator, plan: Plan) -> tuple[dict[str, Turning], tuple[dict[str, Any], ...]]:
+    """The rotations that each run computes, which are not learned; and where learning of the others may start: as they
+    are, or with none."""
+    fixed = {name: rotator.rotations[name] for name in plan.online.values()}
+    ones = {name: torch.eye(size, dtype=torch.float64) for name, size in plan.sizes.items() if name not in fixed}
+    return fixed, ({name: rotator.rotations[name].turn(matrix) for name, matrix in ones.items()}, ones)
 
 
 @contextlib.contextmanager

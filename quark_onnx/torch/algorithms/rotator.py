@@ -57,7 +57,7 @@ class Rotator:
         self._outside = Outside(model, self.blocks, batch, _raw(first, floats_of(first), call, call.hidden))
         self.hidden = call.hidden
         self._size = call.hidden.shape[-1]
-        self._back = self._outside.back().read(call.hidden)
+        self._back = self._outside.back().read(call.hidden) if settings.r1 else ()
         self.centered = any(each.centered for each in (*self._back, *_part(name, first, call).read(call.hidden)))
 
     def call(self, name: str) -> Call:
@@ -179,7 +179,7 @@ def _part(name: str, block: Any, call: Call, changed: Mapping[str, Any] | None =
             found = _raw(block, tensors, call, hidden)
         return found if isinstance(found, torch.Tensor) else found[0]
 
-    return Part(modules, run, name)
+    return Part(modules, run)
 
 
 def _raw(block: Any, tensors: Mapping[str, Any], call: Call, hidden: Any) -> Any:

@@ -39,6 +39,7 @@ class Training:
         batch: samples to a step.
         seed: of the order of samples.
         centered: whether rotations of the residual stream keep the vector of ones.
+        progress: whether to show a progress bar; None shows it if stderr is a terminal.
     """
 
     steps: int = 100
@@ -46,6 +47,7 @@ class Training:
     batch: int = 8
     seed: int = 0
     centered: bool = False
+    progress: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class Trainee:
 
     def __init__(self, model: Any, plan: Plan, layers: Layers, fixed: Mapping[str, Turning]) -> None:
         self._model, self._plan, self._layers, self._fixed = model, plan, layers, fixed
+        self.device = next(model.parameters()).device
         self._floats = {name: each.detach().float() for name, each in model.named_parameters(remove_duplicate=False)}
 
     def loss(self, matrices: Mapping[str, Any], ids: Any) -> Any:
@@ -121,14 +124,14 @@ def learn(trainee: Trainee, starts: Sequence[Mapping[str, Any]], data: Sequence[
     Raises:
         DataError: there is no data.
     """
-    rows = _rows(data)
+    rows = _rows(data).to(trainee.device)
     losses = [_whole(trainee, start, rows, how.batch) for start in starts]
     before = losses[0]
     least = min(losses)
     best = dict(starts[losses.index(least)])
     now, moments = dict(best), {name: torch.zeros_like(matrix) for name, matrix in best.items()}
     random = torch.Generator().manual_seed(how.seed)
-    with Progress(None, how.steps, "learning rotations", "step") as bar:
+    with Progress(how.progress, how.steps, "learning rotations", "step") as bar:
         for step in range(how.steps):
             chosen = rows[torch.randperm(len(rows), generator=random)[: how.batch]]
             gradients = _gradients(trainee, now, chosen)

@@ -90,12 +90,10 @@ class Part:
     Attributes:
         modules: its modules, by their names in the model.
         run: computes what the part writes to the stream (or the logits) of what it reads.
-        name: for errors.
     """
 
     modules: Mapping[str, Any]
     run: Callable[[Any], Any]
-    name: str
 
     def seen(self, hidden: Any, replaced: Mapping[str, Callable[[Any], Any]] | None = None) -> Seen:
         """Run it on hidden states of shape (..., features), and put others in the place of what modules compute."""

@@ -211,6 +211,13 @@ def test_a_gain_of_zero_cannot_be_folded_where_the_readers_have_no_bias() -> Non
         rotate(model, Rotation(), tokens())
 
 
+def test_what_the_sample_does_not_reach_may_write_to_the_stream() -> None:
+    model = random_model(llama())
+    model.model.vision = nn.Linear(8, 64)
+    with pytest.raises(ModelError, match=r"model\.vision is not run on the sample"):
+        rotate(model, Rotation(), tokens())
+
+
 def test_a_model_without_blocks_is_refused() -> None:
     with pytest.raises(ModelError, match="no list of blocks"):
         rotate(nn.Sequential(nn.Linear(4, 4)), Rotation(), [torch.ones(1, 4)])
@@ -276,7 +283,7 @@ def test_learned_rotations_are_no_worse_and_the_same_each_time(name: str) -> Non
         model = random_model(family(name))
         before = logits(model, tokens()[0])
         config = TorchConfig(scheme("mxfp4"), exclude=("lm_head",))
-        report = rotate(model, settings, tokens(8), chosen_layers(model, config)[0])
+        report = rotate(model, settings, tokens(8), chosen_layers(model, config)[0], progress=False)
         assert report.learned is not None and report.learned[1] <= report.learned[0]
         assert error(before, logits(model, tokens()[0])) < 1e-4
         quantize_model(model, config, tokens(8), progress=False)
