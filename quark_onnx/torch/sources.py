@@ -12,7 +12,7 @@ from torch import nn
 from quark_onnx.errors import ModelError
 from quark_onnx.torch.checkpoint import Reader
 
-_EXPERT = re.compile(r"(.*\bexperts)\.(\d+)\.(gate|up|down)_proj\.(weight|bias)")
+_EXPERT = re.compile(r"(.*\bexperts)\.(\d+)\.(gate|up|down)_proj\.(\w+)")
 #: How checkpoints of Mixtral call the layers of an expert.
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _MIXTRAL = {"gate": "w1", "up": "w3", "down": "w2"}
@@ -44,10 +44,16 @@ class Sources:
     def __contains__(self, name: str) -> bool:
         return self._find(name) is not None
 
-    def key_of(self, name: str) -> str:
-        """How the checkpoint calls a tensor; its own name where it has none, or is a part of another."""
+    def key_of(self, name: str, experts: bool = False) -> str:
+        """How the checkpoint calls a tensor; its own name where it has none, or is a part of another.
+
+        Args:
+            experts: whether those keep the names that they have there, too.
+        """
         found = self._own(name)
-        return name if found is None or found[1] is not None or _EXPERT.fullmatch(name) else found[0]
+        if found is None or found[1] is not None or (_EXPERT.fullmatch(name) and not experts):
+            return name
+        return found[0]
 
     def get(self, name: str) -> Any:
         """The tensor of a parameter, as the checkpoint has it.
@@ -84,7 +90,7 @@ class Sources:
             if key in self.reader:
                 return key, None
         found = _EXPERT.fullmatch(name)
-        if found is None:
+        if found is None or found[4] not in ("weight", "bias"):
             return None
         stack, index, side, kind = found.groups()
         ends = [f"{side}_proj"] if side == "down" else ["gate_up_proj", f"{side}_proj"]
