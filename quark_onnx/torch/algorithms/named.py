@@ -14,6 +14,7 @@ from quark_onnx.torch.algorithms.clip import Clip as Clip
 from quark_onnx.torch.algorithms.gptq import GPTAQ as GPTAQ
 from quark_onnx.torch.algorithms.gptq import GPTQ as GPTQ
 from quark_onnx.torch.algorithms.gptq import Qronos as Qronos
+from quark_onnx.torch.algorithms.rotation import Rotation as Rotation
 from quark_onnx.torch.algorithms.smoothquant import AutoSmoothQuant as AutoSmoothQuant
 from quark_onnx.torch.algorithms.smoothquant import SmoothQuant as SmoothQuant
 
