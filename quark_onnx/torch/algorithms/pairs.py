@@ -231,8 +231,8 @@ def _values_of(probe: Probe, source: str, reader: str, outputs: int) -> Any:
     every = torch.arange(outputs, device=before.device)
     places, step = torch.zeros_like(before), 1
     while step < outputs:
-        trace = probe.run({source: 2.0 ** (every // step % 4)})
-        digits = torch.log2(before / trace.read[reader][0].float())
+        trace = probe.run({source: 2.0 ** -(every // step % 4)})
+        digits = torch.log2(trace.read[reader][0].float() / before)
         whole = digits.round()
         if not ((digits - whole).abs() < 0.01).all() or not whole.any() or whole.min() < 0 or whole.max() > 3:
             return None

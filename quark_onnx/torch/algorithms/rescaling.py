@@ -27,7 +27,7 @@ class Readers:
 
     Attributes:
         names: in the model.
-        weights: (outputs, inputs) of each, float32.
+        weights: (outputs, inputs) of each, float32; those of the block, which scales will change.
         specs: how each is quantized.
         columns: (inputs,) the channel of each input.
         channels: how many there are.
@@ -126,10 +126,10 @@ def _rescale_alike(
             if pair.readers[0] in moments:
                 readers = _readers(job, pair, moments[pair.readers[0]])
                 plain, best = choose(readers)
-                if best.scale is not None:
-                    pair.apply(block, best.scale)
                 rows = zip(readers.names, readers.powers(), plain.errors, best.errors, strict=True)
                 outcomes += [Outcome(name, algorithm, one / power, two / power) for name, power, one, two in rows]
+                if best.scale is not None:
+                    pair.apply(block, best.scale)
         change = float((call.run(block).float() - before).norm() / before.norm())
         if change <= (_BOUND if kept[0][0].dtype == torch.float32 else _BOUND_SHORT):
             return outcomes
