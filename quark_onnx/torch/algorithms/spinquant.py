@@ -106,8 +106,9 @@ class Trainee:
             for name, key in self._plan.online.items():
                 module = self._model.get_submodule(name)
                 stack.callback(module.register_forward_pre_hook(_changing(rotations[key].turn)).remove)
-            for module, spec in self._layers.values():
+            for name, (_, spec) in self._layers.items():
                 if spec.input is not None:
+                    module = self._model.get_submodule(name)
                     stack.callback(module.register_forward_pre_hook(_changing(_rounded(spec.input))).remove)
             yield
 
