@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
+from quark_onnx.torch.algorithms.base import Layers
+from quark_onnx.torch.block import measures
 from quark_onnx.torch.checkpoint_layout import stored
 from quark_onnx.torch.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.memory import resident
-from quark_onnx.torch.quantize import Layers, measures
 from quark_onnx.torch.quantized import quantize
 from quark_onnx.torch.skeleton import dtype_of
 from quark_onnx.torch.spec import TensorSpec

@@ -8,20 +8,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from quark_onnx.errors import ConfigError, DataError, ModelError
 from quark_onnx.progress import Progress
-from quark_onnx.torch.blockjournal import BlockJournal
+from quark_onnx.torch.algorithms.base import Layers
+from quark_onnx.torch.algorithms.rotate import rotate_sources
+from quark_onnx.torch.block import (
+    inside,
+    missing_data,
+    needs_data,
+    quantize_block,
+    rotations_of,
+    rounders_of,
+    weight_alone,
+)
+from quark_onnx.torch.blockjournal import BlockJournal, Kept
 from quark_onnx.torch.checkpoint import SHARD, Writer, other_files, read_json
-from quark_onnx.torch.checkpoint_layout import check_shape
 from quark_onnx.torch.config import TorchConfig
-from quark_onnx.torch.export import check_layout, described, layer_tensors, tensors_of
+from quark_onnx.torch.export import described, tensors_of, untied
 from quark_onnx.torch.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.layers import QuantizedLayer, kind_of, outputs_first
+from quark_onnx.torch.layouts import Layout, check_config, layout_named
 from quark_onnx.torch.memory import give_back
-from quark_onnx.torch.observe import Watching
-from quark_onnx.torch.packing import ORDERS
-from quark_onnx.torch.quantize import Layers, TorchReport, chosen_layers, finish, inside, measures, weight_of
+from quark_onnx.torch.quantize import chosen_layers
 from quark_onnx.torch.quantized import check_finite
+from quark_onnx.torch.report import TorchReport
 from quark_onnx.torch.sources import Sources, empty, fill, missing_of
 from quark_onnx.torch.structure import blocks_of, within
 from quark_onnx.torch.walk import Walk, inference
@@ -35,22 +47,28 @@ class Writing:
     """How a checkpoint is written.
 
     Attributes:
-        pack_method: how nibbles are ordered, "reorder" or "order".
+        pack_method: how nibbles are ordered in AMD Quark's layout, "reorder" or "order".
         max_shard: bytes of a file, at most.
         trust_code: run Python files that the checkpoint brings along.
         resume: a folder where each block that is done is kept, and found again by the same call; None keeps nothing.
+        layout: how layers are stored, a key of ``quark_onnx.torch.layouts.LAYOUTS``.
     """
 
     pack_method: str = "reorder"
     max_shard: int = SHARD
     trust_code: bool = False
     resume: Path | None = None
+    layout: str = "quark"
 
     def __post_init__(self) -> None:
-        if self.pack_method not in ORDERS:
-            raise ConfigError(f"pack_method is {self.pack_method!r}; it must be one of: {', '.join(ORDERS)}")
+        layout_named(self.layout, self.pack_method)
         if not self.max_shard > 0:
             raise ConfigError(f"max_shard is {self.max_shard} bytes; it must be more than 0")
+
+    @property
+    def form(self) -> Layout:
+        """The layout that is named."""
+        return layout_named(self.layout, self.pack_method)
 
 
 def quantize_checkpoint(
@@ -62,7 +80,7 @@ def quantize_checkpoint(
     writing: Writing | None = None,
     progress: bool | None = None,
 ) -> TorchReport:
-    """Quantize a checkpoint of a language model into another folder, in AMD Quark's layout.
+    """Quantize a checkpoint of a language model into another folder.
 
     In memory are one block of the model, what its layers become, and the hidden states of the data. Tensors that stay
     as they are, and all other files, are copied.
@@ -80,28 +98,33 @@ def quantize_checkpoint(
         ModelError: a file is missing or damaged, or holds what is no number.
     """
     output, writing = Path(output), writing or Writing()
-    check_layout(config)
+    layout = writing.form
+    check_config(layout, config)
+    config = layout.adapted(config)
     source = FloatCheckpoint.of(source, writing.trust_code)
     reader, model = source.reader, source.hand_over()
     chosen, kept = chosen_layers(model, config)
-    measured = measures(chosen)
+    measured = needs_data(chosen, config)
     if measured and data is None:
-        raise DataError("scales of activations are to be found, but no calibration data was given")
+        raise DataError(missing_data(chosen))
     report = TorchReport({name: spec for name, (_, spec) in chosen.items()}, kept)
-    others = other_files(source.folder)
-    run = _Run(model, Sources(reader, model), config, chosen, report, writing.pack_method)
+    others, content = other_files(source.folder), read_json(source.folder / "config.json")
+    run = _Run(model, Sources(reader, model), config, chosen, report, layout)
     run.check()
+    rotated = [rotate_sources(model, run.sources, each) for each in rotations_of(config)]
+    if any(each.untied for each in rotated):
+        content = untied(content)
+    described(content, model, config, layout, report.quantized)  # fails here, and not at the end
     with ExitStack() as stack:
         writer = stack.enter_context(Writer(output, writing.max_shard))
-        journal = BlockJournal(writing.resume, reader, config, writing.pack_method)
+        journal = BlockJournal(writing.resume, reader, config, repr(layout))
         parts = run.measured(data, journal, progress) if measured else run.unmeasured(progress)
         for name, tensor in parts:
-            writer.add(name, tensor)
+            writer.add(layout.key(name), tensor)
             del tensor  # before the next one is made
         for name in run.sources.rest():
             writer.add(name, reader.get(name))
-        content = read_json(source.folder / "config.json")
-        writer.write_json("config.json", described(content, model, config, writing.pack_method, report.quantized))
+        writer.write_json("config.json", described(content, model, config, layout, report.quantized))
         for file in others:
             writer.copy(file)
     return report
@@ -116,7 +139,7 @@ class _Run:
     config: TorchConfig
     chosen: Layers
     report: TorchReport
-    method: str
+    layout: Layout
 
     def check(self) -> None:
         """Raise an error for what would fail at the end only: layers without a weight, and codes that do not fit."""
@@ -127,8 +150,8 @@ class _Run:
             weight = f"{name}.weight"
             if weight not in self.sources:
                 raise ModelError(f"the checkpoint {self.sources.reader.folder} has no tensor for {weight}")
-            if spec.weight is not None:
-                check_shape(name, spec.weight, tuple(outputs_first(module.weight, kind_of(module)).shape))
+            kind = kind_of(module) or ""
+            self.layout.check_layer(name, kind, spec, tuple(outputs_first(module.weight, kind).shape))
 
     def unmeasured(self, progress: bool | None) -> Iterator[tuple[str, Any]]:
         """Codes of weights, layer by layer; nothing is run."""
@@ -147,9 +170,9 @@ class _Run:
     def _one(self, name: str, module: Any) -> Iterator[tuple[str, Any]]:
         spec = self.chosen[name][1]
         fill(module, name, self.sources)
-        layer = QuantizedLayer(module, weight_of(module, spec, name), spec)
+        layer = QuantizedLayer(module, weight_alone(name, module, spec, self.config, self.report), spec)
         prefix = self.sources.key_of(f"{name}.weight").removesuffix(".weight")
-        for end, tensor in layer_tensors(layer, self.method).items():
+        for end, tensor in self.layout.tensors(layer, name).items():
             yield f"{prefix}.{end}", tensor
         empty(module)
 
@@ -192,6 +215,8 @@ class _Run:
         if missing_of(embedding):
             raise ModelError(f"the checkpoint {self.sources.reader.folder} has no tensor for the embedding of tokens")
         walk = Walk(self.model, blocks, data or ())
+        if rounders_of(self.config):
+            walk.split()
         journal.begin(walk.tensors())
         with Progress(progress, len(blocks) * len(walk), "quantizing", "sample") as bar:
             for index, (name, block) in enumerate(blocks.items()):
@@ -202,19 +227,16 @@ class _Run:
                     for each, (module, spec) in part.items():
                         if spec.weight is not None:
                             check_finite(module.weight, each)
-                    with Watching(part) as watching:
-                        for done in walk.run(name, block):
-                            bar.update(index * len(walk) + done)
-                    finish(self.model, part, watching, self.config, self.report)
-                    tensors = self._named(name, part, tensors_of(block, self.method))
-                    unreached = [each for each, (_, spec) in part.items() if self.report.quantized[each] != spec]
-                    journal.keep(index, tensors, unreached, walk.hidden)
+                    before = len(self.report.outcomes)
+                    for done in quantize_block(self.model, name, part, walk, self.config, self.report):
+                        bar.update(index * len(walk) + done)
+                    tensors = self._named(name, part, tensors_of(block, self.layout))
+                    journal.keep(index, tensors, Kept.of(part, self.report, before), walk.states)
                 else:
-                    tensors, unreached = found
-                    for each in unreached:
-                        self.report.weight_only(each)
+                    tensors, kept = found
+                    kept.tell(self.report)
                     self._skip(block, name)
-                    walk.hidden[:] = journal.hidden(index, walk.hidden)
+                    walk.states = journal.hidden(index, walk.states)
                     bar.update((index + 1) * len(walk))
                 yield from sorted(tensors.items())  # as a journal hands them back in an order of its own
                 empty(block)
@@ -236,7 +258,7 @@ class _Run:
                 key = self.sources.key_of(f"{owner}.weight").removesuffix("weight") + end
             else:
                 if (name := f"{block}.{key}") in self.sources:
-                    tensor = self.sources.get(name)  # of the type that it has there
+                    tensor = _as_stored(tensor, self.sources.get(name))
                 key = self.sources.key_of(name)
             found[key] = tensor
         return found
@@ -246,6 +268,11 @@ class _Run:
         for key, _ in block.named_parameters():
             if f"{name}.{key}" in self.sources:
                 self.sources.mark(f"{name}.{key}")
+
+
+def _as_stored(tensor: Any, stored: Any) -> Any:
+    """A tensor of the type that it has in the checkpoint; the very same if no algorithm has changed it."""
+    return stored if torch.equal(tensor, stored.to(tensor.dtype)) else tensor.to(stored.dtype)
 
 
 def _fill_outside(model: Any, blocks: dict[str, Any], sources: Sources) -> None:

@@ -1,4 +1,4 @@
-"""Codes of 2, 3, 4 and 6 bits in the integers of AMD Quark's checkpoints, and back."""
+"""Codes of a few bits in the integers of checkpoints, and back."""
 
 from __future__ import annotations
 
@@ -39,6 +39,44 @@ def unpack_nibbles(words: Any, count: int, method: str = "reorder", signed: bool
         found[..., source] = (words >> 4 * place & 15).to(torch.uint8)
     codes = found.flatten(-2)[..., :count]
     return (codes ^ 8).view(torch.int8) - 8 if signed else codes
+
+
+def pack_words(codes: Any, bits: int) -> Any:
+    """Codes along the last axis as one stream of bits in int32, the first code in the lowest bits of the first; the
+    last one is filled up with 0.
+
+    Args:
+        codes: integers of shape (..., n), from 0 to 2^bits - 1.
+        bits: 1 to 8.
+
+    >>> pack_words(torch.tensor([[1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3]]), 3)
+    tensor([[-786474799,          0]], dtype=torch.int32)
+    """
+    lanes = in_blocks(codes.to(torch.int32), 32)
+    words = torch.zeros((*lanes.shape[:-1], bits), dtype=torch.int32, device=codes.device)
+    for lane in range(32):
+        word, place = divmod(lane * bits, 32)
+        words[..., word] |= lanes[..., lane] << place
+        if place + bits > 32:
+            words[..., word + 1] |= lanes[..., lane] >> 32 - place
+    return words.flatten(-2)[..., : -(-codes.shape[-1] * bits // 32)].contiguous()
+
+
+def unpack_words(words: Any, bits: int, count: int) -> Any:
+    """The first ``count`` codes of the last axis that ``pack_words`` packed; uint8.
+
+    >>> unpack_words(pack_words(torch.arange(7), 3), 3, 7)
+    tensor([0, 1, 2, 3, 4, 5, 6], dtype=torch.uint8)
+    """
+    groups = in_blocks(words.to(torch.int64) & 0xFFFFFFFF, bits)
+    lanes = torch.empty((*groups.shape[:-1], 32), dtype=torch.uint8, device=words.device)
+    for lane in range(32):
+        word, place = divmod(lane * bits, 32)
+        code = groups[..., word] >> place
+        if place + bits > 32:
+            code |= groups[..., word + 1] << 32 - place
+        lanes[..., lane] = code & (1 << bits) - 1
+    return lanes.flatten(-2)[..., :count]
 
 
 def pack_bits(codes: Any, bits: int) -> Any:

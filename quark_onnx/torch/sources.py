@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
@@ -40,6 +40,8 @@ class Sources:
             for name, parameter in model.named_parameters(remove_duplicate=False)
             if first.setdefault(id(parameter), name) != name
         }
+        self._twins = dict(self.tied)
+        self._changed: Collection[str] = ()
 
     def __contains__(self, name: str) -> bool:
         return self._find(name) is not None
@@ -53,12 +55,24 @@ class Sources:
         found = self._own(name)
         return name if found is None or found[1] is not None else found[0]
 
+    def change(self, names: Collection[str], change: Callable[[str, Callable[[str], Any]], Any]) -> None:
+        """From now on, tensors of these names are made of those of the checkpoint, and none of them is another's.
+
+        Args:
+            change: of a name, and of what finds the tensors of the checkpoint.
+        """
+        self._changed, self._change = names, change
+        self.tied = {name: twin for name, twin in self.tied.items() if name not in names}
+
     def get(self, name: str) -> Any:
-        """The tensor of a parameter, as the checkpoint has it.
+        """The tensor of a parameter, as the checkpoint has it, or as it has been changed.
 
         Raises:
             ModelError: there is none.
         """
+        return self._change(name, self._get) if name in self._changed else self._get(name)
+
+    def _get(self, name: str) -> Any:
         found = self._find(name)
         if found is None:
             raise ModelError(f"the checkpoint {self.reader.folder} has no tensor for {name!r}")
@@ -78,7 +92,7 @@ class Sources:
     def _find(self, name: str) -> tuple[str, int | None] | None:
         """The key of a tensor, or of the one that it is tied to."""
         found = self._own(name)
-        return self._own(self.tied[name]) if found is None and name in self.tied else found
+        return self._own(self._twins[name]) if found is None and name in self._twins else found
 
     def _own(self, name: str) -> tuple[str, int | None] | None:
         """The key of a tensor; and which expert of a stack, where it is one."""

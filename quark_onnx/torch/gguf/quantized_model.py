@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from quark_onnx.errors import ConfigError, ModelError
+from quark_onnx.torch.algorithms.base import Layers
 from quark_onnx.torch.checkpoint import Reader
 from quark_onnx.torch.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.gguf.blocks import SIZE, form_of
 from quark_onnx.torch.gguf.export import GgufFile, planned, write_gguf
 from quark_onnx.torch.layers import QuantizedLayer
-from quark_onnx.torch.quantize import Layers
 from quark_onnx.torch.quantized import quantize
 from quark_onnx.torch.sources import Sources
 

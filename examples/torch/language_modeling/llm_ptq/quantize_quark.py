@@ -38,6 +38,7 @@ def arguments() -> argparse.Namespace:
     add("--num_calib_data", type=int, default=128, help="windows of it")
     add("--seq_len", type=int, default=512, help="tokens of a window")
     add("--model_export", nargs="+", choices=EXPORTS, default=["hf_format"], help="what is written; several may be")
+    add("--custom_mode", choices=["quark", "awq", "fp8"], default="quark", help="how layers are stored")
     add("--pack_method", choices=["reorder", "order"], default="reorder")
     add("--evaluation_dataset", help="text whose perplexity is computed before and after")
     add("--skip_evaluation", action="store_true", help="compute no perplexity")
@@ -75,7 +76,7 @@ def main() -> None:
             config.torch_config(),
             text=Text(args.dataset, args.num_calib_data, args.seq_len),
             evaluate=judges,
-            writing=Writing(args.pack_method),
+            writing=Writing(args.pack_method, layout=args.custom_mode),
             announce=lambda expected: print(f"this takes {expected}", flush=True),
         )
         scores = tasks.compared(args.model_dir, folder, trust_code=args.trust_remote_code) if tasks else {}

@@ -9,6 +9,8 @@ from typing import Any
 
 from quark_onnx.config.spec import check_names
 from quark_onnx.errors import ConfigError, nearest
+from quark_onnx.torch.algorithms.gptq import GPTAQ, GPTQ, Qronos
+from quark_onnx.torch.algorithms.rotation import Rotation
 from quark_onnx.torch.checkpoint import read_json
 from quark_onnx.torch.quantization.config.fields import Fields
 
@@ -206,10 +208,28 @@ def load_quant_algo_config_from_file(file_path: Path | str) -> AlgoConfig:
 def algorithm_for(config: AlgoConfig) -> Any:
     """What does the work that the settings describe.
 
+    Layers and their order are found by the structure of the model, and not by the names in the settings.
+
     Raises:
-        ConfigError: there is nothing yet that does.
+        ConfigError: there is nothing yet that does, or not in this way.
     """
-    name = getattr(config, "name", None)
     if not isinstance(config, AlgoConfig):
         raise ConfigError(f"algo_config has {config!r}; it must be an AlgoConfig, such as AWQConfig()")
-    raise ConfigError(f"the algorithm {name!r} is not available yet; leave it out, and weights are rounded to nearest")
+    if isinstance(config, GPTQConfig | GPTAQConfig | QronosConfig):
+        if not config.static_groups and config.desc_act:
+            raise ConfigError(
+                f"{type(config).__name__}: desc_act without static_groups needs an index of groups, which the "
+                "checkpoint has no place for; leave static_groups at True"
+            )
+        if isinstance(config, GPTQConfig):
+            return GPTQ(config.damp_percent, config.desc_act)
+        if isinstance(config, GPTAQConfig):
+            return GPTAQ(config.damp_percent, config.desc_act, alpha=config.alpha)
+        return Qronos(config.alpha, config.desc_act)
+    if isinstance(config, RotationConfig):
+        if config.online_r1_rotation or config.online_config is not None:
+            raise ConfigError("RotationConfig: the residual stream is rotated in weights; leave online settings out")
+        return Rotation(config.r1, config.r2, config.r3, config.r4, config.rotation_size, config.trainable)
+    raise ConfigError(
+        f"the algorithm {config.name!r} is not available yet; leave it out, and weights are rounded to nearest"
+    )

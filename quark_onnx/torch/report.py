@@ -1,0 +1,45 @@
+"""TorchReport: what became of a PyTorch model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from quark_onnx.torch.algorithms.base import Outcome
+from quark_onnx.torch.spec import LayerSpec
+
+
+@dataclass
+class TorchReport:
+    """What became of a model.
+
+    Attributes:
+        quantized: specs of the layers that are quantized, by name.
+        kept: names of the layers that stay float, each with the reason.
+        notes: what a user should know.
+        outcomes: what algorithms made of layers.
+    """
+
+    quantized: dict[str, LayerSpec] = field(default_factory=dict)
+    kept: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    outcomes: list[Outcome] = field(default_factory=list)
+
+    def gains(self) -> dict[str, str]:
+        """What each algorithm has made better, in one line, by its name.
+
+        >>> TorchReport(outcomes=[Outcome("q", "gptq", 0.2, 0.1), Outcome("k", "gptq", 0.0, 0.0)]).gains()
+        {'gptq': 'the error of 1 of 2 is less, by 50 % in the middle'}
+        """
+        found = dict[str, str]()
+        for name in dict.fromkeys(each.algorithm for each in self.outcomes):
+            own = [each for each in self.outcomes if each.algorithm == name]
+            less = sorted(1 - each.after / each.before for each in own if each.after < each.before)
+            middle = f", by {100 * less[len(less) // 2]:.0f} % in the middle" if less else ""
+            found[name] = f"the error of {len(less)} of {len(own)} is less{middle}"
+        return found
+
+    def weight_only(self, name: str) -> LayerSpec:
+        """Note that the data has not reached a layer, and return how it is quantized then."""
+        self.notes.append(f"{name} was not run on the data: only its weight is quantized")
+        self.quantized[name] = LayerSpec(self.quantized[name].weight)
+        return self.quantized[name]
