@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,14 @@ from quark_onnx.errors import ConfigError
 from quark_onnx.torch.algorithms.turning import Turned
 from quark_onnx.torch.checkpoint import SHARD, Writer, read_json
 from quark_onnx.torch.config import DEFAULT_TYPES, TorchConfig
+from quark_onnx.torch.experts import Experts
 from quark_onnx.torch.exporter_config import ExporterConfig as ExporterConfig
 from quark_onnx.torch.exporter_config import JsonExporterConfig as JsonExporterConfig
 from quark_onnx.torch.layers import QuantizedLayer, Rounding, kind_of
 from quark_onnx.torch.layouts import Layout, check_config, layout_named
 from quark_onnx.torch.skeleton import is_tied
 from quark_onnx.torch.spec import LayerSpec
+from quark_onnx.torch.structure import within
 
 
 def export_safetensors(
@@ -56,6 +59,7 @@ def export_safetensors(
     quantized = {name: module for name, module in model.named_modules() if isinstance(module, QuantizedLayer)}
     for name, layer in quantized.items():
         form.check_layer(name, layer.origin, layer.spec, layer.shape)
+    check_experts(form, model, {name: name for name in quantized})
     with Writer(Path(folder), max_shard) as writer:
         model.config.save_pretrained(writer.staging)
         content = read_json(writer.staging / "config.json")
@@ -71,6 +75,29 @@ def export_safetensors(
             model.generation_config.save_pretrained(writer.staging)
         if tokenizer is not None:
             tokenizer.save_pretrained(writer.staging)
+
+
+def check_experts(layout: Layout, model: Any, keys: Mapping[str, str]) -> None:
+    """Raise ConfigError if clients would not find experts that have been taken apart.
+
+    Args:
+        keys: what layers will be called, by their names in the model.
+    """
+    stacks = [name for name, module in model.named_modules() if isinstance(module, Experts)]
+    taken = [name for name in keys if any(within(name, stack) for stack in stacks)]
+    if not taken or not layout.keeps_names:
+        return
+    from transformers.conversion_mapping import get_model_conversion_mapping
+
+    sources = [each for conversion in get_model_conversion_mapping(model) for each in conversion.source_patterns]
+    known = [re.escape(each).replace(r"\*", r"\d+") for each in sources if "experts.*" in each]
+    for name in taken:
+        if not any(re.search(f"{pattern}$", f"{keys[name]}.weight") for pattern in known):
+            raise ConfigError(
+                f"what reads the layout {layout.name!r} would not find {keys[name]}: checkpoints of "
+                f"{model.config.model_type} have all experts in one tensor, or other names for them. Quantize a folder "
+                "in which they are apart, exclude them, or choose the layout 'quark'"
+            )
 
 
 def described(

@@ -26,7 +26,7 @@ from quark_onnx.torch.block import (
 from quark_onnx.torch.blockjournal import BlockJournal, Kept
 from quark_onnx.torch.checkpoint import SHARD, Writer, other_files, read_json
 from quark_onnx.torch.config import TorchConfig
-from quark_onnx.torch.export import described, tensors_of, untied
+from quark_onnx.torch.export import check_experts, described, tensors_of, untied
 from quark_onnx.torch.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.layers import QuantizedLayer, kind_of, outputs_first
 from quark_onnx.torch.layouts import Layout, check_config, layout_named
@@ -146,6 +146,7 @@ class _Run:
         lost = [name for name, _ in self.model.named_parameters() if name not in self.sources]
         if lost:
             self.report.notes.append(f"{self.sources.reader.folder} has no tensor for {', '.join(lost)}")
+        check_experts(self.layout, self.model, {name: self._key(name) for name in self.chosen})
         for name, (module, spec) in self.chosen.items():
             weight = f"{name}.weight"
             if weight not in self.sources:
@@ -171,7 +172,7 @@ class _Run:
         spec = self.chosen[name][1]
         fill(module, name, self.sources)
         layer = QuantizedLayer(module, weight_alone(name, module, spec, self.config, self.report), spec)
-        prefix = self.sources.key_of(f"{name}.weight").removesuffix(".weight")
+        prefix = self._key(name)
         for end, tensor in self.layout.tensors(layer, name).items():
             yield f"{prefix}.{end}", tensor
         empty(module)
@@ -249,13 +250,17 @@ class _Run:
         if missing := missing_of(block):
             raise ModelError(f"the checkpoint {self.sources.reader.folder} has no tensor for {name}.{missing[0]}")
 
+    def _key(self, layer: str) -> str:
+        """How the result calls a layer."""
+        return self.sources.key_of(f"{layer}.weight", self.layout.keeps_names).removesuffix(".weight")
+
     def _named(self, block: str, layers: Layers, tensors: Iterable[tuple[str, Any]]) -> dict[str, Any]:
         """The tensors of a block by the names that the checkpoint has for them."""
         found = dict[str, Any]()
         for key, tensor in tensors:
             owner, _, end = f"{block}.{key}".rpartition(".")
             if owner in layers:
-                key = self.sources.key_of(f"{owner}.weight").removesuffix("weight") + end
+                key = f"{self._key(owner)}.{end}"
             else:
                 if (name := f"{block}.{key}") in self.sources:
                     tensor = _as_stored(tensor, self.sources.get(name))

@@ -63,11 +63,16 @@ def pack_words(codes: Any, bits: int) -> Any:
 
 
 def unpack_words(words: Any, bits: int, count: int) -> Any:
-    """The first ``count`` codes of the last axis that ``pack_words`` packed; uint8.
+    """The ``count`` codes of the last axis that ``pack_words`` packed; uint8.
+
+    Raises:
+        ModelError: there are fewer words than they take, or more.
 
     >>> unpack_words(pack_words(torch.arange(7), 3), 3, 7)
     tensor([0, 1, 2, 3, 4, 5, 6], dtype=torch.uint8)
     """
+    if words.shape[-1] != -(-count * bits // 32):
+        raise ModelError(f"{words.shape[-1]} numbers of 32 bits do not hold {count} codes of {bits} bits")
     groups = in_blocks(words.to(torch.int64) & 0xFFFFFFFF, bits)
     lanes = torch.empty((*groups.shape[:-1], 32), dtype=torch.uint8, device=words.device)
     for lane in range(32):

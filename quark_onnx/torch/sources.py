@@ -12,7 +12,7 @@ from torch import nn
 from quark_onnx.errors import ModelError
 from quark_onnx.torch.checkpoint import Reader
 
-_EXPERT = re.compile(r"(.*\bexperts)\.(\d+)\.(gate|up|down)_proj\.(weight|bias)")
+_EXPERT = re.compile(r"(.*\bexperts)\.(\d+)\.(gate|up|down)_proj\.(\w+)")
 #: How checkpoints of Mixtral call the layers of an expert.
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _MIXTRAL = {"gate": "w1", "up": "w3", "down": "w2"}
@@ -46,9 +46,13 @@ class Sources:
     def __contains__(self, name: str) -> bool:
         return self._find(name) is not None
 
-    def key_of(self, name: str) -> str:
-        """How a quantized checkpoint calls a tensor: as this one does, but experts have names of one kind."""
-        return name if _EXPERT.fullmatch(name) else self.place_of(name)
+    def key_of(self, name: str, experts: bool = False) -> str:
+        """How a quantized checkpoint calls a tensor: as this one does, but experts have names of one kind.
+
+        Args:
+            experts: whether those keep the names that they have there, too.
+        """
+        return name if _EXPERT.fullmatch(name) and not experts else self.place_of(name)
 
     def place_of(self, name: str) -> str:
         """How the checkpoint calls a tensor; its own name where there is none, or where it is a part of another."""
@@ -102,7 +106,7 @@ class Sources:
             if key in self.reader:
                 return key, None
         found = _EXPERT.fullmatch(name)
-        if found is None:
+        if found is None or found[4] not in ("weight", "bias"):
             return None
         stack, index, side, kind = found.groups()
         ends = [f"{side}_proj"] if side == "down" else ["gate_up_proj", f"{side}_proj"]

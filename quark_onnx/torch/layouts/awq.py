@@ -18,6 +18,7 @@ from quark_onnx.torch.layouts.base import (
     from_unsigned,
     in_columns,
     in_half,
+    names_in,
     needed,
     small_integers,
     the_one,
@@ -89,5 +90,5 @@ class AwqLayout(Layout):
             raise ConfigError(f"quantization_config has group_size {size!r}; it must be a number of values, or -1")
         blocks: dict[str, Any] = {"block_size": size} if size > 0 else {"per_channel": True}
         weight = TensorSpec("uint4", symmetric=False, scale="float16", **blocks)
-        floats = tuple(f"*{name}*" for name in found.get("modules_to_not_convert") or ())
+        floats = tuple(f"*{name}*" for name in names_in(found, "modules_to_not_convert"))
         return TorchConfig(LayerSpec(weight), exclude=floats), cls()

@@ -32,11 +32,13 @@ class Layout(ABC):
         name: what it is asked for by.
         method: the ``quant_method`` of its config.json.
         parts: how the names of a weight's tensors end.
+        keeps_names: whether experts are called as float checkpoints of their model call them.
     """
 
     name: ClassVar[str]
     method: ClassVar[str]
     parts: ClassVar[tuple[str, ...]]
+    keeps_names: ClassVar[bool] = True
 
     @abstractmethod
     def refusal(self, spec: LayerSpec) -> str:
@@ -131,6 +133,20 @@ class Layout(ABC):
             if rounding is not None and rounding.scale is not None:
                 parts |= self.stored_scale(side, rounding)
         return parts
+
+
+def names_in(found: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    """The list of names that a configuration has; empty if it has none.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    names = found.get(key)
+    if names is None:
+        return ()
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ConfigError(f"quantization_config has {key} {names!r}; it must be a list of names")
+    return tuple(names)
 
 
 def needed(tensor: Any, name: str) -> Any:

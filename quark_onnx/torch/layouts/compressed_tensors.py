@@ -24,6 +24,7 @@ from quark_onnx.torch.layouts.base import (
     from_unsigned,
     in_columns,
     is_two_level,
+    names_in,
     needed,
     unsigned,
 )
@@ -148,8 +149,10 @@ class CompressedTensorsLayout(Layout):
         stored = "weight_packed" if form in (PACKED, NVFP4, MXFP4) else "weight"
         codes = needed(parts.get(stored), stored)
         if form == PACKED:
-            bits, zero = weight.dtype.bits, parts.get("weight_zero_point")
-            zero = None if zero is None else unpack_words(zero.t(), bits, shape[0]).t()
+            bits, zero = weight.dtype.bits, None
+            if not weight.symmetric:
+                zero = needed(parts.get("weight_zero_point"), "weight_zero_point")
+                zero = unpack_words(zero.t(), bits, shape[0]).t()
             return from_unsigned(unpack_words(codes, bits, shape[1]), zero, scale, weight, (shape, dtype))
         if form in (INTEGERS, FLOATS):
             flat = scale.reshape(-1) if weight.per_channel else scale.reshape(())
@@ -172,13 +175,17 @@ class CompressedTensorsLayout(Layout):
 
     @classmethod
     def read(cls, found: Mapping[str, Any]) -> tuple[TorchConfig, Layout]:
-        groups, floats = found.get("config_groups"), found.get("ignore") or ()
-        if not isinstance(groups, Mapping) or not groups:
-            raise ConfigError(f"quantization_config has config_groups {groups!r}")
+        groups, floats = found.get("config_groups"), names_in(found, "ignore")
+        if (
+            not isinstance(groups, Mapping)
+            or not groups
+            or not all(isinstance(each, Mapping) for each in groups.values())
+        ):
+            raise ConfigError(f"quantization_config has config_groups {groups!r}; they must be objects by name")
         default, own = LayerSpec(), list[tuple[str, LayerSpec]]()
         for group in groups.values():
             spec = LayerSpec(_spec(group.get("weights"), weight=True), _spec(group.get("input_activations")))
-            for target in group.get("targets") or ():
+            for target in names_in(group, "targets"):
                 if target == "Linear":
                     default = spec
                 else:
@@ -187,7 +194,7 @@ class CompressedTensorsLayout(Layout):
             raise ConfigError(f"quantization_config has the pattern {odd!r}; this reads names, and the class Linear")
         cache = _spec(found.get("kv_cache_scheme"))
         kept = None if cache is None else KVCache(cache)
-        return TorchConfig(default, layers=tuple(own), exclude=tuple(floats), kv_cache=kept), cls()
+        return TorchConfig(default, layers=tuple(own), exclude=floats, kv_cache=kept), cls()
 
 
 def _packed(weight: Quantized) -> dict[str, Any]:
@@ -254,6 +261,8 @@ def _spec(found: Any, weight: bool = False) -> TensorSpec | None:
     """
     if found is None:
         return None
+    if not isinstance(found, Mapping):
+        raise ConfigError(f"quantization_config has {found!r} where it should say how a tensor is quantized")
     bits, kind, strategy = found.get("num_bits", 8), found.get("type", "int"), found.get("strategy")
     if (kind, bits, strategy) == ("float", 4, "tensor_group"):
         return TensorSpec("nvfp4")

@@ -13,7 +13,15 @@ from quark_onnx.errors import ConfigError
 from quark_onnx.torch.affine import Params
 from quark_onnx.torch.config import KVCache, TorchConfig
 from quark_onnx.torch.layers import Rounding
-from quark_onnx.torch.layouts.base import Layout, cache_key, check_linear, check_parts_of_names, needed, the_one
+from quark_onnx.torch.layouts.base import (
+    Layout,
+    cache_key,
+    check_linear,
+    check_parts_of_names,
+    names_in,
+    needed,
+    the_one,
+)
 from quark_onnx.torch.quantized import Quantized
 from quark_onnx.torch.spec import LayerSpec, TensorSpec
 
@@ -101,7 +109,7 @@ class Fp8Layout(Layout):
                 f"quantization_config has activation_scheme {scheme!r} and weight_block_size {block!r}; this reads "
                 "'static' and 'dynamic', and one scale for a weight"
             )
-        floats = tuple(found.get("ignored_layers") or found.get("modules_to_not_convert") or ())
+        floats = names_in(found, "ignored_layers") or names_in(found, "modules_to_not_convert")
         cache = KVCache(_E4M3) if found.get("kv_cache_scheme") == "static" else None
         spec = LayerSpec(_E4M3, _E4M3 if scheme == "static" else _TOKENS)
         return TorchConfig(spec, exclude=floats, kv_cache=cache), cls()

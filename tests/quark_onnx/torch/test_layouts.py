@@ -12,9 +12,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
-from quark_onnx.errors import ConfigError
+from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.torch.config import KVCache, TorchConfig
 from quark_onnx.torch.export import export_safetensors
 from quark_onnx.torch.files import Writing, quantize_checkpoint
@@ -33,7 +33,7 @@ T = TensorSpec
 _TOKENS = {"per_channel": True, "dynamic": True}
 OWN = {
     "int8 outputs": LayerSpec(T("int8", per_channel=True)),
-    "int8": LayerSpec(T("int8")),
+    "int8 alone": LayerSpec(T("int8")),
     "int8 blocks": LayerSpec(T("int8", block_size=32)),
     "uint8 blocks": LayerSpec(T("uint8", symmetric=False, block_size=32)),
     "uint4 symmetric": LayerSpec(T("uint4", block_size=32)),
@@ -273,6 +273,23 @@ def test_experts_that_saw_no_data_are_a_group(tmp_path: Path) -> None:
     assert not (tmp_path / "fp8").exists()
 
 
+@pytest.mark.parametrize("name", ["int4_wo_32", "fp8"])
+def test_experts_keep_the_names_that_clients_know(name: str, tmp_path: Path) -> None:
+    source = saved(made(config_of("mixtral")), tmp_path / "source")
+    config, writing = TorchConfig(scheme(name), exclude=("lm_head",)), Writing(layout="compressed-tensors")
+    assert "model.layers.0.block_sparse_moe.experts.3.w2.weight" in load_file(source / "model.safetensors")
+    quantize_checkpoint(source, tmp_path / "out", config, tokens(9), writing=writing, progress=False)
+    assert "model.layers.0.block_sparse_moe.experts.3.w2.weight_scale" in load_file(tmp_path / "out/model.safetensors")
+    model = load_checkpoint(source)
+    quantize_model(model, config, tokens(9), progress=False)
+    assert torch.equal(logits(load_checkpoint(tmp_path / "out"), tokens()[0]), logits(model, tokens()[0]))
+    with pytest.raises(ConfigError, match=r"would not find model.layers.0.mlp.experts.0.gate_proj: .* of mixtral have"):
+        export_safetensors(model, tmp_path / "memory", config, layout="compressed-tensors")
+    source = saved(made(config_of("gpt_oss")), tmp_path / "stacked")
+    with pytest.raises(ConfigError, match=r"would not find model.layers.0.mlp.experts.0.gate_proj: .* of gpt_oss have"):
+        quantize_checkpoint(source, tmp_path / "other", config, tokens(), writing=writing, progress=False)
+
+
 @pytest.mark.parametrize(
     ("layout", "name", "message"),
     [
@@ -387,6 +404,43 @@ def test_the_head_of_oga_has_a_size_of_its_own(tmp_path: Path) -> None:
     assert stored["model.layers.0.mlp.up_proj.weight"].shape == (128, 24)
     assert stored["model.layers.0.mlp.up_proj.weight_zero_point"].shape == (4, 24)
     assert (nibbles(stored["model.layers.0.mlp.up_proj.weight_zero_point"]) == 8).all()
+
+
+@pytest.mark.parametrize(
+    ("layout", "name", "lost"),
+    [
+        ("compressed-tensors", "uint4_wo_32", "weight_zero_point"),
+        ("compressed-tensors", "int8", "weight"),
+        ("awq", "uint4 half", "qzeros"),
+        ("fp8", "fp8", "input_scale"),
+    ],
+)
+def test_tensors_that_are_missing_or_do_not_fit(layout: str, name: str, lost: str, tmp_path: Path) -> None:
+    model, config = quantized(name)
+    export_safetensors(model, tmp_path / "out", config, layout=layout)
+    file, key = tmp_path / "out" / "model.safetensors", f"model.layers.1.mlp.up_proj.{lost}"
+    stored = load_file(file)
+    kept = stored.pop(key)
+    save_file(stored, file)
+    with pytest.raises(ModelError, match=rf"model.layers.1.mlp.up_proj .*there is no '{lost}'"):
+        load_checkpoint(tmp_path / "out")
+    if kept.ndim == 2:
+        save_file(stored | {key: kept[:-1].contiguous()}, file)
+        with pytest.raises(ModelError, match=r"model.layers.1.mlp.up_proj do not fit"):
+            load_checkpoint(tmp_path / "out")
+
+
+def test_a_run_of_another_layout_is_not_resumed(tmp_path: Path) -> None:
+    source = saved(made(llama()), tmp_path / "source")
+    config = TorchConfig(scheme("fp8"), exclude=("lm_head",))
+    for layout in ("compressed-tensors", "fp8"):
+        writing = Writing(layout=layout, resume=tmp_path / layout)
+        quantize_checkpoint(source, tmp_path / f"{layout}-1", config, tokens(), writing=writing, progress=False)
+        quantize_checkpoint(source, tmp_path / f"{layout}-2", config, tokens(), writing=writing, progress=False)
+        first, second = (tmp_path / f"{layout}-{index}" / "model.safetensors" for index in (1, 2))
+        assert first.read_bytes() == second.read_bytes()
+    with pytest.raises(ConfigError, match="holds the work of another run: its configuration differs"):
+        quantize_checkpoint(source, tmp_path / "out", config, tokens(), writing=Writing(resume=tmp_path / "fp8"))
 
 
 def groups(**group: Any) -> dict[str, Any]:
