@@ -60,6 +60,14 @@ def ptq_options(parser: Parser) -> None:
     parser.add_argument("--length", type=count, default=512, metavar="N", help="tokens of a window (default: 512)")
     parser.add_argument("--evaluate", metavar="TEXT", help="compute the perplexity of this text before and after")
     parser.add_argument(
+        "--tasks",
+        type=lambda text: text.split(","),
+        metavar="A,B",
+        help="score before and after on tasks of lm-eval, or on those in a folder of definitions",
+    )
+    parser.add_argument("--shots", type=count, metavar="N", help="examples in front of each question of a task")
+    parser.add_argument("--limit", type=count, metavar="N", help="questions of each task, at most")
+    parser.add_argument(
         "--export",
         nargs="+",
         choices=["hf_format", "gguf", "onnx"],
@@ -98,8 +106,7 @@ def ptq(options: Namespace) -> Answer:
         raise UsageError(f"--scheme {options.scheme} has scales that only data can tell; give --data")
     if config.needs_data and options.data is None:
         raise UsageError(f"--algorithm {' '.join(options.algorithm)} learns from data; give --data")
-    text = None if options.data is None else module.Text(options.data, options.samples, options.length)
-    judge = None if options.evaluate is None else module.Text(options.evaluate, None, options.length)
+    tasks, scores = _tasks(options), {}
     notes = list[str]()
     exported = _torch_side("quark_onnx.torch.exports").exported
     with exported(options.export, source, config, options.output, notes) as folder:
@@ -107,22 +114,39 @@ def ptq(options: Namespace) -> Answer:
             source,
             folder,
             config,
-            text=text,
-            evaluate=judge,
+            text=None if options.data is None else module.Text(options.data, options.samples, options.length),
+            evaluate=None if options.evaluate is None else module.Text(options.evaluate, None, options.length),
             writing=module.Writing(
                 options.pack, int(options.shard * 1e9), options.trust_code, options.resume, options.layout
             ),
             progress=False if options.quiet else None,
             announce=None if options.quiet else _announce,
         )
+        if tasks is not None:
+            scores = tasks.compared(options.model, folder, trust_code=options.trust_code)
+    return _answer(options, found, found.report.notes + notes, scores)
+
+
+def _tasks(options: Namespace) -> Any:
+    """What to score on; None for nothing."""
+    if options.tasks is None:
+        for name in ("shots", "limit"):
+            if getattr(options, name) is not None:
+                raise UsageError(f"--{name} belongs to --tasks")
+        return None
+    return _torch_side("quark_onnx.torch.tasks").Tasks(options.tasks, shots=options.shots, limit=options.limit)
+
+
+def _answer(options: Namespace, found: Any, notes: list[str], scores: dict[str, Any]) -> Answer:
     report = found.report
-    notes = report.notes + notes
     lines = [f"{options.output}: {len(report.quantized)} layers are quantized, {len(report.kept)} stay float"]
     lines += [f"float: {name}: {reason}" for name, reason in report.kept.items()] if options.verbose else []
     lines += [f"{name}: {text}" for name, text in report.gains().items()]
     lines += [f"note: {note}" for note in notes]
     if found.before is not None:
         lines.append(f"perplexity: {found.before:.4f} float, {found.after:.4f} quantized")
+    for task, metrics in scores.items():
+        lines += [f"{task}: {name} {was:.4f} float, {now:.4f} quantized" for name, (was, now) in metrics.items()]
     document = {
         "model": options.model,
         "output": options.output,
@@ -132,6 +156,10 @@ def ptq(options: Namespace) -> Answer:
         "exports": options.export,
         "algorithms": [asdict(outcome) for outcome in report.outcomes],
         "perplexity": {"before": found.before, "after": found.after},
+        "tasks": {
+            task: {name: {"before": was, "after": now} for name, (was, now) in metrics.items()}
+            for task, metrics in scores.items()
+        },
         "estimate": {"memory": found.estimate.memory, "disk": found.estimate.disk, "seconds": found.estimate.seconds},
     }
     return Answer("\n".join(lines), document)

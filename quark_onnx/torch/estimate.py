@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from quark_onnx.torch.algorithms.base import Layers
-from quark_onnx.torch.block import measures
 from quark_onnx.torch.checkpoint_layout import stored
 from quark_onnx.torch.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.memory import resident
@@ -30,7 +29,12 @@ _TOKENS, _READ = 256, 1 << 25
 
 @dataclass(frozen=True)
 class Estimate:
-    """Attributes are bytes of memory and disk, and seconds.
+    """What a run takes.
+
+    Attributes:
+        memory, disk: bytes.
+        seconds: without the work of algorithms.
+        algorithms: those whose work comes on top.
 
     >>> print(Estimate(3 << 30, 1 << 29, 170.0))
     about 3.0 GiB of memory, 512 MiB of disk, 3 min
@@ -39,6 +43,7 @@ class Estimate:
     memory: int
     disk: int
     seconds: float
+    algorithms: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         minutes = self.seconds / 60
@@ -49,7 +54,8 @@ class Estimate:
             if minutes < 90
             else f"{minutes / 60:.1f} h"
         )
-        return f"about {_size(self.memory)} of memory, {_size(self.disk)} of disk, {span}"
+        more = f", and what {' and '.join(self.algorithms)} takes" if self.algorithms else ""
+        return f"about {_size(self.memory)} of memory, {_size(self.disk)} of disk, {span}{more}"
 
 
 def _size(count: int) -> str:
@@ -62,7 +68,7 @@ def estimate(source: FloatCheckpoint, chosen: Layers, tokens: int) -> Estimate:
     Args:
         source: the checkpoint.
         chosen: the layers that are quantized, of its empty model.
-        tokens: of the calibration data.
+        tokens: of the data that the blocks are run on; 0 where they are not run.
     """
     model, dtype, now = source.model, dtype_of(source.model.config), resident()
     blocks = [list(block.parameters()) for block in blocks_of(model).values()]
@@ -77,7 +83,7 @@ def estimate(source: FloatCheckpoint, chosen: Layers, tokens: int) -> Estimate:
         seconds += count / _rounding_rate(coded[0][1], dtype)
     alone = max(parameter.numel() for parameter in model.parameters()) * dtype.itemsize
     memory = now + largest * _WORKING + _ON_THE_WAY
-    if not measures(chosen):
+    if not tokens:
         return Estimate(memory + alone, disk, seconds)
     inside = sum(map(_count, blocks))
     block = max(map(_count, blocks), default=0) * (dtype.itemsize + max(1.0, codes / max(count, 1)))

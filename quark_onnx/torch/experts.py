@@ -17,7 +17,9 @@ from quark_onnx.torch.structure import set_module
 class Experts(nn.Module):
     """The layers of each expert, as children "0", "1" and so on; computes what the stacked module computes.
 
-    The weights are views of the stacked ones.
+    The weights are views of the stacked ones where their rows lie one after the other, and copies elsewhere: products
+    of strided ones are summed in another order, so that scales of activations would differ from those of a checkpoint's
+    single experts.
 
     Args:
         stacked: a module with ``gate_up_proj`` (or ``up_proj``) and ``down_proj`` of three axes, and an activation.
@@ -126,7 +128,7 @@ def _matrices(stacked: Any, name: str, turned: bool) -> list[tuple[Any, Any]]:
 def _linear(weight: Any, bias: Any) -> Any:
     layer = nn.Linear(1, 1, bias=bias is not None, device="meta")
     layer.out_features, layer.in_features = weight.shape
-    layer.weight = nn.Parameter(weight, requires_grad=False)
+    layer.weight = nn.Parameter(weight.contiguous(), requires_grad=False)
     if bias is not None:
         layer.bias = nn.Parameter(bias, requires_grad=False)
     return layer

@@ -91,6 +91,9 @@ class QuantizedLayer(_Coded):
         self.bias = getattr(layer, "bias", None)
         self.input = Rounding(spec.input, input) if spec.input is not None else None
         self.output = Rounding(spec.output, output) if spec.output is not None else None
+        factor = getattr(layer, "embed_scale", 1.0) if kind == "Embedding" else 1.0
+        self.register_buffer("factor", factor if isinstance(factor, torch.Tensor) else None, persistent=False)
+        self._factor = 1.0 if self.factor is not None else factor  # of what is looked up
         self._padding: Any = getattr(layer, "_reversed_padding_repeated_twice", None)  # as ``pad`` takes it
         self._settings: dict[str, Any] = {name: getattr(layer, name) for name in _SETTINGS.get(self.kind, ())}
         self.shape = tuple(layer.weight.shape[::-1] if self._turned else layer.weight.shape)
@@ -139,7 +142,10 @@ class QuantizedLayer(_Coded):
             more, named: all other arguments: offsets of bags, the size that a transposed convolution is to have.
         """
         if self.kind == "Embedding":
-            return F.embedding(x, weight, **self._settings)
+            found = F.embedding(x, weight, **self._settings)
+            if self.factor is not None:
+                return found * self.factor.to(found.dtype)
+            return found if self._factor == 1.0 else found * self._factor
         if self.kind == "EmbeddingBag":
             bags = dict(zip(("offsets", "per_sample_weights"), more, strict=False)) | dict(named)
             return F.embedding_bag(x, weight, **bags, **self._settings)
@@ -190,13 +196,37 @@ _SETTINGS = {
 def kind_of(module: Any) -> str | None:
     """The class that a layer can be quantized as; None for other modules.
 
-    A class derived from one of them counts as that class if it computes the same.
+    A class derived from one of them counts as that class if it computes the same. So does transformers' embedding that
+    multiplies what it looks up, as Gemma's and Bart's do.
     """
-    for cls in (nn.Linear, nn.Conv2d, nn.ConvTranspose2d, nn.Embedding, nn.EmbeddingBag):
-        if isinstance(module, cls) and type(module).forward is cls.forward:
-            return str(cls.__name__)
+    if is_scaled_embedding(module):
+        return "Embedding"
+    cls = _base_of(module)
+    if cls is not None and type(module).forward is cls.forward:
+        return str(cls.__name__)
     # transformers' own: a Linear whose weight has inputs first
     return "Conv1D" if type(module).__name__ == "Conv1D" and hasattr(module, "nf") else None
+
+
+def is_scaled_embedding(module: Any) -> bool:
+    """Whether it is transformers' class for an embedding whose rows are multiplied by ``embed_scale``."""
+    named = type(module).__name__.endswith("ScaledWordEmbedding")
+    return named and isinstance(module, nn.Embedding) and hasattr(module, "embed_scale")
+
+
+def unlike_its_base(module: Any) -> str | None:
+    """Why a layer of a derived class cannot be quantized as its base is; None where that is not the reason."""
+    cls = _base_of(module)
+    if cls is None or kind_of(module) is not None:
+        return None
+    return (
+        f"it is a {type(module).__name__}, which computes something else than the {cls.__name__} that it derives from"
+    )
+
+
+def _base_of(module: Any) -> Any:
+    classes = (nn.Linear, nn.Conv2d, nn.ConvTranspose2d, nn.Embedding, nn.EmbeddingBag)
+    return next((cls for cls in classes if isinstance(module, cls)), None)
 
 
 def outputs_first(weight: Any, kind: str | None) -> Any:

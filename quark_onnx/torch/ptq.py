@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +127,7 @@ def ptq(
         windows = read_windows(text.source, tokenizer, text.length, text.count)
     judges = [] if evaluate is None else read_windows(evaluate.source, tokenizer, evaluate.length, evaluate.count)
     expected = estimate(source, chosen_layers(source.model, config)[0], sum(map(len, windows)))
+    expected = replace(expected, algorithms=tuple(each.name for each in config.algorithms))
     if announce is not None:
         announce(expected)
     batches = [window[None] for window in windows] if windows else None

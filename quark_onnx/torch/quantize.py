@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Container, Iterable
+from fnmatch import fnmatchcase
 from typing import Any
 
-from quark_onnx.errors import DataError, ModelError
+from quark_onnx.errors import ConfigError, DataError, ModelError
 from quark_onnx.progress import Progress
 from quark_onnx.torch.algorithms.base import Layers
 from quark_onnx.torch.algorithms.rotate import rotate
@@ -23,7 +24,7 @@ from quark_onnx.torch.block import (
 )
 from quark_onnx.torch.config import TorchConfig
 from quark_onnx.torch.experts import unfuse_experts
-from quark_onnx.torch.layers import QuantizedLayer, kind_of
+from quark_onnx.torch.layers import QuantizedLayer, kind_of, unlike_its_base
 from quark_onnx.torch.observe import Watching
 from quark_onnx.torch.report import TorchReport
 from quark_onnx.torch.spec import LayerSpec
@@ -40,6 +41,11 @@ def chosen_layers(model: Any, config: TorchConfig) -> tuple[dict[str, tuple[Any,
         ConfigError: a name of the configuration matches no layer.
     """
     found = layers_of(model)
+    unlike = {name: why for name, module in model.named_modules() if (why := unlike_its_base(module))}
+    for glob, _ in config.layers:
+        if not any(fnmatchcase(name, glob) for name in found):
+            for name in (name for name in unlike if fnmatchcase(name, glob)):
+                raise ConfigError(f"layers names {glob!r}, but {name} cannot be quantized: {unlike[name]}")
     config.check(found)
     named = [glob for glob, _ in config.layers]
     routers = [name for name in routers_of(model) if name not in named]
@@ -52,7 +58,7 @@ def chosen_layers(model: Any, config: TorchConfig) -> tuple[dict[str, tuple[Any,
             kept[name] = "excluded" if config.exclude else "nothing asks for it"
         else:
             chosen[name] = (module, spec)
-    return chosen, kept | _no_layers(model, found)
+    return chosen, kept | unlike | _no_layers(model, found)
 
 
 def _no_layers(model: Any, layers: Container[str]) -> dict[str, str]:

@@ -18,6 +18,7 @@ from quark_onnx.torch.exports import EXPORTS, exported
 from quark_onnx.torch.files import Writing
 from quark_onnx.torch.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.ptq import Text, ptq
+from quark_onnx.torch.tasks import Tasks
 
 
 def arguments() -> argparse.Namespace:
@@ -41,7 +42,10 @@ def arguments() -> argparse.Namespace:
     add("--pack_method", choices=["reorder", "order"], default="reorder")
     add("--evaluation_dataset", help="text whose perplexity is computed before and after")
     add("--skip_evaluation", action="store_true", help="compute no perplexity")
-    add("--tasks", help="print the command that evaluates these tasks of lm-evaluation-harness")
+    add("--tasks", type=lambda text: text.split(","), help="tasks of lm-eval, or folders of them, with commas")
+    add("--num_fewshot", type=int, help="examples in front of each question of a task")
+    add("--num_eval_data", type=int, default=-1, help="questions of a task, at most; -1 for all")
+    add("--eval_batch_size", type=int, default=8, help="questions that are run together")
     add("--trust_remote_code", action="store_true", help="run Python files of the model")
     return parser.parse_args()
 
@@ -61,6 +65,8 @@ def main() -> None:
         group_size=args.group_size,
     )
     judges = None if args.skip_evaluation or not args.evaluation_dataset else Text(args.evaluation_dataset)
+    limit = None if args.num_eval_data < 0 else args.num_eval_data
+    tasks = args.tasks and Tasks(args.tasks, shots=args.num_fewshot, limit=limit, batch=args.eval_batch_size)
     source = FloatCheckpoint(args.model_dir, trust_code=args.trust_remote_code)
     notes: list[str] = []
     with exported(args.model_export, source, config.torch_config(), args.output_dir, notes) as folder:
@@ -73,19 +79,15 @@ def main() -> None:
             writing=Writing(args.pack_method, layout=args.custom_mode),
             announce=lambda expected: print(f"this takes {expected}", flush=True),
         )
+        scores = tasks.compared(args.model_dir, folder, trust_code=args.trust_remote_code) if tasks else {}
     print(f"{len(outcome.report.quantized)} layers are quantized, {len(outcome.report.kept)} stay float")
     for note in outcome.report.notes + notes:
         print(f"note: {note}")
     if outcome.after is not None:
         print(f"perplexity: {outcome.before:.4f} before, {outcome.after:.4f} after")
-    if args.tasks:
-        cache = f",kv_cache_dtype={args.kv_cache_dtype}" if args.kv_cache_dtype else ""
-        print("next, where vLLM and lm-eval are installed:")
-        print(
-            f"lm_eval --model vllm --model_args pretrained={args.output_dir},quantization={args.custom_mode}{cache}",
-            end=" ",
-        )
-        print(f"--tasks {args.tasks}")
+    for task, metrics in scores.items():
+        for name, (before, after) in metrics.items():
+            print(f"{task}: {name} {before:.4f} before, {after:.4f} after")
 
 
 if __name__ == "__main__":

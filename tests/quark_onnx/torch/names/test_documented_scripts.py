@@ -299,15 +299,14 @@ def test_the_command_for_fp8(hub: str, monkeypatch: pytest.MonkeyPatch, capsys: 
     --kv_cache_dtype fp8
     --quant_algo autosmoothquant
     --num_calib_data 4
-    --model_export hf_format
-    --tasks gsm8k"""
+    --model_export hf_format"""
     data = ["--dataset", "my.txt", "--seq_len", "16"]
     with pytest.raises(SystemExit, match="'autosmoothquant' is not available yet"):
         command(monkeypatch, *line.split(), *data)
     command(monkeypatch, *line.replace("--quant_algo autosmoothquant", "").split(), *data)
     told = capsys.readouterr().out
     assert "14 layers are quantized" in told
-    assert "pretrained=output,quantization=quark,kv_cache_dtype=fp8 --tasks gsm8k" in told
+    assert told.startswith("this takes about ")
     assert tensors("output")["model.layers.0.self_attn.k_proj.output_scale"] == ("bfloat16", [])
 
 
