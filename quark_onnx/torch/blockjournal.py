@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,53 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from quark_onnx.errors import ConfigError
+from quark_onnx.torch.algorithms.base import Layers, Outcome
 from quark_onnx.torch.checkpoint import Reader
 from quark_onnx.torch.config import TorchConfig
+from quark_onnx.torch.report import TorchReport
 from quark_onnx.version import __version__
 
 _STATE = "state.json"
 _OWN = re.compile(r"state\.tmp|(block|hidden)-\d+\.(safetensors|tmp)")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a report says of a block.
+
+    Attributes:
+        unreached: names of layers that the data has not reached.
+        outcomes: what algorithms made of its layers.
+    """
+
+    unreached: Sequence[str] = ()
+    outcomes: Sequence[Outcome] = ()
+
+    @classmethod
+    def of(cls, layers: Layers, report: TorchReport, before: int) -> Kept:
+        """That of layers which have just been quantized.
+
+        Args:
+            before: how many outcomes the report had then.
+        """
+        unreached = [name for name, (_, spec) in layers.items() if report.quantized[name] != spec]
+        return cls(unreached, report.outcomes[before:])
+
+    def tell(self, report: TorchReport) -> None:
+        """Write it into the report of another run."""
+        for name in self.unreached:
+            report.weight_only(name)
+        report.outcomes += self.outcomes
+
+    @classmethod
+    def read(cls, text: str) -> Kept:
+        """That which ``text`` has written."""
+        found = json.loads(text)
+        return cls(found["unreached"], [Outcome(**each) for each in found["outcomes"]])
+
+    def text(self) -> str:
+        """All of it as JSON."""
+        return json.dumps(asdict(self))
 
 
 class BlockJournal:
@@ -83,13 +125,13 @@ class BlockJournal:
         for name in own:
             (self._folder / name).unlink()
 
-    def find(self, index: int) -> tuple[dict[str, Any], list[str]] | None:
-        """The tensors of a block that is done, and the names of its layers that the data has not reached."""
+    def find(self, index: int) -> tuple[dict[str, Any], Kept] | None:
+        """The tensors of a block that is done, and what the report says of it."""
         if self._folder is None or self._last < index:
             return None
         with safe_open(str(self._block(index)), framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            return tensors, json.loads(file.metadata()["unreached"])
+            return tensors, Kept.read(file.metadata()["kept"])
 
     def hidden(self, index: int, now: list[Any]) -> list[Any]:
         """The hidden states behind a block, if it is the last that is done; those of now for an earlier one."""
@@ -98,12 +140,12 @@ class BlockJournal:
         found = load_file(str(self._hidden(index)))
         return [found[str(place)] for place in range(len(found))]
 
-    def keep(self, index: int, tensors: dict[str, Any], unreached: list[str], hidden: list[Any]) -> None:
+    def keep(self, index: int, tensors: dict[str, Any], kept: Kept, hidden: list[Any]) -> None:
         """Keep what became of a block, and the hidden states behind it in place of those before."""
         if self._folder is None:
             return
         own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-        notes = {"unreached": json.dumps(unreached)}
+        notes = {"kept": kept.text()}
         _replace(self._block(index), lambda path: save_file(own, str(path), notes))
         states = {str(place): tensor.contiguous().clone() for place, tensor in enumerate(hidden)}
         _replace(self._hidden(index), lambda path: save_file(states, str(path)))

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from quark_onnx.torch.quantize import Layers, measures
+from quark_onnx.torch.algorithms.base import Layers
+from quark_onnx.torch.block import measures
 from quark_onnx.torch.quantized import quantize
 from quark_onnx.torch.skeleton import dtype_of
 from quark_onnx.torch.structure import blocks_of

@@ -8,19 +8,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from quark_onnx.errors import ConfigError, DataError, ModelError
 from quark_onnx.progress import Progress
-from quark_onnx.torch.blockjournal import BlockJournal
+from quark_onnx.torch.algorithms.base import Layers
+from quark_onnx.torch.block import inside, missing_data, needs_data, quantize_block, rounders_of, weight_alone
+from quark_onnx.torch.blockjournal import BlockJournal, Kept
 from quark_onnx.torch.checkpoint import SHARD, Reader, Writer, other_files, read_json
 from quark_onnx.torch.checkpoint_layout import check_shape
 from quark_onnx.torch.config import TorchConfig
 from quark_onnx.torch.export import check_layout, described, layer_tensors, tensors_of
 from quark_onnx.torch.layers import QuantizedLayer, kind_of, outputs_first
 from quark_onnx.torch.memory import give_back
-from quark_onnx.torch.observe import Watching
 from quark_onnx.torch.packing import ORDERS
-from quark_onnx.torch.quantize import Layers, TorchReport, chosen_layers, finish, inside, measures, weight_of
+from quark_onnx.torch.quantize import chosen_layers
 from quark_onnx.torch.quantized import check_finite
+from quark_onnx.torch.report import TorchReport
 from quark_onnx.torch.skeleton import config_of, skeleton_of
 from quark_onnx.torch.sources import Sources, empty, fill, missing_of
 from quark_onnx.torch.structure import blocks_of, within
@@ -87,9 +91,9 @@ def quantize_checkpoint(
         raise ModelError(f"{source} is quantized already; start from its float weights")
     model = skeleton_of(settings, trust_code=writing.trust_code)
     chosen, kept = chosen_layers(model, config)
-    measured = measures(chosen)
+    measured = needs_data(chosen, config)
     if measured and data is None:
-        raise DataError("scales of activations are to be found, but no calibration data was given")
+        raise DataError(missing_data(chosen))
     report = TorchReport({name: spec for name, (_, spec) in chosen.items()}, kept)
     others = other_files(source)
     run = _Run(model, Sources(reader, model), config, chosen, report, writing.pack_method)
@@ -148,7 +152,7 @@ class _Run:
     def _one(self, name: str, module: Any) -> Iterator[tuple[str, Any]]:
         spec = self.chosen[name][1]
         fill(module, name, self.sources)
-        layer = QuantizedLayer(module, weight_of(module, spec, name), spec)
+        layer = QuantizedLayer(module, weight_alone(name, module, spec, self.config, self.report), spec)
         prefix = self.sources.key_of(f"{name}.weight").removesuffix(".weight")
         for end, tensor in layer_tensors(layer, self.method).items():
             yield f"{prefix}.{end}", tensor
@@ -193,6 +197,8 @@ class _Run:
         if missing_of(embedding):
             raise ModelError(f"the checkpoint {self.sources.reader.folder} has no tensor for the embedding of tokens")
         walk = Walk(self.model, blocks, data or ())
+        if rounders_of(self.config):
+            walk.split()
         journal.begin(walk.tensors())
         with Progress(progress, len(blocks) * len(walk), "quantizing", "sample") as bar:
             for index, (name, block) in enumerate(blocks.items()):
@@ -203,19 +209,16 @@ class _Run:
                     for each, (module, spec) in part.items():
                         if spec.weight is not None:
                             check_finite(module.weight, each)
-                    with Watching(part) as watching:
-                        for done in walk.run(name, block):
-                            bar.update(index * len(walk) + done)
-                    finish(self.model, part, watching, self.config, self.report)
+                    before = len(self.report.outcomes)
+                    for done in quantize_block(self.model, name, part, walk, self.config, self.report):
+                        bar.update(index * len(walk) + done)
                     tensors = self._named(name, part, tensors_of(block, self.method))
-                    unreached = [each for each, (_, spec) in part.items() if self.report.quantized[each] != spec]
-                    journal.keep(index, tensors, unreached, walk.hidden)
+                    journal.keep(index, tensors, Kept.of(part, self.report, before), walk.states)
                 else:
-                    tensors, unreached = found
-                    for each in unreached:
-                        self.report.weight_only(each)
+                    tensors, kept = found
+                    kept.tell(self.report)
                     self._skip(block, name)
-                    walk.hidden[:] = journal.hidden(index, walk.hidden)
+                    walk.states = journal.hidden(index, walk.states)
                     bar.update((index + 1) * len(walk))
                 yield from sorted(tensors.items())  # as a journal hands them back in an order of its own
                 empty(block)
@@ -237,7 +240,7 @@ class _Run:
                 key = self.sources.key_of(f"{owner}.weight").removesuffix("weight") + end
             else:
                 if (name := f"{block}.{key}") in self.sources:
-                    tensor = self.sources.get(name)  # of the type that it has there
+                    tensor = _as_stored(tensor, self.sources.get(name))
                 key = self.sources.key_of(name)
             found[key] = tensor
         return found
@@ -247,6 +250,11 @@ class _Run:
         for key, _ in block.named_parameters():
             if f"{name}.{key}" in self.sources:
                 self.sources.mark(f"{name}.{key}")
+
+
+def _as_stored(tensor: Any, stored: Any) -> Any:
+    """A tensor of the type that it has in the checkpoint; the very same if no algorithm has changed it."""
+    return stored if torch.equal(tensor, stored.to(tensor.dtype)) else tensor.to(stored.dtype)
 
 
 def _fill_outside(model: Any, blocks: dict[str, Any], sources: Sources) -> None:

@@ -97,6 +97,16 @@ class Watching:
         for hook in self._hooks:
             hook.remove()
 
+    def scales(self, least: float = 0.0) -> tuple[dict[str, Params], dict[str, Params]]:
+        """Those of what layers read, and of what they compute, by their names; of layers that were run.
+
+        Args:
+            least: the least scale of what layers compute.
+        """
+        inputs = {name: found for name, one in self.inputs.items() if (found := one.params()) is not None}
+        outputs = {name: found for name, one in self.outputs.items() if (found := one.params(least)) is not None}
+        return inputs, outputs
+
 
 def _reading(watched: Watched) -> Any:
     def hook(module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:

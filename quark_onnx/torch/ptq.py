@@ -13,7 +13,8 @@ from quark_onnx.torch.estimate import Estimate, estimate
 from quark_onnx.torch.files import Writing, quantize_checkpoint
 from quark_onnx.torch.load import load_checkpoint
 from quark_onnx.torch.perplexity import perplexity
-from quark_onnx.torch.quantize import TorchReport, chosen_layers
+from quark_onnx.torch.quantize import chosen_layers
+from quark_onnx.torch.report import TorchReport
 from quark_onnx.torch.schemes import scheme
 from quark_onnx.torch.skeleton import config_of, skeleton_of
 from quark_onnx.torch.spec import TensorSpec

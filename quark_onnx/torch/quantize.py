@@ -4,48 +4,34 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Container, Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 from quark_onnx.errors import DataError, ModelError
 from quark_onnx.progress import Progress
+from quark_onnx.torch.algorithms.base import Layers
+from quark_onnx.torch.block import (
+    finish,
+    inside,
+    measures,
+    missing_data,
+    needs_data,
+    quantize_block,
+    rounders_of,
+    weight_alone,
+)
 from quark_onnx.torch.config import TorchConfig
 from quark_onnx.torch.experts import unfuse_experts
-from quark_onnx.torch.layers import QuantizedLayer, kind_of, outputs_first
+from quark_onnx.torch.layers import QuantizedLayer, kind_of
 from quark_onnx.torch.observe import Watching
-from quark_onnx.torch.quantized import Quantized, quantize
+from quark_onnx.torch.report import TorchReport
 from quark_onnx.torch.spec import LayerSpec
-from quark_onnx.torch.structure import blocks_of, layers_of, put_modules, routers_of, shared_among, within
+from quark_onnx.torch.structure import blocks_of, layers_of, put_modules, routers_of, shared_among
 from quark_onnx.torch.walk import Walk, batches, call, inference
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass
-class TorchReport:
-    """What became of a model.
-
-    Attributes:
-        quantized: specs of the layers that are quantized, by name.
-        kept: names of the layers that stay float, each with the reason.
-        notes: what a user should know.
-    """
-
-    quantized: dict[str, LayerSpec] = field(default_factory=dict)
-    kept: dict[str, str] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-
-    def weight_only(self, name: str) -> LayerSpec:
-        """Note that the data has not reached a layer, and return how it is quantized then."""
-        self.notes.append(f"{name} was not run on the data: only its weight is quantized")
-        self.quantized[name] = LayerSpec(self.quantized[name].weight)
-        return self.quantized[name]
-
-
-Layers = dict[str, tuple[Any, LayerSpec]]
-
-
-def chosen_layers(model: Any, config: TorchConfig) -> tuple[Layers, dict[str, str]]:
+def chosen_layers(model: Any, config: TorchConfig) -> tuple[dict[str, tuple[Any, LayerSpec]], dict[str, str]]:
     """The layers that are quantized, with their specs, and those that stay float, each with the reason.
 
     Raises:
@@ -55,7 +41,7 @@ def chosen_layers(model: Any, config: TorchConfig) -> tuple[Layers, dict[str, st
     config.check(found)
     named = [glob for glob, _ in config.layers]
     routers = [name for name in routers_of(model) if name not in named]
-    chosen, kept = Layers(), dict[str, str]()
+    chosen, kept = dict[str, tuple[Any, LayerSpec]](), dict[str, str]()
     for name, (module, kind) in found.items():
         spec = config.spec_of(name, kind)
         if name in routers:
@@ -88,7 +74,7 @@ def quantize_model(
         model: any module; the blocks of a language model are found by its structure, and stacks of experts are taken
             apart.
         data: batches: tensors, dicts of keywords or lists of arguments; read once, and only where scales of
-            activations are to be found.
+            activations are to be found, or an algorithm learns from it.
         progress: whether to show a progress bar; None shows it if stderr is a terminal.
 
     Raises:
@@ -100,16 +86,16 @@ def quantize_model(
     unfuse_experts(model)
     chosen, kept = chosen_layers(model, config)
     report = TorchReport({name: spec for name, (_, spec) in chosen.items()}, kept)
-    if not measures(chosen):
+    if not needs_data(chosen, config):
         made = dict[str, Any]()
         with Progress(progress, len(chosen), "quantizing", "layer") as bar:
             for done, (name, (module, spec)) in enumerate(chosen.items(), 1):
-                made[name] = QuantizedLayer(module, weight_of(module, spec, name), spec)
+                made[name] = QuantizedLayer(module, weight_alone(name, module, spec, config, report), spec)
                 bar.update(done)
         put_modules(model, made)
         return report
     if data is None:
-        raise DataError("scales of activations are to be found, but no calibration data was given")
+        raise DataError(missing_data(chosen))
     data = list(batches(data))
     with inference(model):
         if not _walk(model, chosen, data, config, progress, report):
@@ -136,19 +122,27 @@ def _walk(
     blocks = blocks_of(model)
     parts = {block: inside(chosen, block) for block in blocks}
     rest = {name: entry for name, entry in chosen.items() if not any(name in part for part in parts.values())}
-    if not any(measures(part) for part in parts.values()) or measures(rest) or shared_among(model, blocks, chosen):
-        return False
     try:
+        if not blocks:
+            raise ModelError("the model has no list of blocks")
+        if measures(rest):
+            raise ModelError(f"{next(iter(rest))} lies outside of the blocks, and its activations are measured")
+        if shared_among(model, blocks, chosen):
+            raise ModelError("two blocks have a layer in common")
+        if not config.algorithms and not any(map(measures, parts.values())):
+            return False
         walk = Walk(model, blocks, data)
+        if rounders_of(config):
+            walk.split()
     except ModelError as error:
+        if config.algorithms:
+            raise ModelError(f"{config.algorithms[0].name} works block by block: {error}") from error
         logger.debug("the model is run as a whole: %s", error)
         return False
     with Progress(progress, len(blocks) * len(walk), "quantizing", "sample") as bar:
-        for index, (name, block) in enumerate(blocks.items()):
-            with Watching(parts[name]) as watching:
-                for done in walk.run(name, block):
-                    bar.update(index * len(walk) + done)
-            finish(model, parts[name], watching, config, report)
+        for index, name in enumerate(blocks):
+            for done in quantize_block(model, name, parts[name], walk, config, report):
+                bar.update(index * len(walk) + done)
     finish(model, rest, Watching({}), config, report)
     return True
 
@@ -166,34 +160,3 @@ def _whole(model: Any, layers: Layers, data: list[Any], config: TorchConfig, rep
             except Exception as error:
                 raise DataError(f"the model cannot be run on sample {count}: {error}") from error
     finish(model, layers, watching, config, report)
-
-
-def weight_of(module: Any, spec: LayerSpec, name: str) -> Quantized | None:
-    """The codes of a layer's weight, each rounded to the nearest; None where it stays float."""
-    if spec.weight is None:
-        return None
-    return quantize(outputs_first(module.weight.detach(), kind_of(module)), spec.weight, name)
-
-
-def finish(model: Any, layers: Layers, watching: Watching, config: TorchConfig, report: TorchReport) -> None:
-    """Put quantized layers in the place of those that were watched."""
-    least = config.kv_cache.least if config.kv_cache else 0.0
-    made = dict[str, Any]()
-    for name, (module, spec) in layers.items():
-        inputs, outputs = watching.inputs.get(name), watching.outputs.get(name)
-        read = inputs.params() if inputs else None
-        computed = outputs.params(least) if outputs else None
-        if (inputs and read is None) or (outputs and computed is None):
-            spec = report.weight_only(name)
-        made[name] = QuantizedLayer(module, weight_of(module, spec, name), spec, read, computed)
-    put_modules(model, made)
-
-
-def inside(layers: Layers, block: str) -> Layers:
-    """Those of the layers that are part of a block."""
-    return {name: entry for name, entry in layers.items() if within(name, block)}
-
-
-def measures(layers: Layers) -> bool:
-    """Whether there are scales that only data can tell."""
-    return any(spec.measures for _, spec in layers.values())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -63,8 +64,31 @@ def inference(model: Any) -> Iterator[None]:
             config.use_cache = True
 
 
+@dataclass(frozen=True)
+class Call:
+    """What a block is called with for one sample.
+
+    Attributes:
+        hidden: (samples, tokens, features).
+        args, kwargs: what it reads beside: masks, rotary embeddings.
+    """
+
+    hidden: Any
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def run(self, block: Any) -> Any:
+        """The hidden states that a block computes of it."""
+        found = block(self.hidden, *self.args, **self.kwargs)
+        return found if isinstance(found, torch.Tensor) else found[0]
+
+
 class Walk:
     """The hidden states of all samples, in front of a block.
+
+    Attributes:
+        hidden: those of the float model.
+        quantized: those that quantized blocks have left; None as long as nobody asks for them.
 
     Args:
         model: the model.
@@ -85,6 +109,7 @@ class Walk:
         self.hidden: list[Any] = recorder.hidden
         if not self.hidden:
             raise DataError("the calibration data is empty")
+        self.quantized: list[Any] | None = None
         self._arguments = recorder.arguments
 
     def __len__(self) -> int:
@@ -95,19 +120,45 @@ class Walk:
         found = {id(tensor): tensor for tensor in _tensors((self.hidden, self._arguments))}
         return iter(found.values())
 
-    def run(self, name: str, block: Any, keep: bool = True) -> Iterator[int]:
-        """Run a block on every sample that reaches it, and say after each how many are done.
+    @property
+    def states(self) -> list[Any]:
+        """All hidden states, in one list; may be set to as many."""
+        return [*self.hidden, *(self.quantized or ())]
+
+    @states.setter
+    def states(self, states: Sequence[Any]) -> None:
+        count = len(self.hidden)
+        self.hidden[:] = states[:count]
+        if self.quantized is not None:
+            self.quantized[:] = states[count:]
+
+    def split(self) -> None:
+        """From now on, keep what quantized blocks have left beside the hidden states of the float model."""
+        if self.quantized is None:
+            self.quantized = list(self.hidden)
+
+    def calls(self, name: str, quantized: bool = False) -> list[Call]:
+        """What a block is called with for the samples that reach it.
+
+        Args:
+            name: of the block.
+            quantized: whether blocks before it are quantized.
+        """
+        hidden = (self.quantized if quantized else None) or self.hidden
+        return [Call(each, *rest) for each, rest in zip(hidden, self._arguments[name], strict=False)]
+
+    def run(self, name: str, block: Any, quantized: bool = False) -> Iterator[int]:
+        """Run a block on every sample that reaches it, and say after each how many are done; what it computes replaces
+        what it read.
 
         Args:
             name: of the block.
             block: what stands for it now.
-            keep: whether what it computes replaces what it read.
+            quantized: whether it reads what quantized blocks have left.
         """
-        for index, (hidden, (args, kwargs)) in enumerate(zip(self.hidden, self._arguments[name], strict=False)):
-            found = block(hidden, *args, **kwargs)
-            found = found if isinstance(found, torch.Tensor) else found[0]
-            if keep:
-                self.hidden[index] = found
+        for index, one in enumerate(self.calls(name, quantized)):
+            own = (self.quantized if quantized else None) or self.hidden
+            own[index] = one.run(block)
             yield index + 1
 
 

@@ -6,42 +6,20 @@ block so that they are easier to round; what the block computes stays. A ``Round
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, runtime_checkable
-
-import torch
 
 from quark_onnx.torch.affine import Params
 from quark_onnx.torch.layers import QuantizedLayer, kind_of, outputs_first
 from quark_onnx.torch.quantized import Quantized
 from quark_onnx.torch.spec import LayerSpec
+from quark_onnx.torch.structure import put_modules
+from quark_onnx.torch.walk import Call
 
 #: Layers by their names in the model, each with how it is quantized.
 Layers = Mapping[str, tuple[Any, LayerSpec]]
-
-
-@dataclass(frozen=True)
-class Call:
-    """What a block is called with for one sample.
-
-    Attributes:
-        hidden: (samples, tokens, features).
-        args, kwargs: what it reads beside: masks, rotary embeddings.
-    """
-
-    hidden: Any
-    args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-
-    def run(self, block: Any) -> Any:
-        """The hidden states that a block computes of it."""
-        found = block(self.hidden, *self.args, **self.kwargs)
-        return found if isinstance(found, torch.Tensor) else found[0]
-
-    def of(self, hidden: Any) -> Call:
-        """The same call with other hidden states."""
-        return Call(hidden, self.args, self.kwargs)
 
 
 @dataclass(frozen=True)
@@ -98,6 +76,16 @@ class BlockJob:
             name: QuantizedLayer(module, made.get(name), spec, self.inputs.get(name), self.outputs.get(name))
             for name, (module, spec) in self.layers.items()
         }
+
+    @contextlib.contextmanager
+    def put(self, layers: Mapping[str, Any]) -> Iterator[None]:
+        """The block with modules in the place of layers, by their names in the model; the layers come back."""
+        own = {self.local(name): self.block.get_submodule(self.local(name)) for name in layers}
+        put_modules(self.block, {self.local(name): layer for name, layer in layers.items()})
+        try:
+            yield
+        finally:
+            put_modules(self.block, own)
 
     def local(self, name: str) -> str:
         """The name of a layer as seen from the block."""

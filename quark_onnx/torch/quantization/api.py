@@ -10,7 +10,8 @@ from typing import Any
 from quark_onnx.errors import ConfigError
 from quark_onnx.torch.files import quantize_checkpoint
 from quark_onnx.torch.quantization.config.config import QConfig
-from quark_onnx.torch.quantize import TorchReport, quantize_model
+from quark_onnx.torch.quantize import quantize_model
+from quark_onnx.torch.report import TorchReport
 
 logger = logging.getLogger(__name__)
 
