@@ -6,7 +6,6 @@ Cheng et al. 2023, "Optimize Weight Rounding via Signed Gradient Descent for the
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -15,11 +14,10 @@ from torch import nn
 
 from quark_onnx.optimizers.base import require_flag, require_number, require_whole
 from quark_onnx.errors import ConfigError
-from quark_onnx.torch.algorithms.base import BlockJob, Call, Outcome
+from quark_onnx.torch.algorithms.base import BlockJob, Outcome
 from quark_onnx.torch.algorithms.trainable import TrainableWeight, can_train, through
 from quark_onnx.torch.layers import QuantizedLayer, outputs_first
 from quark_onnx.torch.quantized import Quantized
-from quark_onnx.torch.structure import put_modules
 
 
 class Training(nn.Module):
@@ -54,6 +52,7 @@ class Training(nn.Module):
 class SignedRounding:
     name: ClassVar[str] = "autoround"
     stage: ClassVar[str] = "weights"
+    needs_data: ClassVar[bool] = True
 
     steps: int = 200
     lr: float | None = None
@@ -72,8 +71,8 @@ class SignedRounding:
         layers = {
             name: Training(layer, trained.get(name)) for name, layer in job.quantized(made).items()
         }
-        with running(job, layers) as block:
-            before, after = self._train(block, list(layers.values()), trained, job)
+        with job.put(layers):
+            before, after = self._train(job.block, list(layers.values()), trained, job)
         found |= {name: each.made() for name, each in trained.items()}
         return found, [Outcome(job.name, self.name, before, after)]
 
@@ -111,18 +110,6 @@ class SignedRounding:
     def _lr(self, of_scale):
         lr = self.lr or 1 / self.steps
         return (self.minmax_lr or lr) if of_scale else lr
-
-
-@contextmanager
-def running(job: BlockJob, layers: Mapping[str, Any]) -> Iterator[Any]:
-    """The block with other layers in it, for as long as it lasts."""
-    holder = nn.ModuleList([job.block])
-    places = {name: f"0{name.removeprefix(job.name)}" for name in layers}
-    put_modules(holder, {places[name]: layer for name, layer in layers.items()})
-    try:
-        yield holder[0]
-    finally:
-        put_modules(holder, {places[name]: job.layers[name][0] for name in layers})
 
 
 def error(block, layers, job) -> float:
