@@ -61,6 +61,8 @@ RULES: Registry[Any] = Registry("operator")
 PASSES: Registry[Any] = Registry("pass")
 #: What makes a quantized model better: name -> a frozen dataclass.
 OPTIMIZERS: Registry[Any] = Registry("optimizer")
+#: What chooses better codes for PyTorch models, or makes them easier to round: name -> a frozen dataclass.
+ALGORITHMS: Registry[Any] = Registry("algorithm")
 #: What models are quantized for: name -> Target.
 TARGETS: Registry[Any] = Registry("target")
 #: What a model can be converted to: name -> Conversion.

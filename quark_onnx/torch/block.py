@@ -44,11 +44,11 @@ def quantize_block(
         job.inputs, job.outputs = watching.scales(_least(config))
         made, found = refined(job, rounders)
         outcomes += found
+        with job.put(job.quantized(made)):
+            for _ in walk.run(name, block, quantized=True):
+                pass
     report.outcomes += outcomes
     finish(model, layers, watching, config, report, made)
-    if rounders:
-        for _ in walk.run(name, block, quantized=True):
-            pass
 
 
 def rounders_of(config: TorchConfig) -> list[Any]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from quark_onnx.config.spec import check_names
 from quark_onnx.errors import ConfigError, nearest
+from quark_onnx.torch.algorithms.named import in_order
 from quark_onnx.torch.spec import LayerSpec, TensorSpec
 
 #: Types of layers that the default applies to; embeddings are quantized where they are named.
@@ -54,7 +55,8 @@ class TorchConfig:
         types: for layers by the name of their class.
         exclude: globs of names that stay float.
         kv_cache: how keys and values are quantized; None leaves them as they are.
-        algorithms: what chooses better codes than rounding to the nearest, in this order.
+        algorithms: what makes weights easier to round, or chooses better codes than the nearest, in this order; by name
+            (``"gptq"``, ``"gptq:polish=2"``) or as values.
 
     A name or a glob that matches no layer of the model is an error, but for what is excluded by a ``Usual``.
 
@@ -73,6 +75,9 @@ class TorchConfig:
     def __post_init__(self) -> None:
         given_names: Any = self.exclude
         object.__setattr__(self, "exclude", (given_names,) if isinstance(given_names, str) else tuple(given_names))
+        own: Any = self.algorithms
+        own = (own,) if isinstance(own, str) or hasattr(own, "stage") else tuple(own)
+        object.__setattr__(self, "algorithms", in_order(own))
         for name in ("layers", "types"):
             given = getattr(self, name)
             items = tuple(given.items() if isinstance(given, Mapping) else given)

@@ -7,9 +7,11 @@ block so that they are easier to round; what the block computes stays. A ``Round
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, runtime_checkable
+
+from torch import nn
 
 from quark_onnx.torch.affine import Params
 from quark_onnx.torch.layers import QuantizedLayer, kind_of, outputs_first
@@ -70,12 +72,22 @@ class BlockJob:
             if spec.weight is not None:
                 yield name, outputs_first(module.weight.detach(), kind_of(module)), spec
 
-    def quantized(self, made: Mapping[str, Quantized]) -> dict[str, QuantizedLayer]:
-        """The layers as they are with these codes, their activations rounded as the specs say."""
-        return {
-            name: QuantizedLayer(module, made.get(name), spec, self.inputs.get(name), self.outputs.get(name))
-            for name, (module, spec) in self.layers.items()
-        }
+    def quantized(self, made: Mapping[str, Quantized], names: Iterable[str] | None = None) -> dict[str, QuantizedLayer]:
+        """Layers to run with these codes, their activations rounded as the specs say; weights are decoded once.
+
+        Args:
+            made: codes; the weights of other layers stay float.
+            names: of layers; None for all.
+        """
+        chosen = {name: self.layers[name] for name in (self.layers if names is None else names)}
+        found = dict[str, QuantizedLayer]()
+        for name, (module, spec) in chosen.items():
+            own = spec.with_(weight=None)
+            layer = found[name] = QuantizedLayer(module, None, own, self.inputs.get(name), self.outputs.get(name))
+            if name in made:
+                left = outputs_first(made[name].dequantize(), kind_of(module))
+                layer.float_weight = nn.Parameter(left, requires_grad=False)
+        return found
 
     @contextlib.contextmanager
     def put(self, layers: Mapping[str, Any]) -> Iterator[None]:

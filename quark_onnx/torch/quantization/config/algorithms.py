@@ -9,6 +9,7 @@ from typing import Any
 
 from quark_onnx.config.spec import check_names
 from quark_onnx.errors import ConfigError, nearest
+from quark_onnx.torch.algorithms.gptq import GPTAQ, GPTQ, Qronos
 from quark_onnx.torch.checkpoint import read_json
 from quark_onnx.torch.quantization.config.fields import Fields
 
@@ -204,12 +205,25 @@ def load_quant_algo_config_from_file(file_path: Path | str) -> AlgoConfig:
 
 
 def algorithm_for(config: AlgoConfig) -> Any:
-    """What does the work that the settings describe.
+    """What does the work that the settings describe; layers and their order are found by the structure of the model, and
+    not by the names in the settings.
 
     Raises:
-        ConfigError: there is nothing yet that does.
+        ConfigError: there is nothing yet that does, or not in this way.
     """
-    name = getattr(config, "name", None)
     if not isinstance(config, AlgoConfig):
         raise ConfigError(f"algo_config has {config!r}; it must be an AlgoConfig, such as AWQConfig()")
-    raise ConfigError(f"the algorithm {name!r} is not available yet; leave it out, and weights are rounded to nearest")
+    if isinstance(config, GPTQConfig | GPTAQConfig | QronosConfig):
+        if not config.static_groups and config.desc_act:
+            raise ConfigError(
+                f"{type(config).__name__}: desc_act without static_groups needs an index of groups, which the checkpoint "
+                "has no place for; leave static_groups at True"
+            )
+        if isinstance(config, GPTQConfig):
+            return GPTQ(config.damp_percent, config.desc_act)
+        if isinstance(config, GPTAQConfig):
+            return GPTAQ(config.damp_percent, config.desc_act, alpha=config.alpha)
+        return Qronos(config.alpha, config.desc_act)
+    raise ConfigError(
+        f"the algorithm {config.name!r} is not available yet; leave it out, and weights are rounded to nearest"
+    )

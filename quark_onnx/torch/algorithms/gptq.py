@@ -1,0 +1,228 @@
+"""GPTQ and what came after it: codes chosen by what layers compute, and not by how near they are to the weights.
+
+- GPTQ: Frantar et al. 2023, "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers".
+- GPTAQ: Li et al. 2025, "GPTAQ: Efficient Finetuning-Free Quantization for Asymmetric Calibration": what the layers
+  before have done wrong counts, too.
+- Qronos: Zhang et al. 2025, "Qronos: Correcting the Past by Shaping the Future": it is made good as far as possible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+
+from quark_onnx.errors import ConfigError, DataError
+from quark_onnx.registry import ALGORITHMS
+from quark_onnx.torch.algorithms.base import BlockJob, Outcome
+from quark_onnx.torch.algorithms.grams import Gram, grams_of
+from quark_onnx.torch.algorithms.ranges import fitted
+from quark_onnx.torch.algorithms.stages import stages_of
+from quark_onnx.torch.algorithms.steps import Steps
+from quark_onnx.torch.algorithms.sweep import Solver
+from quark_onnx.torch.layers import kind_of
+from quark_onnx.torch.quantized import Quantized
+
+
+@ALGORITHMS.register("gptq")
+@dataclass(frozen=True)
+class GPTQ:
+    """Rounds the columns of a weight one after the other; those behind make good what was done wrong.
+
+    Attributes:
+        damping: added to the diagonal of the products of inputs, as a share of its mean; it grows where that does not
+            suffice.
+        act_order: begin with the columns whose inputs are largest; groups keep their places and scales.
+        fit: choose ranges first by the error that they cause, in place of the least and greatest value.
+        polish: how often each column is looked at again, all others as they are.
+    """
+
+    name: ClassVar[str] = "gptq"
+    stage: ClassVar[str] = "weights"
+    needs_data: ClassVar[bool] = True
+
+    damping: float = 0.01
+    act_order: bool = True
+    fit: bool = True
+    polish: int = 1
+
+    def __post_init__(self) -> None:
+        for name, upper in self._shares().items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= upper:
+                raise ConfigError(f"{name} of {self.name} is {value!r}; it must be a number from 0 to {upper:g}")
+        for name in ("act_order", "fit"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name} of {self.name} is {getattr(self, name)!r}; it must be true or false")
+        if type(self.polish) is not int or self.polish < 0:
+            raise ConfigError(f"polish of {self.name} is {self.polish!r}; it must be a whole number, 0 or more")
+
+    def _shares(self) -> dict[str, float]:
+        return {"damping": 1e4}
+
+    @property
+    def _share(self) -> float:
+        """How much of what the layers before have done wrong is made good."""
+        return 0.0
+
+    def _damping(self, gram: Any) -> float:
+        """As a share of the mean of the diagonal."""
+        return self.damping
+
+    def _first(self, weight: Any, pull: Any, power: Any) -> Any:
+        """What the first column is rounded from, if not from the target."""
+        return None
+
+    def __call__(self, job: BlockJob, made: Mapping[str, Quantized]) -> tuple[dict[str, Quantized], list[Outcome]]:
+        """Choose codes, stage after stage; no output of a layer is worse than it was."""
+        weights = {name: weight for name, weight, _ in job.weights() if kind_of(job.layers[name][0]) in _KINDS}
+        result, outcomes = dict(made), list[Outcome]()
+        if not weights or not job.calls:
+            return result, outcomes
+        before: list[str] = []
+        for stage in stages_of(job.block, {name: job.layers[name] for name in weights}, job.calls[0]):
+            grams = grams_of(job, stage, job.quantized(result, before), exact=self._share > 0)
+            for group in stage.groups:
+                outcomes += self._group(group, weights, grams.pop(group[0]), result)
+            before += [name for group in stage.groups for name in group]
+        return result, outcomes
+
+    def _group(
+        self, group: Sequence[str], weights: Mapping[str, Any], gram: Gram, result: dict[str, Quantized]
+    ) -> list[Outcome]:
+        """Choose codes of layers that read the same."""
+        if gram.own is None:
+            return [Outcome(name, self.name, 0.0, 0.0, "the data has not reached it") for name in group]
+        if not torch.isfinite(gram.own.diagonal()).all():
+            raise DataError(f"what {group[0]} reads is infinite or no number on the calibration data")
+        try:
+            solver = Solver.of(gram.own, self._damping(gram.own), self.act_order)
+        except ArithmeticError as error:
+            raise DataError(f"{self.name} cannot use what {group[0]} reads: {error}") from error
+        return [self._layer(name, weights[name].float(), gram, solver, result) for name in group]
+
+    def _layer(self, name: str, weight: Any, gram: Gram, solver: Solver, result: dict[str, Quantized]) -> Outcome:
+        start = result[name]
+        if Steps.of(start) is None:
+            return Outcome(name, self.name, 0.0, 0.0, f"{start.spec.dtype.name} is rounded to the nearest")
+        target, first, pull = weight, None, None
+        if self._share and gram.off is not None:
+            pull = self._share * (gram.off @ weight.t())
+            target = weight + solver.solve(pull / gram.own.diagonal().mean()).t()
+            first = self._first(weight, pull, gram.own.diagonal())
+        loss = _Loss(weight, gram.own, pull)
+        best, error = start, loss(start)
+        plain = error.clone()
+        starts = [start, fitted(weight, start, gram.own.diagonal())] if self.fit else [start]
+        for each in starts:
+            steps = Steps.of(each)
+            assert steps is not None
+            found = steps.put(each, solver.rounded(target, steps, self.polish, first))
+            best, error = _better(best, error, found, loss(found))
+        result[name] = best
+        scale = float(loss.power()) or 1.0
+        return Outcome(name, self.name, float(plain.sum()) / scale, float(error.sum()) / scale, f"{gram.count} tokens")
+
+
+#: Types that torch.where does not know, by those of the same size that it does.
+_BITS = {torch.float8_e4m3fn: torch.uint8, torch.float8_e5m2: torch.uint8}
+#: Steps of the power iteration.
+_POWERS = 30
+#: What is a matrix of outputs by inputs.
+_KINDS = ("Linear", "Conv1D")
+
+
+@dataclass(frozen=True)
+class _Loss:
+    """The squared error of each output, summed over tokens.
+
+    Attributes:
+        weight: (outputs, inputs).
+        gram: (inputs, inputs).
+        pull: (inputs, outputs): what the layer should compute beside ``weight``, times the inputs; None for nothing.
+    """
+
+    weight: Any
+    gram: Any
+    pull: Any
+
+    def __call__(self, found: Quantized) -> Any:
+        """(outputs,); beside a pull it is up to a constant."""
+        off = found.dequantize(torch.float32).reshape(self.weight.shape) - self.weight
+        square = ((off @ self.gram) * off).sum(1)
+        return square if self.pull is None else square - 2 * (off * self.pull.t()).sum(1)
+
+    def power(self) -> Any:
+        """The sum of squares of what the float weight computes."""
+        return ((self.weight @ self.gram) * self.weight).sum()
+
+
+def _better(best: Quantized, error: Any, found: Quantized, new: Any) -> tuple[Quantized, Any]:
+    """Row by row, what has less error; where a scale is the whole tensor's, all of either."""
+    if best.scale.ndim == 0:
+        return (found, new) if new.sum() < error.sum() else (best, error)
+    wins = new < error
+    parts = dict[str, Any]()
+    for part in ("codes", "scale", "zero"):
+        old = getattr(best, part)
+        if old is not None:
+            own = getattr(found, part)
+            bits = _BITS.get(old.dtype, old.dtype)
+            mask = wins.reshape(-1, *[1] * (old.ndim - 1))
+            parts[part] = torch.where(mask, own.view(bits), old.view(bits)).view(old.dtype)
+    return replace(best, **parts), torch.where(wins, new, error)
+
+
+@ALGORITHMS.register("gptaq")
+@dataclass(frozen=True)
+class GPTAQ(GPTQ):
+    """GPTQ that is aimed at what the float model computes, with its own inputs.
+
+    Attributes:
+        alpha: how much of what the layers before have done wrong is made good, from 0 to 1.
+    """
+
+    name: ClassVar[str] = "gptaq"
+
+    damping: float = 0.05
+    alpha: float = 0.5
+
+    def _shares(self) -> dict[str, float]:
+        return super()._shares() | {"alpha": 1.0}
+
+    @property
+    def _share(self) -> float:
+        return self.alpha
+
+
+@ALGORITHMS.register("qronos")
+@dataclass(frozen=True)
+class Qronos(GPTQ):
+    """All that the layers before have done wrong is made good, as far as the inputs allow it.
+
+    The first column takes the best level beside the others as they are, and all that follow those beside the best
+    others.
+
+    Attributes:
+        damping: as a share of the greatest eigenvalue of the products of inputs.
+    """
+
+    name: ClassVar[str] = "qronos"
+
+    damping: float = 1e-2
+
+    @property
+    def _share(self) -> float:
+        return 1.0
+
+    def _damping(self, gram: Any) -> float:
+        gram = gram.double()
+        vector = gram.sum(1)
+        for _ in range(_POWERS):
+            vector = gram @ (vector / vector.norm().clamp(min=1e-300))
+        return self.damping * float(vector.norm() / gram.diagonal().mean().clamp(min=1e-300))
+
+    def _first(self, weight: Any, pull: Any, power: Any) -> Any:
+        return weight + (pull / power.clamp(min=1e-30)[:, None]).t()

@@ -1,0 +1,108 @@
+"""Grams: sums of products of what layers read, over all samples, for the layers of one stage of a block."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from quark_onnx.torch.algorithms.base import BlockJob
+from quark_onnx.torch.algorithms.stages import Stage
+from quark_onnx.torch.walk import Call
+
+
+@dataclass
+class Gram:
+    """What a layer reads, as sums over tokens.
+
+    Attributes:
+        own: (inputs, inputs) float32, products of two inputs, as they are rounded, in the quantized model.
+        off: (inputs, inputs), products of such an input with how far another one is from that of the float model, the
+            second one along the rows; None where nothing is known of it.
+        count: tokens.
+    """
+
+    own: Any = None
+    off: Any = None
+    count: int = 0
+
+    def add(self, x: Any, exact: Any = None) -> None:
+        """Take in what a run has shown; (tokens, inputs) each, ``exact`` of the float model."""
+        if self.own is None:
+            self.own = x.new_zeros((x.shape[1], x.shape[1]))
+        self.own.addmm_(x.t(), x)
+        self.count += len(x)
+        if exact is not None:
+            if self.off is None:
+                self.off = x.new_zeros((x.shape[1], x.shape[1]))
+            self.off.addmm_(x.t(), exact - x)
+
+
+class _Enough(Exception):
+    """Ends a run of a block once all that is watched has been reached."""
+
+
+@dataclass
+class _Reading:
+    """Context manager: what leaders of groups read in one run of a block."""
+
+    block: Any
+    leaders: Mapping[str, Any]
+    last: str | None
+    found: dict[str, Any] = field(default_factory=dict)
+
+    def run(self, call: Call) -> dict[str, Any]:
+        """(tokens, inputs) float32 for each layer that the call reaches."""
+        self.found = {}
+        hooks = [
+            layer.register_forward_pre_hook(self._hook(name), with_kwargs=True) for name, layer in self.leaders.items()
+        ]
+        try:
+            with contextlib.suppress(_Enough):
+                call.run(self.block)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return self.found
+
+    def _hook(self, name: str) -> Any:
+        def hook(module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+            x = args[0] if args else named["input"]
+            self.found[name] = x.detach()
+            if name == self.last:
+                raise _Enough
+
+        return hook
+
+
+def grams_of(job: BlockJob, stage: Stage, before: Mapping[str, Any], *, exact: bool) -> dict[str, Gram]:
+    """Run the block on all samples.
+
+    Args:
+        stage: whose layers are watched.
+        before: quantized layers of the stages before it, by their names.
+        exact: whether to compare with the float model; where experts read, which may be others there, it is not done.
+
+    Returns:
+        By the name of the first layer of each group.
+    """
+    leaders = {group[0]: job.block.get_submodule(job.local(group[0])) for group in stage.groups}
+    rounding: dict[str, Any] = {name: layer.input for name, layer in job.quantized({}, leaders).items()}
+    reading = _Reading(job.block, leaders, stage.last)
+    found = {name: Gram() for name in leaders}
+    for call, plain in zip(job.calls, job.floats, strict=True):
+        wanted = reading.run(plain) if exact else {}
+        with job.put(before):
+            seen = reading.run(call)
+        tokens = call.hidden.numel() // call.hidden.shape[-1]
+        for name, x in seen.items():
+            left = _rows(x if rounding[name] is None else rounding[name](x))
+            plain_rows = _rows(wanted[name]) if name in wanted else None
+            aligned = plain_rows is not None and len(left) == len(plain_rows) == tokens
+            found[name].add(left, plain_rows if aligned else None)
+    return found
+
+
+def _rows(x: Any) -> Any:
+    return x.reshape(-1, x.shape[-1]).float()

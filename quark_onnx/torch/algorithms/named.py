@@ -1,0 +1,51 @@
+"""Algorithms by their names, and by their text: ``"gptq"``, or ``"gptq:damping=0.02,polish=2"``."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+from quark_onnx.config.spec import check_names
+from quark_onnx.config.text import parse_call
+from quark_onnx.errors import ConfigError
+from quark_onnx.registry import ALGORITHMS
+from quark_onnx.torch.algorithms.gptq import GPTAQ as GPTAQ
+from quark_onnx.torch.algorithms.gptq import GPTQ as GPTQ
+from quark_onnx.torch.algorithms.gptq import Qronos as Qronos
+
+#: In which order algorithms of a stage come: those of the whole model, of blocks, and of weights.
+STAGES = ("model", "block", "weights")
+
+
+def algorithm(text: str) -> Any:
+    """The algorithm that a text describes.
+
+    Raises:
+        ConfigError: there is none of this name, or it has no such setting.
+
+    >>> algorithm("gptq:polish=2")
+    GPTQ(damping=0.01, act_order=True, fit=True, polish=2)
+    """
+    name, settings = parse_call(text, "algorithm")
+    cls = ALGORITHMS[name.lower()]
+    check_names(settings, cls)
+    return cls(**settings)
+
+
+def in_order(algorithms: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Algorithms, each by its text or as it is.
+
+    Raises:
+        ConfigError: one is unknown, or comes behind another that it has to come before.
+
+    >>> in_order(("gptq",))
+    (GPTQ(damping=0.01, act_order=True, fit=True, polish=1),)
+    """
+    found = tuple(algorithm(each) if isinstance(each, str) else each for each in algorithms)
+    for each in found:
+        if getattr(each, "stage", None) not in STAGES or isinstance(each, type):
+            raise ConfigError(f"algorithms has {each!r}; it must be an algorithm, as GPTQ(), or its name")
+    for one, other in pairwise(found):
+        if STAGES.index(one.stage) > STAGES.index(other.stage):
+            raise ConfigError(f"{other.name} works on the float model; name it in front of {one.name}")
+    return found

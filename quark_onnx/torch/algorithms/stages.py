@@ -1,0 +1,129 @@
+"""Stages: which layers of a block may be quantized side by side, because none reads what another computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from quark_onnx.torch.algorithms.base import Layers
+from quark_onnx.torch.spec import LayerSpec as LayerSpec
+from quark_onnx.torch.walk import Call
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Layers of a block none of which reads what another computes.
+
+    Attributes:
+        groups: their names; layers of a group read the very same tensor, and round it alike.
+        last: that layer which is run last in every run; None where experts are chosen, so that nobody knows.
+    """
+
+    groups: tuple[tuple[str, ...], ...]
+    last: str | None = None
+
+
+def stages_of(block: Any, layers: Layers, call: Call) -> list[Stage]:
+    """Layers in the order in which a block depends on them.
+
+    Args:
+        block: a module.
+        layers: layers of it, by any names, and how they are quantized.
+        call: what it is called with; run once.
+
+    Returns:
+        Layers that the call does not reach are groups of their own, in the stage of those that they stand beside.
+
+    >>> from torch import nn
+    >>> block = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
+    >>> layers = {"a": (block[0], LayerSpec()), "b": (block[2], LayerSpec())}
+    >>> stages_of(block, layers, Call(torch.ones(1, 1, 2)))
+    [Stage(groups=(('a',),), last='a'), Stage(groups=(('b',),), last='b')]
+    """
+    trace = _Trace({name: layer for name, (layer, _) in layers.items()})
+    with trace, torch.enable_grad():
+        Call(call.hidden.detach().clone().requires_grad_(), call.args, call.kwargs).run(block)
+    levels = trace.levels()
+    for name in layers:
+        if name not in levels:
+            levels[name] = next((level for other, level in levels.items() if _twins(name, other)), 0)
+    found: dict[int, dict[Any, list[str]]] = {}
+    for name in layers:
+        groups = found.setdefault(levels[name], {})
+        groups.setdefault((trace.read.get(name, name), layers[name][1].input), []).append(name)
+    places = {name: place for place, name in enumerate(trace.read)}  # in the order of the run
+    tokens = call.hidden.shape[:-1].numel()
+    stages = []
+    for level in sorted(found):
+        names = [name for group in found[level].values() for name in group]
+        always = all(name in places and trace.read[name][1][:-1].numel() == tokens for name in names)
+        leaders = tuple(tuple(group) for group in found[level].values())
+        last = max((group[0] for group in leaders), key=places.__getitem__) if always else None
+        stages.append(Stage(leaders, last))
+    return stages
+
+
+def _twins(name: str, other: str) -> bool:
+    """Whether names differ in numbers alone, as those of experts do."""
+    one, two = name.split("."), other.split(".")
+    return len(one) == len(two) and all(a == b or (a.isdigit() and b.isdigit()) for a, b in zip(one, two, strict=True))
+
+
+class _Trace:
+    """Hooks that note where in the graph of gradients each layer stands."""
+
+    def __init__(self, layers: Mapping[str, Any]) -> None:
+        self._layers = layers
+        self._hooks: list[Any] = []
+        self._inputs: dict[str, Any] = {}
+        self._own: dict[Any, str] = {}
+        self._alive: list[Any] = []  # so that no tensor takes the place of another
+        self.read: dict[str, Any] = {}
+
+    def __enter__(self) -> _Trace:
+        for name, layer in self._layers.items():
+            self._hooks.append(layer.register_forward_hook(self._hook(name), with_kwargs=True))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def _hook(self, name: str) -> Any:
+        def hook(module: Any, args: tuple[Any, ...], named: dict[str, Any], found: Any) -> Any:
+            x = args[0] if args else named["input"]
+            self._alive.append(x)
+            self._inputs[name] = x.grad_fn
+            self.read[name] = (x.data_ptr(), x.shape)
+            # a node of its own, as a layer without gradients has none
+            found = found.detach().requires_grad_().clone() if found.grad_fn is None else found.clone()
+            self._own[found.grad_fn] = name
+            return found
+
+        return hook
+
+    def levels(self) -> dict[str, int]:
+        """How many layers stand in front of each, one behind the other."""
+        found: dict[str, int] = {}
+        for name in self._inputs:  # in the order of the run: what a layer reads has a level already
+            before = (found[other] for other in self._behind(self._inputs[name]) if other in found)
+            found[name] = 1 + max(before, default=-1)
+        return found
+
+    def _behind(self, node: Any) -> Iterator[str]:
+        """Layers that a tensor is made of, as far as the first on each way."""
+        todo, seen = [node], {node}
+        while todo:
+            node = todo.pop()
+            if node is None:
+                continue
+            if node in self._own:
+                yield self._own[node]
+                continue
+            for after, _ in node.next_functions:
+                if after not in seen:
+                    seen.add(after)
+                    todo.append(after)

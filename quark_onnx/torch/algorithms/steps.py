@@ -1,0 +1,100 @@
+"""Steps: what the codes of a weight may be once its scales are known, element by element."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import torch
+
+from quark_onnx.dtypes import Integer, Scaled
+from quark_onnx.kernels.minifloat import E2M1, E4M3, E5M2, MiniFloat
+from quark_onnx.torch import shared_exponent
+from quark_onnx.torch.affine import code_type
+from quark_onnx.torch.formats import TwoLevel, element_of
+from quark_onnx.torch.quantized import Quantized
+
+_FLOAT8 = {"fp8e4m3": E4M3, "fp8e5m2": E5M2}
+
+
+@dataclass(frozen=True)
+class Steps:
+    """A value is ``(level - zero) * scale``; levels are whole numbers between two ends, or the values of a small float.
+
+    Attributes:
+        scale, zero: float32 of the shape of the weight as a matrix, or of what broadcasts against it.
+        least, greatest: the ends of the levels.
+        element: the small float; None for whole numbers.
+    """
+
+    scale: Any
+    zero: Any
+    least: float
+    greatest: float
+    element: MiniFloat | None = None
+
+    @classmethod
+    def of(cls, quantized: Quantized) -> Steps | None:
+        """Those of a weight with its scales as they are; None for formats whose scales are part of the codes."""
+        spec, rows = quantized.spec, quantized.shape[0]
+        columns = prod(quantized.shape[1:])
+        if quantized.scale is None:
+            return None
+
+        def spread(part: Any) -> Any:
+            part = part.float()
+            if part.ndim < 2:
+                return part.reshape(-1, 1).expand(rows, columns)
+            return part.repeat_interleave(spec.group, 1)[:, :columns]
+
+        if isinstance(spec.dtype, Integer):
+            zero = None if quantized.zero is None else spread(quantized.zero)
+            return cls(spread(quantized.scale), zero, spec.grid.qmin, spec.grid.qmax)
+        if isinstance(spec.dtype, Scaled):
+            return cls._of_floats(spread(quantized.scale), _FLOAT8[spec.dtype.name])
+        if isinstance(spec.dtype, TwoLevel):
+            return cls._of_floats(spread(quantized.scale.float() * quantized.whole.float()), E2M1)
+        powers = spread(torch.exp2(quantized.scale.float() - shared_exponent.BIAS))
+        element = element_of(spec.dtype)
+        return cls(powers / 64, None, -128, 127) if element is None else cls._of_floats(powers, element)
+
+    @classmethod
+    def _of_floats(cls, scale: Any, element: MiniFloat) -> Steps:
+        return cls(scale, None, -element.largest, element.largest, element)
+
+    def part(self, rows: Any) -> Steps:
+        """That of some rows, of all columns."""
+        return replace(self, scale=self.scale[rows], zero=None if self.zero is None else self.zero[rows])
+
+    def turned(self, order: Any) -> Steps:
+        """That of the weight with inputs first, in another order."""
+        zero = None if self.zero is None else self.zero.t()[order].contiguous()
+        return replace(self, scale=self.scale.t()[order].contiguous(), zero=zero)
+
+    def levels(self, values: Any) -> Any:
+        """The levels nearest to values."""
+        units = values / self.scale
+        return self.rounded(units if self.zero is None else units + self.zero)
+
+    def rounded(self, units: Any) -> Any:
+        """The level nearest to each number of steps."""
+        if self.element is not None:
+            return shared_exponent.round_to(units, self.element)
+        return units.round_().clamp_(self.least, self.greatest)
+
+    def values(self, levels: Any) -> Any:
+        """What levels stand for."""
+        return (levels if self.zero is None else levels - self.zero) * self.scale
+
+    def put(self, quantized: Quantized, levels: Any) -> Quantized:
+        """A weight with these levels, (rows, columns), in place of its own."""
+        if self.element is None:
+            codes = levels.to(torch.int8 if self.zero is None and self.least == -128 else code_type(quantized.spec))
+        elif isinstance(quantized.spec.dtype, Scaled):
+            codes = levels.to(code_type(quantized.spec))
+        else:
+            codes = shared_exponent.code_of(levels, self.element)
+        whole = quantized.codes.clone().reshape(quantized.shape[0], -1)
+        whole[:, : codes.shape[1]] = codes.reshape(quantized.shape[0], -1)
+        return replace(quantized, codes=whole.reshape(quantized.codes.shape))

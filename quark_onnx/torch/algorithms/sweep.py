@@ -1,0 +1,145 @@
+"""GPTQ's sweep on torch tensors: column by column, what rounding did is made good by the columns still to be rounded.
+
+The counterpart of :mod:`quark_onnx.kernels.gptq` where the weights are, on a CPU or a GPU. Follows Frantar et al. 2023,
+"GPTQ", and for what happens behind the sweep Behdin et al. 2023, "QuantEase": one column after the other takes the
+level that is best while all others stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from quark_onnx.torch.algorithms.steps import Steps
+
+#: Columns whose effect on the columns behind is gathered before it is applied.
+_BATCH = 128
+#: Damping grows by this factor until the matrix can be inverted, and no further than so often the mean of the diagonal.
+_ESCALATION, _MOST_DAMPING = 10.0, 1e4
+
+
+@dataclass(frozen=True)
+class Solver:
+    """How an error in one column is made good by the others, for one matrix of products of inputs.
+
+    Attributes:
+        gram: (inputs, inputs) float32, damped, columns in their order.
+        inverse: the upper Cholesky factor of its inverse.
+        order: the columns in the order in which they are rounded.
+        damping: the share of the mean of the diagonal that was added to it.
+    """
+
+    gram: Any
+    inverse: Any
+    order: Any
+    damping: float
+
+    @classmethod
+    def of(cls, gram: Any, damping: float = 0.01, act_order: bool = True) -> Solver:
+        """Invert the matrix.
+
+        Args:
+            gram: (inputs, inputs), sums of products of two inputs.
+            damping: added to the diagonal, as a share of its mean; it grows where that does not suffice.
+            act_order: begin with the columns whose inputs are largest.
+        """
+        gram = gram.double()
+        diagonal = gram.diagonal()
+        order = torch.argsort(diagonal, descending=True, stable=True) if act_order else torch.arange(len(gram))
+        order = order.to(gram.device)
+        mean = float(diagonal.mean())
+        base = gram[order][:, order] / mean if mean > 0 else torch.zeros_like(gram)
+        # inputs that were always zero: whatever their weights become, nothing changes
+        base.diagonal().add_((diagonal[order] == 0).to(base.dtype))
+        inverse, share = _escalate(lambda share: _factor(base, share), damping)
+        base.diagonal().add_(share)
+        return cls(base.float(), inverse.float(), order, share)
+
+    def solve(self, columns: Any) -> Any:
+        """The damped matrix's inverse times columns; (inputs, any) in the order of the weight, in its own unit.
+
+        Args:
+            columns: divided by the mean of the diagonal before.
+        """
+        turned = self.inverse @ columns[self.order]
+        found = torch.empty_like(columns)
+        found[self.order] = self.inverse.t() @ turned
+        return found
+
+    def rounded(self, target: Any, steps: Steps, polish: int = 0, first: Any = None) -> Any:
+        """Levels for a weight, (rows, inputs).
+
+        Args:
+            target: float32 of that shape, what is to be reached.
+            steps: what levels stand for.
+            polish: how often every column is looked at again.
+            first: float32 of that shape; the column that comes first is rounded from here, and not from the target.
+        """
+        turned = steps.turned(self.order)
+        left = target.t()[self.order].contiguous()
+        start = None if first is None else turned.part(0).levels(first[:, self.order[0]])
+        levels = _sweep(left.clone(), self.inverse, turned, start)
+        for _ in range(polish):
+            _descend(left, levels, self.gram, turned)
+        found = torch.empty_like(target)
+        found[:, self.order] = levels.t()
+        return found
+
+
+def _sweep(left: Any, inverse: Any, steps: Steps, first: Any = None) -> Any:
+    """Levels of all columns in their order, inputs first, those of the first as they are given; ``left`` is changed."""
+    count = len(left)
+    levels = torch.empty_like(left)
+    scales = 1 / inverse.diagonal()
+    for start in range(0, count, _BATCH):
+        stop = min(count, start + _BATCH)
+        errors = torch.empty_like(left[start:stop])
+        for place in range(start, stop):
+            own = steps.part(place)
+            levels[place] = own.levels(left[place]) if place or first is None else first
+            error = errors[place - start] = (left[place] - own.values(levels[place])) * scales[place]
+            left[place + 1 : stop].addr_(inverse[place, place + 1 : stop], error, alpha=-1)
+        left[stop:].addmm_(inverse[start:stop, stop:].t(), errors, alpha=-1)
+    return levels
+
+
+def _descend(target: Any, levels: Any, gram: Any, steps: Steps) -> None:
+    """Let each column in turn take its best level while all others stay; ``levels`` is changed."""
+    count = len(target)
+    pull = gram @ (target - steps.values(levels))
+    inverse = 1 / gram.diagonal()
+    for start in range(0, count, _BATCH):
+        stop = min(count, start + _BATCH)
+        moves = torch.zeros_like(levels[start:stop])
+        for place in range(start, stop):
+            own = steps.part(place)
+            now = own.values(levels[place])
+            levels[place] = own.levels(now + pull[place] * inverse[place])
+            move = moves[place - start] = own.values(levels[place]) - now
+            pull[place + 1 : stop].addr_(gram[place, place + 1 : stop], move, alpha=-1)
+        pull[stop:].addmm_(gram[start:stop, stop:].t(), moves, alpha=-1)
+
+
+def _escalate(attempt: Callable[[float], Any], damping: float) -> tuple[Any, float]:
+    share = damping
+    while True:
+        found = attempt(share)
+        if found is not None:
+            return found, share
+        share = max(share, 1e-6) * _ESCALATION
+        if share > _MOST_DAMPING:
+            raise ArithmeticError("the products of the inputs are not finite")
+
+
+def _factor(base: Any, share: float) -> Any:
+    """The upper Cholesky factor of the inverse; None where there is none."""
+    damped = base.clone()
+    damped.diagonal().add_(share)
+    root, failed = torch.linalg.cholesky_ex(damped)
+    if failed.item():
+        return None
+    upper, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(root), upper=True)
+    return None if failed.item() or not torch.isfinite(upper).all() else upper
