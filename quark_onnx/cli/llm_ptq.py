@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from argparse import ArgumentTypeError, Namespace
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from quark_onnx.cli.output import Answer
+from quark_onnx.cli.output import Answer, say
 from quark_onnx.cli.parsing import Parser, UsageError, count, number, path
 from quark_onnx.errors import MissingDependency
 
@@ -58,23 +59,30 @@ def ptq_options(parser: Parser) -> None:
 
 def ptq(options: Namespace) -> Answer:
     module = _torch_side("quark_onnx.torch.ptq")
-    files = _torch_side("quark_onnx.torch.files")
+    source = _torch_side("quark_onnx.torch.float_checkpoint").FloatCheckpoint(
+        options.model, trust_code=options.trust_code
+    )
     config = module.config_for(
         options.scheme,
         group_size=options.group_size,
         kv_cache=options.kv_cache,
         least_kv_scale=options.min_kv_scale,
         layers=tuple(options.layer),
-        exclude=module.heads_of(options.model) if options.exclude is None else tuple(options.exclude),
+        exclude=source.heads if options.exclude is None else tuple(options.exclude),
     )
     if config.measures and options.data is None:
         raise UsageError(f"--scheme {options.scheme} has scales that only data can tell; give --data")
     text = None if options.data is None else module.Text(options.data, options.samples, options.length)
     judge = None if options.evaluate is None else module.Text(options.evaluate, None, options.length)
-    writing = files.Writing(options.pack, int(options.shard * 1e9), options.trust_code, options.resume)
-    progress = False if options.quiet else None
     found = module.ptq(
-        options.model, options.output, config, text=text, evaluate=judge, writing=writing, progress=progress
+        source,
+        options.output,
+        config,
+        text=text,
+        evaluate=judge,
+        writing=module.Writing(options.pack, int(options.shard * 1e9), options.trust_code, options.resume),
+        progress=False if options.quiet else None,
+        announce=None if options.quiet else _announce,
     )
     report = found.report
     lines = [f"{options.output}: {len(report.quantized)} layers are quantized, {len(report.kept)} stay float"]
@@ -92,6 +100,10 @@ def ptq(options: Namespace) -> Answer:
         "estimate": {"memory": found.estimate.memory, "disk": found.estimate.disk, "seconds": found.estimate.seconds},
     }
     return Answer("\n".join(lines), document)
+
+
+def _announce(expected: Any) -> None:
+    say(f"quark-onnx: this takes {expected}", sys.stderr)
 
 
 def gguf_options(parser: Parser) -> None:

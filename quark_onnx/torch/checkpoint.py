@@ -6,6 +6,7 @@ import contextlib
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,44 @@ _WEIGHTS = (
 )
 
 
+@dataclass(frozen=True)
+class Stored:
+    """A tensor that lies in a file.
+
+    Attributes:
+        name: what the checkpoint calls it.
+        shape: its lengths.
+        dtype: its type, as safetensors files call it: "BF16", "I32".
+        path: the file.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    path: Path
+
+    def read(self) -> Any:
+        """The tensor, in the type that it is stored in.
+
+        Raises:
+            ModelError: the file does not give it.
+        """
+        try:
+            with safe_open(str(self.path), framework="pt") as file:
+                return file.get_tensor(self.name)
+        except (OSError, SafetensorError) as error:
+            raise ModelError(f"{self.path}: the tensor {self.name!r} cannot be read: {error}") from error
+
+
 class Reader:
-    """The tensors of a checkpoint, memory-mapped: a tensor is read when it is asked for.
+    """The tensors of a checkpoint. The heads of its files are read; a tensor is read when it is asked for.
 
     Args:
-        folder: with model.safetensors, or files that an index lists.
+        folder: with model.safetensors, files that an index lists, or others of that kind.
+
+    Attributes:
+        folder: the same.
+        tensors: by name.
 
     Raises:
         ModelError: a file is missing or damaged.
@@ -37,40 +71,23 @@ class Reader:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        index = folder / INDEX
-        if index.exists():
-            try:
-                listed = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-                self._places = {str(name): folder / str(file) for name, file in listed.items()}
-            except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-                raise ModelError(f"{index} is damaged: {error!r}") from error
-        elif (folder / SINGLE).exists():
-            self._places = dict.fromkeys(self._open(folder / SINGLE).keys(), folder / SINGLE)
-        else:
-            raise ModelError(f"{folder} has neither {SINGLE} nor {INDEX}; safetensors are needed")
-        for file in set(self._places.values()):
-            if not file.exists():
-                raise ModelError(f"{index} lists {file.name}, which is not there")
-            with self._open(file) as opened:
-                held = set(opened.keys())
-            if lost := [name for name, place in self._places.items() if place == file and name not in held]:
-                raise ModelError(f"{index} lists {lost[0]} in {file.name}, which does not have it")
-
-    @staticmethod
-    def _open(file: Path) -> Any:
-        try:
-            return safe_open(str(file), framework="pt")
-        except (SafetensorError, OSError) as error:
-            raise ModelError(f"{file} is damaged, or no safetensors file: {error}") from error
+        if (folder / INDEX).is_file():
+            self.tensors = _listed(folder)
+            return
+        single = folder / SINGLE
+        files = [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
+        self.tensors = {name: tensor for file in files for name, tensor in _heads(file).items()}
+        if not self.tensors:
+            raise ModelError(f"{folder} holds no *.safetensors; save the model there with save_pretrained")
 
     def __contains__(self, name: object) -> bool:
-        return name in self._places
+        return name in self.tensors
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
+        return iter(self.tensors)
 
     def file_of(self, name: str) -> Path:
-        return self._places[name]
+        return self.tensors[name].path
 
     def get(self, name: str) -> Any:
         """A tensor.
@@ -78,19 +95,41 @@ class Reader:
         Raises:
             ModelError: there is none of this name.
         """
-        if name not in self._places:
+        if name not in self.tensors:
             raise ModelError(f"the checkpoint {self.folder} has no tensor {name!r}")
-        file = self._open(self._places[name])
-        try:
-            with file:
-                return file.get_tensor(name)
-        except SafetensorError as error:
-            raise ModelError(f"{self._places[name]} lists {name!r}, but cannot be read: {error}") from error
+        return self.tensors[name].read()
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor, from the header."""
-        with self._open(self._places[name]) as file:
-            return tuple(file.get_slice(name).get_shape())
+        return self.tensors[name].shape
+
+
+def _listed(folder: Path) -> dict[str, Stored]:
+    """All tensors of the files that an index names; one that is in several is that of the file it is listed in."""
+    index = folder / INDEX
+    listed = read_json(index).get("weight_map")
+    if not isinstance(listed, dict) or not listed or not all(isinstance(file, str) for file in listed.values()):
+        raise ModelError(f"{index} has no weight_map of tensors to files")
+    files = dict[str, dict[str, Stored]]()
+    for file in sorted(set(listed.values())):
+        if Path(file).name != file:
+            raise ModelError(f"{index} lists {file!r}, which is no name of a file in its folder")
+        if not (folder / file).is_file():
+            raise ModelError(f"{folder / file} is missing; {INDEX} lists it: complete the download")
+        files[file] = _heads(folder / file)
+    if lost := sorted(name for name, file in listed.items() if name not in files[file]):
+        raise ModelError(f"{folder / listed[lost[0]]} lacks the tensor {lost[0]!r}, which {INDEX} lists there")
+    found = {name: tensor for file in files.values() for name, tensor in file.items()}
+    return found | {name: files[file][name] for name, file in listed.items()}
+
+
+def _heads(path: Path) -> dict[str, Stored]:
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - the file is no mapping
+            return {name: Stored(name, tuple(part.get_shape()), part.get_dtype(), path) for name, part in parts.items()}
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"{path} is damaged, or no safetensors file: {error}; download it again") from error
 
 
 class Writer:
@@ -176,18 +215,23 @@ class Writer:
         self.staging.replace(self.folder)
 
 
-def read_json(file: Path) -> Any:
-    """A JSON file.
+def read_json(file: Path) -> dict[str, Any]:
+    """The object in a JSON file.
 
     Raises:
         ModelError: it is not there, or is none.
     """
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        found = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ModelError(f"{file.parent} has no {file.name}") from error
-    except (ValueError, OSError) as error:
-        raise ModelError(f"{file} cannot be read: {error}") from error
+    except OSError as error:
+        raise ModelError(f"{file} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ModelError(f"{file} is damaged: {error}") from error
+    if not isinstance(found, dict):
+        raise ModelError(f"{file} holds {type(found).__name__}; an object is needed")
+    return found
 
 
 def other_files(folder: Path) -> list[Path]:

@@ -15,17 +15,17 @@ from quark_onnx.progress import Progress
 from quark_onnx.torch.algorithms.base import Layers
 from quark_onnx.torch.block import inside, missing_data, needs_data, quantize_block, rounders_of, weight_alone
 from quark_onnx.torch.blockjournal import BlockJournal, Kept
-from quark_onnx.torch.checkpoint import SHARD, Reader, Writer, other_files, read_json
+from quark_onnx.torch.checkpoint import SHARD, Writer, other_files, read_json
 from quark_onnx.torch.checkpoint_layout import check_shape
 from quark_onnx.torch.config import TorchConfig
 from quark_onnx.torch.export import check_layout, described, layer_tensors, tensors_of
+from quark_onnx.torch.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.layers import QuantizedLayer, kind_of, outputs_first
 from quark_onnx.torch.memory import give_back
 from quark_onnx.torch.packing import ORDERS
 from quark_onnx.torch.quantize import chosen_layers
 from quark_onnx.torch.quantized import check_finite
 from quark_onnx.torch.report import TorchReport
-from quark_onnx.torch.skeleton import config_of, skeleton_of
 from quark_onnx.torch.sources import Sources, empty, fill, missing_of
 from quark_onnx.torch.structure import blocks_of, within
 from quark_onnx.torch.walk import Walk, inference
@@ -58,7 +58,7 @@ class Writing:
 
 
 def quantize_checkpoint(
-    source: Path | str,
+    source: FloatCheckpoint | Path | str,
     output: Path | str,
     config: TorchConfig,
     data: Iterable[Any] | None = None,
@@ -72,7 +72,7 @@ def quantize_checkpoint(
     as they are, and all other files, are copied.
 
     Args:
-        source: a Hugging Face folder with safetensors.
+        source: a Hugging Face folder with safetensors, or what has opened it.
         output: where the result goes; may exist only if it is empty.
         data: batches of token ids or dicts of keywords; needed where scales of activations are to be found.
         writing: how it is written; the defaults if None.
@@ -83,19 +83,16 @@ def quantize_checkpoint(
         DataError: data is needed and missing, or the model cannot be run on it.
         ModelError: a file is missing or damaged, or holds what is no number.
     """
-    source, output, writing = Path(source), Path(output), writing or Writing()
+    output, writing = Path(output), writing or Writing()
     check_layout(config)
-    settings, reader = config_of(source, trust_code=writing.trust_code), Reader(source)
-    content = read_json(source / "config.json")
-    if "quantization_config" in content:
-        raise ModelError(f"{source} is quantized already; start from its float weights")
-    model = skeleton_of(settings, trust_code=writing.trust_code)
+    source = FloatCheckpoint.of(source, writing.trust_code)
+    reader, model = source.reader, source.hand_over()
     chosen, kept = chosen_layers(model, config)
     measured = needs_data(chosen, config)
     if measured and data is None:
         raise DataError(missing_data(chosen))
     report = TorchReport({name: spec for name, (_, spec) in chosen.items()}, kept)
-    others = other_files(source)
+    others = other_files(source.folder)
     run = _Run(model, Sources(reader, model), config, chosen, report, writing.pack_method)
     run.check()
     with ExitStack() as stack:
@@ -106,6 +103,7 @@ def quantize_checkpoint(
             writer.add(name, tensor)
         for name in run.sources.rest():
             writer.add(name, reader.get(name))
+        content = read_json(source.folder / "config.json")
         writer.write_json("config.json", described(content, model, config, writing.pack_method, report.quantized))
         for file in others:
             writer.copy(file)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,12 @@ from quark_onnx.errors import ConfigError
 from quark_onnx.torch.config import KVCache, TorchConfig
 from quark_onnx.torch.estimate import Estimate, estimate
 from quark_onnx.torch.files import Writing, quantize_checkpoint
+from quark_onnx.torch.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.load import load_checkpoint
 from quark_onnx.torch.perplexity import perplexity
 from quark_onnx.torch.quantize import chosen_layers
 from quark_onnx.torch.report import TorchReport
 from quark_onnx.torch.schemes import scheme
-from quark_onnx.torch.skeleton import config_of, skeleton_of
 from quark_onnx.torch.spec import TensorSpec
 from quark_onnx.torch.text import read_windows
 
@@ -92,7 +93,7 @@ def config_for(
 
 
 def ptq(
-    source: Path | str,
+    source: FloatCheckpoint | Path | str,
     output: Path | str,
     config: TorchConfig,
     *,
@@ -100,49 +101,42 @@ def ptq(
     evaluate: Text | None = None,
     writing: Writing | None = None,
     progress: bool | None = None,
+    announce: Callable[[Estimate], object] | None = None,
 ) -> Outcome:
     """Quantize a checkpoint, and compare its perplexity with that of the float model.
 
     Args:
-        source: a Hugging Face folder.
+        source: a Hugging Face folder, or what has opened it.
         output: where the result goes; may exist only if it is empty.
         text: to calibrate on.
         evaluate: to evaluate with, after the result is written; None for no evaluation.
         writing: how the result is written; the defaults if None.
         progress: whether to show progress bars; None shows them if stderr is a terminal.
+        announce: called with what the work is expected to take, before it starts.
 
     Raises:
         QuarkError: the model, the data or a setting is wrong; nothing is written then.
     """
-    source, writing = Path(source), writing or Writing()
+    writing = writing or Writing()
+    source = FloatCheckpoint.of(source, writing.trust_code)
     windows = list[Any]()
-    tokenizer = tokenizer_of(source, writing.trust_code)
+    tokenizer = tokenizer_of(source.folder, source.trust_code)
     if text is not None and config.measures:
         windows = read_windows(text.source, tokenizer, text.length, text.count)
     judges = [] if evaluate is None else read_windows(evaluate.source, tokenizer, evaluate.length, evaluate.count)
-    model = skeleton_of(config_of(source, trust_code=writing.trust_code), trust_code=writing.trust_code)
-    expected = estimate(model, chosen_layers(model, config)[0], sum(map(len, windows)), writing.max_shard)
-    logger.info("this takes %s", expected)
+    layers = chosen_layers(source.model, config)[0]
+    expected = estimate(source.model, layers, sum(map(len, windows)), writing.max_shard)
+    if announce is not None:
+        announce(expected)
     batches = [window[None] for window in windows] if windows else None
     report = quantize_checkpoint(source, output, config, batches, writing=writing, progress=progress)
     if not judges:
         return Outcome(report, expected)
     scores = [
-        perplexity(load_checkpoint(folder, trust_code=writing.trust_code), judges, progress=progress)
-        for folder in (source, output)
+        perplexity(load_checkpoint(folder, trust_code=source.trust_code), judges, progress=progress)
+        for folder in (source.folder, output)
     ]
     return Outcome(report, expected, *scores)
-
-
-def heads_of(folder: Path | str) -> tuple[str, ...]:
-    """Names of the head of a checkpoint's model, which schemes leave float; nothing where it has none.
-
-    Raises:
-        ModelError: there is no model in the folder.
-    """
-    model = skeleton_of(config_of(Path(folder)))
-    head = model.get_output_embeddings()
-    return tuple(name for name, module in model.named_modules() if module is head and head is not None)
 
 
 def tokenizer_of(folder: Path, trust_code: bool = False) -> Any:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from quark_onnx.errors import ConfigError, MissingDependency, ModelError
+from quark_onnx.torch.checkpoint import read_json
 from quark_onnx.torch.experts import unfuse_experts
 
 
@@ -48,6 +49,20 @@ def config_of(folder: Path, *, trust_code: bool = False) -> Any:
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     return config
+
+
+def float_config_of(folder: Path, *, trust_code: bool = False) -> Any:
+    """transformers' configuration of a float checkpoint.
+
+    Raises:
+        ModelError: there is no config.json, transformers does not know the model, or it is quantized already.
+        MissingDependency: transformers is not installed.
+    """
+    found = read_json(folder / "config.json").get("quantization_config")
+    if found is not None:
+        method = found.get("quant_method") if isinstance(found, dict) else None
+        raise ModelError(f"{folder} is quantized already ({method}); give the folder of the float model")
+    return config_of(folder, trust_code=trust_code)
 
 
 def skeleton_of(config: Any, *, trust_code: bool = False) -> Any:

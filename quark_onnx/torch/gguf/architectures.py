@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from quark_onnx.errors import ModelError, nearest
-from quark_onnx.torch.gguf.checkpoint import Stored
+from quark_onnx.torch.checkpoint import Stored
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ ARCHITECTURES = {
     "phi3": Architecture("phi3"),
     "gemma": Architecture("gemma", norm=1.0, activations=("gelu_pytorch_tanh", "gelu")),
 }
+_FLOATS = {"F64", "F32", "F16", "BF16"}
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
 _ROTATED = re.compile(r"\.attn_([qk])\.")
 _BLOCK = re.compile(r"blk\.(\d+)\.(.+)")
@@ -131,7 +132,7 @@ def targets(tensors: Iterable[Stored], architecture: Architecture, config: Any) 
     """The tensors of the file, in the order of the checkpoint's names.
 
     Raises:
-        ModelError: the architecture of llama.cpp has no place for a tensor, or lacks one.
+        ModelError: the architecture of llama.cpp has no place for a tensor, or lacks one; or one holds no floats.
     """
     import gguf
 
@@ -148,6 +149,9 @@ def targets(tensors: Iterable[Stored], architecture: Architecture, config: Any) 
                 f"{stored.path}: llama.cpp's architecture {architecture.name!r} with {config.num_hidden_layers} blocks"
                 f" has no place for the tensor {stored.name!r}"
             )
+        if stored.dtype not in _FLOATS:
+            what = f"the tensor {stored.name!r} is of type {stored.dtype}"
+            raise ModelError(f"{stored.path}: {what}; the floats of the model are needed")
         found.setdefault(name, []).append((int(expert[1]) if expert else 0, stored))
     _check(found, config)
     return [Target(name, tuple(stored for _, stored in parts)) for name, parts in found.items()]

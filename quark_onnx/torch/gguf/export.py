@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 
 from quark_onnx.errors import ConfigError, MissingDependency, nearest
+from quark_onnx.torch.checkpoint import Reader, Stored, read_json
 from quark_onnx.torch.gguf import container
 from quark_onnx.torch.gguf.architectures import Architecture, Target, architecture_of, targets
-from quark_onnx.torch.gguf.checkpoint import Stored, read_config, read_json, tensors_in
 from quark_onnx.torch.gguf.hyperparameters import add_hyperparameters, notes_on, rope_tensors
 from quark_onnx.torch.gguf.parts import TYPES, Part, typed
 from quark_onnx.torch.gguf.vocabulary import add_vocabulary
+from quark_onnx.torch.skeleton import float_config_of
 
 _log = logging.getLogger(__name__)
 
@@ -79,8 +80,8 @@ def write_gguf(
     kind, embeddings = _types(kind, embeddings, output)
     architecture = architecture_of(read_json(source / "config.json").get("model_type"))
     _need("gguf", "transformers")
-    config = read_config(source)
-    found = targets(tensors_in(source).values(), architecture, config)
+    config = float_config_of(source)
+    found = targets(Reader(source).tensors.values(), architecture, config)
     given = _matched(weights or {}, {stored.name: stored for target in found for stored in target.sources})
     parts = [_part(target, given, (kind, embeddings), architecture, config) for target in found]
     entries = _entries(parts, config)

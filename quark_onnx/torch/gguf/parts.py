@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from quark_onnx.errors import ConfigError, ModelError
+from quark_onnx.torch.checkpoint import Stored
 from quark_onnx.torch.gguf import blocks
 from quark_onnx.torch.gguf.architectures import Target
-from quark_onnx.torch.gguf.checkpoint import Stored
 from quark_onnx.torch.quantized import Quantized
 
 _FLOATS = {"F16": torch.float16, "F32": torch.float32}

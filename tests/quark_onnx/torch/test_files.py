@@ -17,7 +17,6 @@ from quark_onnx.torch.checkpoint import Reader, Writer
 from quark_onnx.torch.config import TorchConfig
 from quark_onnx.torch.files import Writing, quantize_checkpoint
 from quark_onnx.torch.load import load_checkpoint
-from quark_onnx.torch.ptq import Text, config_for, heads_of, ptq
 from quark_onnx.torch.schemes import scheme
 from quark_onnx.torch.text import read_windows
 from tests.torch_models import llama, logits, made, saved, tokens
@@ -142,7 +141,7 @@ def test_bad_checkpoints_are_named_and_nothing_is_written(tmp_path: Path) -> Non
     with pytest.raises(ModelError, match=r"model.layers.1.mlp.up_proj.weight"):
         quantize_checkpoint(source, out, FP8, tokens(), progress=False)
     file.unlink()
-    with pytest.raises(ModelError, match=f"lists {file.name}, which is not there"):
+    with pytest.raises(ModelError, match=f"{file.name} is missing; model.safetensors.index.json lists it"):
         quantize_checkpoint(source, out, FP8, tokens(), progress=False)
     with pytest.raises(ModelError, match=r"has no config.json"):
         quantize_checkpoint(tmp_path / "nothing", out, FP8, tokens(), progress=False)
@@ -178,6 +177,22 @@ def test_a_written_file_is_read_by_the_library_that_defines_it(tmp_path: Path) -
         assert torch.equal(found[name].float(), tensor.float())
 
 
+def test_what_files_hold_counts_and_the_index_settles_what_is_in_two(tmp_path: Path) -> None:
+    for number in (1.0, 2.0):
+        parts = {"a": torch.full((1,), number), f"only{number:.0f}": torch.full((1,), number)}
+        save_file(parts, tmp_path / f"part{number:.0f}.safetensors")
+    whole = Reader(tmp_path)
+    assert set(whole) == {"a", "only1", "only2"}
+    for file, number in (("part1.safetensors", 1.0), ("part2.safetensors", 2.0)):
+        index = {"weight_map": {"only1": "part1.safetensors", "only2": "part2.safetensors", "a": file}}
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+        found = Reader(tmp_path)
+        assert (found.get("a").item(), found.shape("a"), found.tensors["a"].dtype) == (number, (1,), "F32")
+        assert found.file_of("a").name == file
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "part1.safetensors"}}', "utf-8")
+    assert set(Reader(tmp_path)) == {"a", "only1"}
+
+
 def test_text_becomes_windows(tmp_path: Path) -> None:
     class Letters:
         def __call__(self, text: str, add_special_tokens: bool) -> dict[str, list[int]]:
@@ -198,16 +213,3 @@ def test_text_becomes_windows(tmp_path: Path) -> None:
     (tmp_path / "d.npz").write_bytes(b"nothing")
     with pytest.raises(DataError, match="cannot be read as token ids"):
         read_windows(tmp_path / "d.npz", None, 4)
-
-
-def test_ptq_says_what_it_takes_and_what_it_cost(tmp_path: Path) -> None:
-    import numpy as np
-
-    source = source_of(tmp_path / "source")
-    np.save(tmp_path / "tokens.npy", torch.cat(tokens(6)).numpy())
-    text = Text(str(tmp_path / "tokens.npy"), 4, 12)
-    found = ptq(source, tmp_path / "out", config_for("int8"), text=text, evaluate=text, progress=False)
-    assert heads_of(source) == ("lm_head",)
-    assert found.before and found.after and 0 < abs(found.after / found.before - 1) < 0.5
-    written = sum(file.stat().st_size for file in (tmp_path / "out").glob("*.safetensors"))
-    assert found.estimate.disk == pytest.approx(written, rel=0.15)

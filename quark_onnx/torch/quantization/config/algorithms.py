@@ -188,10 +188,10 @@ def load_quant_algo_config_from_file(file_path: Path | str) -> AlgoConfig:
 
     Raises:
         ConfigError: the algorithm or a field is unknown.
-        ModelError: the file is not there, or is no JSON.
+        ModelError: the file is not there, or is no JSON object.
     """
     found = read_json(Path(file_path))
-    if not isinstance(found, dict) or not isinstance(found.get("name"), str):
+    if not isinstance(found.get("name"), str):
         raise ConfigError(f'{file_path} must hold an object with the name of an algorithm: {{"name": "awq", ...}}')
     try:
         cls = algorithm_named(found["name"])
@@ -205,8 +205,9 @@ def load_quant_algo_config_from_file(file_path: Path | str) -> AlgoConfig:
 
 
 def algorithm_for(config: AlgoConfig) -> Any:
-    """What does the work that the settings describe; layers and their order are found by the structure of the model, and
-    not by the names in the settings.
+    """What does the work that the settings describe.
+
+    Layers and their order are found by the structure of the model, and not by the names in the settings.
 
     Raises:
         ConfigError: there is nothing yet that does, or not in this way.
@@ -216,8 +217,8 @@ def algorithm_for(config: AlgoConfig) -> Any:
     if isinstance(config, GPTQConfig | GPTAQConfig | QronosConfig):
         if not config.static_groups and config.desc_act:
             raise ConfigError(
-                f"{type(config).__name__}: desc_act without static_groups needs an index of groups, which the checkpoint "
-                "has no place for; leave static_groups at True"
+                f"{type(config).__name__}: desc_act without static_groups needs an index of groups, which the "
+                "checkpoint has no place for; leave static_groups at True"
             )
         if isinstance(config, GPTQConfig):
             return GPTQ(config.damp_percent, config.desc_act)

@@ -18,9 +18,9 @@ gguf = pytest.importorskip("gguf")
 transformers = pytest.importorskip("transformers")
 
 from quark_onnx.errors import ConfigError, MissingDependency, ModelError, QuarkError  # noqa: E402
+from quark_onnx.torch.checkpoint import Stored  # noqa: E402
 from quark_onnx.torch.gguf import write_gguf  # noqa: E402
 from quark_onnx.torch.gguf.architectures import ARCHITECTURES  # noqa: E402
-from quark_onnx.torch.gguf.checkpoint import Stored  # noqa: E402
 from quark_onnx.torch.quantized import quantize  # noqa: E402
 from quark_onnx.torch.spec import TensorSpec  # noqa: E402
 from tests.quark_onnx.torch.gguf.tiny import metadata, save, tensors  # noqa: E402
@@ -293,6 +293,13 @@ def drop(folder: Path, name: str) -> None:
     save_file({key: value for key, value in held.items() if key != name}, folder / "model.safetensors")
 
 
+def code(folder: Path, name: str) -> None:
+    from safetensors.torch import load_file, save_file
+
+    held = load_file(folder / "model.safetensors")
+    save_file(held | {name: held[name].to(torch.int8)}, folder / "model.safetensors")
+
+
 def point_outside(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder.parent / "model.safetensors")
     index = {"weight_map": {"model.norm.weight": "../model.safetensors"}}
@@ -300,10 +307,10 @@ def point_outside(folder: Path) -> None:
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no config": (lambda f: (f / "config.json").unlink(), r"config.json cannot be read: No such file"),
+    "no config": (lambda f: (f / "config.json").unlink(), r"model has no config.json$"),
     "config cut": (lambda f: (f / "config.json").write_text('{"model_type": "lla'), r"config.json is damaged"),
     "config a list": (lambda f: (f / "config.json").write_text("[]"), r"config.json holds list; an object is needed"),
-    "config wrong": (lambda f: edit(f / "config.json", hidden_size="many"), r"config.json is not understood"),
+    "config wrong": (lambda f: edit(f / "config.json", hidden_size="many"), r"transformers cannot read .*config.json"),
     "unknown type": (
         lambda f: edit(f / "config.json", model_type="lama"),
         r"type 'lama' .*'llama'.*llama, mistral.*gemma",
@@ -329,13 +336,14 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "index": (lambda f: (f / "model.safetensors.index.json").write_text("{}"), r"index.json has no weight_map"),
     "no shard": (
         lambda f: (f / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-2.safetensors"}}'),
-        r"model-2.safetensors is missing; model.safetensors.index.json names it",
+        r"model-2.safetensors is missing; model.safetensors.index.json lists it",
     ),
-    "outside": (lambda f: point_outside(f), r"is missing; model.safetensors.index.json names it"),
+    "outside": (lambda f: point_outside(f), r"index.json lists '../model.safetensors', which is no name of a file"),
     "short shard": (
         lambda f: (f / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model.safetensors"}}'),
         r"lacks the tensor 'a'",
     ),
+    "codes": (lambda f: code(f, "model.norm.weight"), r"'model.norm.weight' is of type I8; the floats"),
     "tokenizer cut": (lambda f: (f / "tokenizer.json").write_text("{"), r"tokenizer.json is damaged"),
     "tokenizer wrong": (lambda f: (f / "tokenizer.json").write_text("{}"), r"tokenizer.json is not understood"),
     "sentencepiece": (lambda f: (f / "tokenizer.model").write_bytes(b"\xff" * 9), r"tokenizer.model is damaged"),

@@ -96,7 +96,7 @@ def test_a_layer_that_gets_nothing_stays_float(model: Any) -> None:
         ({"softmax_quant_spec": FP8}, "softmax_quant_spec is .*attention is computed in float"),
         ({"kv_cache_post_rope": True}, "kv_cache_post_rope is True"),
         ({"shared_scale_groups": [["a"]]}, "each layer has scales of its own"),
-        ({"algo_config": [GPTQConfig()]}, "'gptq' is not available yet"),
+        ({"algo_config": [GPTQConfig(static_groups=False)]}, "desc_act without static_groups needs an index"),
         ({"algo_config": AWQConfig()}, "'awq' is not available yet"),
         ({"algo_config": ["awq"]}, "algo_config has 'awq'; it must be an AlgoConfig"),
         (
@@ -383,6 +383,8 @@ def test_algorithms_from_files(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"algorithm\.json: GPTQConfig has no setting 'damp'; known: .*damp_percent"):
         load({"name": "gptq", "damp": 0.1})
     with pytest.raises(ConfigError, match="must hold an object with the name"):
+        load({"damp": 0.1})
+    with pytest.raises(ModelError, match=r"algorithm\.json holds list; an object is needed"):
         load(["gptq"])
     with pytest.raises(ModelError, match=r"has no nowhere\.json"):
         load_quant_algo_config_from_file(tmp_path / "nowhere.json")

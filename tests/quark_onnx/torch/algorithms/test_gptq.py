@@ -1,0 +1,331 @@
+"""GPTQ, GPTAQ and Qronos: against oracles of few columns, on all families, in memory and file to file."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from quark_onnx.errors import ConfigError, DataError, ModelError
+from quark_onnx.kernels.gptq import Compensation
+from quark_onnx.kernels.lattice import Lattice
+from quark_onnx.torch import files
+from quark_onnx.torch.algorithms.base import BlockJob
+from quark_onnx.torch.algorithms.gptq import GPTAQ, GPTQ, Qronos
+from quark_onnx.torch.algorithms.grams import grams_of
+from quark_onnx.torch.algorithms.named import algorithm
+from quark_onnx.torch.algorithms.stages import stages_of
+from quark_onnx.torch.algorithms.steps import Steps
+from quark_onnx.torch.algorithms.sweep import Solver
+from quark_onnx.torch.block import inside
+from quark_onnx.torch.config import TorchConfig
+from quark_onnx.torch.experts import unfuse_experts
+from quark_onnx.torch.files import Writing, quantize_checkpoint
+from quark_onnx.torch.layers import QuantizedLayer
+from quark_onnx.torch.quantize import chosen_layers, quantize_model
+from quark_onnx.torch.quantized import quantize
+from quark_onnx.torch.schemes import scheme
+from quark_onnx.torch.spec import LayerSpec, TensorSpec
+from quark_onnx.torch.structure import blocks_of
+from quark_onnx.torch.walk import Walk, inference
+from tests import torch_families
+from tests.torch_models import VOCABULARY, llama, logits, made, saved, tokens
+
+UINT4 = LayerSpec(TensorSpec("uint4", symmetric=False, block_size=32))
+
+
+def problem(rows: int, columns: int, seed: int = 0) -> tuple[Any, Any]:
+    """A weight, and rows of inputs that depend on each other."""
+    generator = torch.Generator().manual_seed(seed)
+    mix = torch.randn(columns, columns, generator=generator)
+    x = torch.randn(4 * columns, columns, generator=generator) @ mix
+    return torch.randn(rows, columns, generator=generator), x
+
+
+def loss(weight: Any, left: Any, x: Any) -> Any:
+    """The squared error of each output, in float64."""
+    return ((left.double() - weight.double()) @ x.double().T).square().sum(1)
+
+
+def brain_surgeon(weight: Any, x: Any, scale: Any, qmax: int, damping: float) -> np.ndarray:
+    """Codes by the textbook, columns in order: after each one, the inverse of the rest by elimination, in float64."""
+    gram = (x.double().T @ x.double()).numpy()
+    inverse = np.linalg.inv(gram + damping * np.diag(gram).mean() * np.eye(len(gram)))
+    left, codes = weight.double().numpy().copy(), np.zeros(weight.shape)
+    for place in range(weight.shape[1]):
+        codes[:, place] = np.clip(np.rint(left[:, place] / scale), -qmax, qmax)
+        error = (left[:, place] - codes[:, place] * scale) / inverse[place, place]
+        left -= error[:, None] * inverse[place]
+        inverse -= np.outer(inverse[:, place], inverse[place]) / inverse[place, place]
+    return codes
+
+
+def test_the_sweep_is_the_textbooks() -> None:
+    weight, x = problem(5, 12)
+    steps = Steps(torch.full_like(weight, 0.5), None, -3, 3)
+    found = Solver.of(x.T @ x, 0.02, act_order=False).rounded(weight, steps)
+    assert np.array_equal(found.numpy(), brain_surgeon(weight, x, 0.5, 3, 0.02))
+
+
+@pytest.mark.parametrize("act_order", [False, True])
+def test_the_sweep_is_that_of_numpy(act_order: bool) -> None:
+    weight, x = problem(7, 300, 1)
+    gram = (x.double().T @ x.double()) / 100
+    steps = Steps(torch.full_like(weight, 0.25), None, -7, 7)
+    found = steps.values(Solver.of(gram, 0.01, act_order).rounded(weight, steps)).numpy()
+    field = np.ones((1, *weight.shape), np.float32)
+    lattice = Lattice(field * np.float32(0.25), np.zeros(0, np.float32), field * -7, field * 7)
+    own, _ = Compensation(gram.numpy()[None], damping=0.01, act_order=act_order).rounded(
+        weight.double().numpy()[None], lattice
+    )
+    better = loss(weight, torch.from_numpy(own[0]), x) * 1.01 + 1e-6  # rows that numpy leaves at the nearest
+    assert bool((loss(weight, torch.from_numpy(found), x) <= better * 1.05).all())
+    assert (own[0] == found).mean() > 0.98  # float32 beside float64: a tie now and then
+
+
+def test_a_second_look_comes_near_to_the_best_of_all() -> None:
+    weight, x = problem(24, 6, 2)
+    steps = Steps(torch.full_like(weight, 0.7), None, -2, 1)
+    solver = Solver.of(x.T @ x, 0.0, True)
+    plain, polished = (loss(weight, steps.values(solver.rounded(weight, steps, n)), x) for n in (0, 8))
+    every = torch.tensor(list(itertools.product(range(-2, 2), repeat=6))) * 0.7
+    best = torch.stack([loss(row[None].expand(len(every), -1), every, x).min() for row in weight])
+    assert bool((polished <= plain * (1 + 1e-5)).all()) and polished.sum() < plain.sum()
+    assert bool((best <= polished * (1 + 1e-5)).all())
+    assert float((polished / best).median()) < 1.2
+
+
+def test_what_is_wrong_already_is_made_good() -> None:
+    """Before it is rounded, the weight on wrong inputs becomes the least squares solution."""
+    weight, x = problem(6, 10, 3)
+    wrong = x + 0.3 * torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
+    solver = Solver.of(wrong.T @ wrong, 1e-9, True)
+    pull = wrong.T @ (x - wrong) @ weight.T
+    target = weight + solver.solve(pull / (wrong.T @ wrong).diagonal().mean()).T
+    wanted = np.linalg.lstsq(wrong.double().numpy(), (x @ weight.T).double().numpy(), rcond=None)[0].T
+    assert np.abs(target.numpy() - wanted).max() < 1e-4
+    assert np.abs(weight.numpy() - wanted).max() > 0.1
+
+
+@pytest.mark.parametrize(
+    "name", ["uint4", "int3", "uint2", "int8", "fp8e4m3", "mxfp4e2m1", "mxfp6e2m3", "mxint8", "nvfp4"]
+)
+def test_levels_are_the_codes_of_every_format(name: str) -> None:
+    blocks = {"uint4": 32, "uint2": 32}.get(name, 0)
+    symmetric = not name.startswith("uint")
+    channels = not blocks and name in ("int3", "int8", "fp8e4m3")
+    spec = TensorSpec(name, symmetric=symmetric, block_size=blocks, per_channel=channels)
+    weight, _ = problem(6, 80, 4)
+    start = quantize(weight, spec)
+    steps = Steps.of(start)
+    assert steps is not None
+    levels = steps.levels(weight)
+    assert torch.equal(steps.values(levels), start.dequantize())
+    again = steps.put(start, levels)
+    assert torch.equal(again.codes.view(torch.uint8), start.codes.view(torch.uint8))
+    other = steps.put(start, steps.levels(weight * 0.5))
+    assert torch.equal(other.dequantize(), steps.values(steps.levels(weight * 0.5)))
+
+
+STAGES: dict[str, list[set[str]]] = {
+    "llama3": [{"q_proj", "k_proj", "v_proj"}, {"o_proj"}, {"gate_proj", "up_proj"}, {"down_proj"}],
+    "opt": [{"q_proj", "k_proj", "v_proj"}, {"out_proj"}, {"fc1"}, {"fc2"}],
+    "gptj": [{"q_proj", "k_proj", "v_proj", "fc_in"}, {"out_proj", "fc_out"}],  # attention beside the other half
+    "phi3": [{"qkv_proj"}, {"o_proj"}, {"gate_up_proj"}, {"down_proj"}],
+    "mixtral": [{"q_proj", "k_proj", "v_proj"}, {"o_proj"}, {"gate_proj", "up_proj"}, {"down_proj"}],
+}
+
+
+def first_block(model: Any, config: TorchConfig, data: list[Any]) -> BlockJob:
+    chosen, _ = chosen_layers(model, config)
+    blocks = blocks_of(model)
+    name, block = next(iter(blocks.items()))
+    walk = Walk(model, blocks, data)
+    return BlockJob(name, block, inside(chosen, name), walk.calls(name), walk.calls(name))
+
+
+@pytest.mark.parametrize("family", STAGES)
+def test_stages_are_found_by_what_depends_on_what(family: str) -> None:
+    model = made(torch_families.config_of(family))
+    unfuse_experts(model)
+    with inference(model):
+        job = first_block(model, TorchConfig(UINT4, exclude=("lm_head",)), tokens(1))
+        stages = stages_of(job.block, job.layers, job.calls[0])
+    found = [{name.rsplit(".", 1)[-1] for group in stage.groups for name in group} for stage in stages]
+    assert found == STAGES[family]
+    assert len(stages[0].groups) == 1  # all of them read the same
+
+
+def test_grams_are_sums_over_what_layers_read() -> None:
+    model = made(llama())
+    with inference(model):
+        job = first_block(model, TorchConfig(UINT4, exclude=("lm_head",)), tokens(3))
+        stages = stages_of(job.block, job.layers, job.calls[0])
+        seen: dict[str, list[Any]] = {"mlp.down_proj": [], "self_attn.q_proj": []}
+        hooks = [
+            job.block.get_submodule(name).register_forward_pre_hook(
+                lambda _, args, name=name: seen[name].append(args[0])
+            )
+            for name in seen
+        ]
+        for call in job.calls:
+            call.run(job.block)
+        for hook in hooks:
+            hook.remove()
+        for name, stage in (("self_attn.q_proj", stages[0]), ("mlp.down_proj", stages[3])):
+            gram = grams_of(job, stage, {}, exact=True)[f"{job.name}.{name}"]
+            rows = torch.cat([x.reshape(-1, x.shape[-1]) for x in seen[name]]).double()
+            assert gram.count == 36
+            torch.testing.assert_close(gram.own.double(), rows.T @ rows, rtol=1e-4, atol=1e-4)
+            assert not gram.off.any()  # the same calls in both streams
+
+
+@pytest.mark.parametrize(
+    ("family", "chosen"),
+    [(family, GPTAQ()) for family in torch_families.FAMILIES]
+    + [(family, chosen) for family in ("llama3", "qwen3_moe", "gpt2") for chosen in (GPTQ(), Qronos())],
+    ids=str,
+)
+def test_families(family: str, chosen: Any) -> None:
+    model = made(torch_families.config_of(family))
+    config = TorchConfig(UINT4, exclude=("lm_head",), algorithms=(chosen,))
+    report = quantize_model(model, config, tokens(2), progress=False)
+    assert report.outcomes and {each.algorithm for each in report.outcomes} == {chosen.name}
+    for each in report.outcomes:
+        assert each.after <= each.before, each
+    better = [each for each in report.outcomes if each.after < 0.95 * each.before]
+    assert len(better) > len(report.outcomes) / 3
+    assert torch.isfinite(logits(model, tokens(1)[0])).all()
+    unreached = [each.layer for each in report.outcomes if each.note == "the data has not reached it"]
+    assert all("expert" in name for name in unreached)
+
+
+@pytest.mark.parametrize("name", ["int8", "fp8", "mxfp4", "mxfp6_e2m3", "int4_wo_128", "ptpc_fp8", "nvfp4"])
+def test_schemes(name: str) -> None:
+    float_model, plain, better = (made(llama()) for _ in range(3))
+    config = TorchConfig(scheme(name), exclude=("lm_head",))
+    data = [torch.randint(0, VOCABULARY, (1, 48), generator=torch.Generator().manual_seed(seed)) for seed in range(8)]
+    quantize_model(plain, config, data, progress=False)
+    report = quantize_model(better, config.with_(algorithms="gptq"), data, progress=False)
+    before, after = (sum(getattr(each, name) for each in report.outcomes) for name in ("before", "after"))
+    assert after < 0.95 * before
+    held_out = tokens(4, 48)
+    wanted = [logits(float_model, batch) for batch in held_out]
+    errors = [
+        sum(float((logits(model, batch) - like).square().mean()) for batch, like in zip(held_out, wanted, strict=True))
+        for model in (plain, better)
+    ]
+    assert errors[1] < 1.05 * errors[0]  # int8 loses little in weights, and much in activations
+
+
+@pytest.mark.parametrize("family", ["llama3", "mixtral", "gpt2", "phi3"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_file_to_file_is_as_in_memory(family: str, dtype: Any, tmp_path: Path) -> None:
+    source = saved(made(torch_families.config_of(family), dtype), tmp_path / "model")
+    config = TorchConfig(UINT4, exclude=("lm_head",), algorithms=("gptaq",))
+    report = quantize_checkpoint(source, tmp_path / "out", config, tokens(3), progress=False)
+    model = made(torch_families.config_of(family), dtype)
+    other = quantize_model(model, config, tokens(3), progress=False)
+    assert [each.layer for each in report.outcomes] == [each.layer for each in other.outcomes]
+    assert report.outcomes == other.outcomes
+    layers = [each for each in model.modules() if isinstance(each, QuantizedLayer)]
+    scales = [each.scale for each in layers]
+    stored = [tensor for file in (tmp_path / "out").glob("*.safetensors") for tensor in load_file(file).values()]
+    for scale in scales:
+        assert any(
+            each.numel() == scale.numel()
+            and torch.equal(each.sort()[0].float().reshape(-1).sort()[0], scale.float().reshape(-1).sort()[0])
+            for each in stored
+            if each.dtype == scale.dtype
+        )
+
+
+class Killed(BaseException):
+    """Ends a run."""
+
+
+@pytest.mark.parametrize("block", [0, 1, 2])
+def test_a_run_that_was_ended_goes_on_with_the_same_bytes(
+    block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = saved(made(llama(num_hidden_layers=3)), tmp_path / "model")
+    config = TorchConfig(scheme("int8"), exclude=("lm_head",), algorithms=("gptaq",))
+
+    def run(name: str, resume: Path | None) -> tuple[dict[str, bytes], Any]:
+        report = quantize_checkpoint(
+            source, tmp_path / name, config, tokens(2), writing=Writing(resume=resume), progress=False
+        )
+        return {file.name: file.read_bytes() for file in (tmp_path / name).iterdir()}, report.outcomes
+
+    wanted = run("whole", None)
+    done = list[None]()
+
+    def counted() -> None:
+        done.append(None)
+        if len(done) > block:
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "give_back", counted)
+        with pytest.raises(Killed):
+            run("out", tmp_path / "resume")
+    assert run("out", tmp_path / "resume") == wanted
+
+
+def test_inputs_that_say_little_are_no_failure() -> None:
+    """One token, again and again: of rank one; and a channel that is always zero."""
+    model = made(llama())
+    model.model.layers[0].input_layernorm.weight.data[3] = 0
+    plain = made(llama())
+    data = [torch.full((1, 4), 5)]
+    report = quantize_model(model, TorchConfig(UINT4, exclude=("lm_head",), algorithms="gptq"), data, progress=False)
+    assert all(each.after <= each.before for each in report.outcomes)
+    error = (logits(model, data[0]) - logits(plain, data[0])).abs().max()
+    assert float(error) < 0.2 * float(logits(plain, data[0]).abs().max())
+
+
+def test_inputs_that_are_no_numbers_are_named() -> None:
+    model = made(llama())
+    model.model.layers[1].input_layernorm.weight.data[3] = float("inf")
+    with pytest.raises(DataError, match=r"what model.layers.1.self_attn.q_proj reads is infinite or no number"):
+        quantize_model(model, TorchConfig(UINT4, exclude=("lm_head",), algorithms="gptq"), tokens(1), progress=False)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"damping": -1}, "damping of gptq is -1; it must be a number from 0"),
+        ({"damping": float("nan")}, "damping of gptq is nan"),
+        ({"act_order": 1}, "act_order of gptq is 1; it must be true or false"),
+        ({"polish": 1.5}, "polish of gptq is 1.5; it must be a whole number"),
+    ],
+)
+def test_settings_that_make_no_sense(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        GPTQ(**settings)
+
+
+def test_names_and_order() -> None:
+    assert algorithm("gptaq:alpha=1") == GPTAQ(alpha=1)
+    with pytest.raises(ConfigError, match=r"unknown algorithm 'gtpq'.*did you mean 'gptq'"):
+        algorithm("gtpq")
+    with pytest.raises(ConfigError, match="alpha of gptaq is 2; it must be a number from 0 to 1"):
+        algorithm("gptaq:alpha=2")
+    with pytest.raises(ConfigError, match="dampening"):
+        algorithm("gptq:dampening=2")
+    with pytest.raises(ConfigError, match="it must be an algorithm"):
+        TorchConfig(UINT4, algorithms=(GPTQ,))
+
+
+def test_data_and_blocks_are_needed() -> None:
+    config = TorchConfig(UINT4, algorithms="gptq")
+    with pytest.raises(DataError, match="an algorithm learns from data, but no calibration data was given"):
+        quantize_model(made(llama()), config, progress=False)
+    with pytest.raises(ModelError, match="gptq works block by block: the model has no list of blocks"):
+        quantize_model(nn.Sequential(nn.Linear(4, 4)), config, [torch.ones(1, 4)], progress=False)

@@ -1,0 +1,82 @@
+"""ptq, and the command line above it: what is said beforehand, what is done once, what it cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from quark_onnx.cli import main
+from quark_onnx.errors import ModelError
+from quark_onnx.torch import float_checkpoint
+from quark_onnx.torch.estimate import Estimate
+from quark_onnx.torch.files import quantize_checkpoint
+from quark_onnx.torch.float_checkpoint import FloatCheckpoint
+from quark_onnx.torch.ptq import Text, config_for, ptq
+from tests import torch_families
+from tests.torch_models import llama, made, saved, tokens
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    np.save(tmp_path / "tokens.npy", torch.cat(tokens(6)).numpy())
+    return saved(made(llama()), tmp_path / "source")
+
+
+def test_ptq_says_what_it_takes_and_what_it_cost(source: Path, tmp_path: Path) -> None:
+    text, said = Text(str(tmp_path / "tokens.npy"), 4, 12), list[tuple[Estimate, bool]]()
+
+    def announced(expected: Estimate) -> None:
+        said.append((expected, (tmp_path / "out").exists()))
+
+    found = ptq(
+        source, tmp_path / "out", config_for("int8"), text=text, evaluate=text, progress=False, announce=announced
+    )
+    assert said == [(found.estimate, False)]
+    assert found.before and found.after and 0 < abs(found.after / found.before - 1) < 0.5
+    written = sum(file.stat().st_size for file in (tmp_path / "out").glob("*.safetensors"))
+    assert found.estimate.disk == pytest.approx(written, rel=0.15)
+
+
+def test_the_command_makes_the_model_once_and_says_beforehand_what_it_takes(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made_ones = list[Any]()
+    make = float_checkpoint.skeleton_of
+
+    def counted(*given: Any, **named: Any) -> Any:
+        made_ones.append(make(*given, **named))
+        return made_ones[-1]
+
+    monkeypatch.setattr(float_checkpoint, "skeleton_of", counted)
+    command = ["llm", "ptq", str(source), "-o", str(tmp_path / "out"), "--scheme", "fp8"]
+    command += ["--data", str(tmp_path / "tokens.npy"), "--samples", "6", "--length", "12"]
+    assert main(command) == 0
+    assert len(made_ones) == 1
+    captured = capsys.readouterr()
+    assert captured.err.startswith("quark-onnx: this takes about ") and "GiB of memory" in captured.err
+    assert "14 layers are quantized, 2 stay float" in captured.out
+    command[4] = str(tmp_path / "quiet")
+    assert main([*command, "--quiet"]) == 0
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_model_that_was_handed_over_is_made_anew(source: Path) -> None:
+    opened = FloatCheckpoint(source)
+    assert FloatCheckpoint.of(opened) is opened
+    first = opened.model
+    assert opened.model is first and opened.heads == ("lm_head",)
+    assert opened.hand_over() is first and opened.model is not first
+    for scheme in ("int4_wo_32", "fp8"):
+        data = tokens() if scheme == "fp8" else None
+        report = quantize_checkpoint(opened, source.parent / scheme, config_for(scheme), data, progress=False)
+        assert len(report.quantized) == 14
+    with pytest.raises(ModelError, match=r"fp8 is quantized already \(quark\)"):
+        FloatCheckpoint(source.parent / "fp8")
+
+
+def test_heads_have_the_names_of_their_model(tmp_path: Path) -> None:
+    assert FloatCheckpoint(saved(made(torch_families.config_of("gpt2")), tmp_path / "gpt2")).heads == ("lm_head",)
