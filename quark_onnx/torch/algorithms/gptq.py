@@ -112,7 +112,7 @@ class GPTQ:
             pull = self._share * (gram.off @ weight.t())
             target = weight + solver.solve(pull / gram.own.diagonal().mean()).t()
             first = self._first(weight, pull, gram.own.diagonal())
-        loss = _Loss(weight, gram.own, pull)
+        loss = Loss(weight, gram.own, pull)
         best, error = start, loss(start)
         plain = error.clone()
         starts = [start, fitted(weight, start, gram.own.diagonal())] if self.fit else [start]
@@ -120,7 +120,7 @@ class GPTQ:
             steps = Steps.of(each)
             assert steps is not None
             found = steps.put(each, solver.rounded(target, steps, self.polish, first))
-            best, error = _better(best, error, found, loss(found))
+            best, error = better(best, error, found, loss(found))
         result[name] = best
         scale = float(loss.power()) or 1.0
         return Outcome(name, self.name, float(plain.sum()) / scale, float(error.sum()) / scale, f"{gram.count} tokens")
@@ -135,12 +135,12 @@ _KINDS = ("Linear", "Conv1D")
 
 
 @dataclass(frozen=True)
-class _Loss:
+class Loss:
     """The squared error of each output, summed over tokens.
 
     Attributes:
         weight: (outputs, inputs).
-        gram: (inputs, inputs).
+        gram: (inputs, inputs); None stands for that of inputs that do not depend on each other.
         pull: (inputs, outputs): what the layer should compute beside ``weight``, times the inputs; None for nothing.
     """
 
@@ -151,15 +151,18 @@ class _Loss:
     def __call__(self, found: Quantized) -> Any:
         """(outputs,); beside a pull it is up to a constant."""
         off = found.dequantize(torch.float32).reshape(self.weight.shape) - self.weight
-        square = ((off @ self.gram) * off).sum(1)
+        square = (self._seen(off) * off).sum(1)
         return square if self.pull is None else square - 2 * (off * self.pull.t()).sum(1)
 
     def power(self) -> Any:
         """The sum of squares of what the float weight computes."""
-        return ((self.weight @ self.gram) * self.weight).sum()
+        return (self._seen(self.weight) * self.weight).sum()
+
+    def _seen(self, weight: Any) -> Any:
+        return weight if self.gram is None else weight @ self.gram
 
 
-def _better(best: Quantized, error: Any, found: Quantized, new: Any) -> tuple[Quantized, Any]:
+def better(best: Quantized, error: Any, found: Quantized, new: Any) -> tuple[Quantized, Any]:
     """Row by row, what has less error; where a scale is the whole tensor's, all of either."""
     if best.scale.ndim == 0:
         return (found, new) if new.sum() < error.sum() else (best, error)

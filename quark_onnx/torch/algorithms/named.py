@@ -12,6 +12,8 @@ from quark_onnx.registry import ALGORITHMS
 from quark_onnx.torch.algorithms.gptq import GPTAQ as GPTAQ
 from quark_onnx.torch.algorithms.gptq import GPTQ as GPTQ
 from quark_onnx.torch.algorithms.gptq import Qronos as Qronos
+from quark_onnx.torch.algorithms.hqq import HQQ as HQQ
+from quark_onnx.torch.algorithms.signed import SignedRounding as SignedRounding
 
 #: In which order algorithms of a stage come: those of the whole model, of blocks, and of weights.
 STAGES = ("model", "block", "weights")

@@ -10,6 +10,7 @@ from typing import Any
 from quark_onnx.config.spec import check_names
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.torch.algorithms.gptq import GPTAQ, GPTQ, Qronos
+from quark_onnx.torch.algorithms.signed import SignedRounding
 from quark_onnx.torch.checkpoint import read_json
 from quark_onnx.torch.quantization.config.fields import Fields
 
@@ -225,6 +226,15 @@ def algorithm_for(config: AlgoConfig) -> Any:
         if isinstance(config, GPTAQConfig):
             return GPTAQ(config.damp_percent, config.desc_act, alpha=config.alpha)
         return Qronos(config.alpha, config.desc_act)
+    if isinstance(config, AutoRoundConfig):
+        return SignedRounding(
+            config.iters,
+            config.lr,
+            config.minmax_lr,
+            config.batch_size,
+            tune_ranges=config.enable_minmax_tuning,
+            optimizer="sign",
+        )
     raise ConfigError(
         f"the algorithm {config.name!r} is not available yet; leave it out, and weights are rounded to nearest"
     )
