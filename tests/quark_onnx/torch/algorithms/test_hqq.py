@@ -95,7 +95,7 @@ def test_it_comes_near_to_the_best_of_all_grids() -> None:
     found, _ = HQQ()(job, start)
     errors = [(each["b.0"].dequantize() - weight).square().sum(1).numpy() for each in (start, found)]
     reals, best = weight.double().numpy(), np.full(24, np.inf)
-    for share, zero in itertools.product(np.linspace(0.2, 1.2, 101), range(4)):
+    for share, zero in itertools.product(np.linspace(0.2, 2.0, 361), range(4)):
         scale = share * np.ptp(reals, axis=1, keepdims=True) / 3
         left = (np.clip(np.rint(reals / scale) + zero, 0, 3) - zero) * scale
         best = np.minimum(best, np.square(left - reals).sum(1))
