@@ -1,9 +1,10 @@
 """Perplexity of a language model as amd-quark quantizes it. Executed by the Python of its own virtual environment.
 
-    python amd_quark_llm.py MODEL WINDOWS.npz SCHEME [ALGORITHM]
+    python amd_quark_llm.py MODEL WINDOWS.npz SCHEME [ALGORITHM ...] [--kv]
 
-WINDOWS.npz holds token ids of shape (windows, length): ``calibrate`` and ``score``. The last line printed is JSON: the
-perplexity, the seconds that quantize_model took, the peak resident memory in MB, the version; or the error.
+WINDOWS.npz holds token ids of shape (windows, length): ``calibrate`` and ``score``. ``--kv`` quantizes keys and values
+to FP8. The last line printed is JSON: the perplexity, the seconds that quantize_model took, the peak resident memory in
+MB, the version; or the error.
 """
 
 import json
@@ -26,7 +27,9 @@ def main(folder, windows, scheme, *algorithm):
     with np.load(windows) as loaded:
         calibrate, score = (torch.from_numpy(loaded[name]) for name in ("calibrate", "score"))
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    config = LLMTemplate.get("llama").get_config(scheme=scheme, algorithm=list(algorithm) or None)
+    cache = "fp8" if "--kv" in algorithm else None
+    names = [name for name in algorithm if name != "--kv"]
+    config = LLMTemplate.get("llama").get_config(scheme=scheme, algorithm=names or None, kv_cache_scheme=cache)
     start = time.perf_counter()
     quantizer = ModelQuantizer(config)
     model = quantizer.freeze(quantizer.quantize_model(model, DataLoader(calibrate, batch_size=1)))

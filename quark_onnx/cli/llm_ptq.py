@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from argparse import ArgumentTypeError, Namespace
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +48,34 @@ def ptq_options(parser: Parser) -> None:
         metavar="GLOB",
         help="layers that stay float (default: lm_head, where there is one)",
     )
+    parser.add_argument(
+        "--algorithm",
+        nargs="+",
+        default=[],
+        metavar="NAME[:SETTING=VALUE,...]",
+        help="what chooses better codes than the nearest, in this order: gptq, gptaq, ...; a wrong one lists all",
+    )
     parser.add_argument("--data", metavar="TEXT", help=f"to calibrate on: {_TEXT}")
     parser.add_argument("--samples", type=count, default=128, metavar="N", help="windows of it (default: 128)")
     parser.add_argument("--length", type=count, default=512, metavar="N", help="tokens of a window (default: 512)")
     parser.add_argument("--evaluate", metavar="TEXT", help="compute the perplexity of this text before and after")
+    parser.add_argument(
+        "--export",
+        nargs="+",
+        choices=["hf_format", "gguf", "onnx"],
+        default=["hf_format"],
+        help="what OUT holds: a checkpoint (the default), model.gguf for llama.cpp, model.onnx for onnxruntime",
+    )
     parser.add_argument("--resume", type=path, metavar="FOLDER", help="keep what is done there, and go on from it")
-    parser.add_argument("--pack", choices=["reorder", "order"], default="reorder", help="the order of 4-bit codes")
+    parser.add_argument(
+        "--layout",
+        default="quark",
+        metavar="NAME",
+        help="how layers are stored: quark (the default), compressed-tensors, awq, fp8, finegrained-fp8 or oga",
+    )
+    parser.add_argument(
+        "--pack", choices=["reorder", "order"], default="reorder", help="the order of 4-bit codes in quark"
+    )
     parser.add_argument("--shard", type=number, default=4.0, metavar="GB", help="greatest size of a file (default: 4)")
     parser.add_argument("--trust-code", action="store_true", help="run Python files that the model brings along")
 
@@ -70,24 +93,34 @@ def ptq(options: Namespace) -> Answer:
         layers=tuple(options.layer),
         exclude=source.heads if options.exclude is None else tuple(options.exclude),
     )
+    config = config.with_(algorithms=tuple(options.algorithm))
     if config.measures and options.data is None:
         raise UsageError(f"--scheme {options.scheme} has scales that only data can tell; give --data")
+    if config.needs_data and options.data is None:
+        raise UsageError(f"--algorithm {' '.join(options.algorithm)} learns from data; give --data")
     text = None if options.data is None else module.Text(options.data, options.samples, options.length)
     judge = None if options.evaluate is None else module.Text(options.evaluate, None, options.length)
-    found = module.ptq(
-        source,
-        options.output,
-        config,
-        text=text,
-        evaluate=judge,
-        writing=module.Writing(options.pack, int(options.shard * 1e9), options.trust_code, options.resume),
-        progress=False if options.quiet else None,
-        announce=None if options.quiet else _announce,
-    )
+    notes = list[str]()
+    exported = _torch_side("quark_onnx.torch.exports").exported
+    with exported(options.export, source, config, options.output, notes) as folder:
+        found = module.ptq(
+            source,
+            folder,
+            config,
+            text=text,
+            evaluate=judge,
+            writing=module.Writing(
+                options.pack, int(options.shard * 1e9), options.trust_code, options.resume, options.layout
+            ),
+            progress=False if options.quiet else None,
+            announce=None if options.quiet else _announce,
+        )
     report = found.report
+    notes = report.notes + notes
     lines = [f"{options.output}: {len(report.quantized)} layers are quantized, {len(report.kept)} stay float"]
     lines += [f"float: {name}: {reason}" for name, reason in report.kept.items()] if options.verbose else []
-    lines += [f"note: {note}" for note in report.notes]
+    lines += [f"{name}: {text}" for name, text in report.gains().items()]
+    lines += [f"note: {note}" for note in notes]
     if found.before is not None:
         lines.append(f"perplexity: {found.before:.4f} float, {found.after:.4f} quantized")
     document = {
@@ -95,7 +128,9 @@ def ptq(options: Namespace) -> Answer:
         "output": options.output,
         "quantized": {name: str(spec.weight) for name, spec in report.quantized.items()},
         "float": report.kept,
-        "notes": report.notes,
+        "notes": notes,
+        "exports": options.export,
+        "algorithms": [asdict(outcome) for outcome in report.outcomes],
         "perplexity": {"before": found.before, "after": found.after},
         "estimate": {"memory": found.estimate.memory, "disk": found.estimate.disk, "seconds": found.estimate.seconds},
     }

@@ -56,6 +56,11 @@ def rounders_of(config: TorchConfig) -> list[Any]:
     return [each for each in config.algorithms if each.stage == "weights"]
 
 
+def rotations_of(config: TorchConfig) -> list[Any]:
+    """The algorithms that rewrite a whole model."""
+    return [each for each in config.algorithms if each.stage == "model"]
+
+
 def refined(job: BlockJob, rounders: list[Any]) -> tuple[dict[str, Quantized], list[Outcome]]:
     """The codes of a block's weights as algorithms leave them, one after the other."""
     made = {name: quantize(weight, spec.weight, name) for name, weight, spec in job.weights() if spec.weight}

@@ -34,9 +34,6 @@ def stored(weight: Quantized, method: str = "reorder") -> dict[str, Any]:
 
     Args:
         method: how nibbles are ordered, "reorder" or "order".
-
-    Raises:
-        ConfigError: the layout has no place for the format.
     """
     spec = weight.spec
     if spec.is_cast:
@@ -45,17 +42,13 @@ def stored(weight: Quantized, method: str = "reorder") -> dict[str, Any]:
         return _integers(weight, method)
     if is_float8(spec.dtype):
         return {"weight": weight.matrix.reshape(weight.shape), "weight_scale": weight.scale}
-    check(spec)
     parts = {"weight": _elements(weight), "weight_scale": weight.scale}
     return parts if weight.whole is None else parts | {"weight_scale_2": weight.whole}
 
 
-def check(spec: TensorSpec) -> None:
-    """Raise ConfigError if the layout has no place for a weight that is quantized so."""
-    if not (spec.is_cast or spec.dtype.scaled or isinstance(spec.dtype, TwoLevel) or element_of(spec.dtype)):
-        raise ConfigError(
-            f"a weight of {spec.dtype.name} has no place in a checkpoint; it can be evaluated, or choose another format"
-        )
+def has_place(spec: TensorSpec) -> bool:
+    """Whether the layout has a place for a weight that is quantized so."""
+    return spec.is_cast or spec.dtype.scaled or isinstance(spec.dtype, TwoLevel) or element_of(spec.dtype) is not None
 
 
 def check_shape(name: str, spec: TensorSpec, shape: tuple[int, ...]) -> None:

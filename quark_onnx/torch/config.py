@@ -148,3 +148,8 @@ class TorchConfig:
     def measures(self) -> bool:
         """Whether there are scales that only data can tell."""
         return any(spec.measures for spec in self.specs)
+
+    @property
+    def needs_data(self) -> bool:
+        """Whether the model has to be run: there are scales that only data can tell, or an algorithm learns from it."""
+        return self.measures or any(algorithm.needs_data for algorithm in self.algorithms)

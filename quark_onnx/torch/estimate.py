@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from quark_onnx.torch.algorithms.base import Layers
 from quark_onnx.torch.block import measures
+from quark_onnx.torch.checkpoint_layout import stored
+from quark_onnx.torch.float_checkpoint import FloatCheckpoint
+from quark_onnx.torch.memory import resident
 from quark_onnx.torch.quantized import quantize
 from quark_onnx.torch.skeleton import dtype_of
+from quark_onnx.torch.spec import TensorSpec
 from quark_onnx.torch.structure import blocks_of
 
-#: Memory of the process itself, with torch and transformers in it.
-_PROCESS = 450 << 20
-#: Sides of the matrices whose product, and whose rounding, are timed.
-_SIDE = 1024
+#: Bytes for each weight of the greatest matrix, in codes and packed; and what rounding a part of it takes on the way.
+_WORKING, _ON_THE_WAY = 6, 48 << 20
+#: Rows and columns of the matrix whose product, and whose rounding, are timed; rows that show how large codes are.
+_ROWS, _COLUMNS, _SOME = 2048, 2048, 64
+#: Rows that it is multiplied with, and bytes that are read, to see how fast that is.
+_TOKENS, _READ = 256, 1 << 25
 
 
 @dataclass(frozen=True)
@@ -25,7 +33,7 @@ class Estimate:
     """Attributes are bytes of memory and disk, and seconds.
 
     >>> print(Estimate(3 << 30, 1 << 29, 170.0))
-    about 3.0 GiB of memory, 0.5 GiB of disk, 3 min
+    about 3.0 GiB of memory, 512 MiB of disk, 3 min
     """
 
     memory: int
@@ -41,60 +49,87 @@ class Estimate:
             if minutes < 90
             else f"{minutes / 60:.1f} h"
         )
-        return f"about {self.memory / 2**30:.1f} GiB of memory, {self.disk / 2**30:.1f} GiB of disk, {span}"
+        return f"about {_size(self.memory)} of memory, {_size(self.disk)} of disk, {span}"
 
 
-def estimate(model: Any, chosen: Layers, tokens: int, shard: int) -> Estimate:
-    """What it takes to quantize the layers of a model file to file.
+def _size(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB" if count >= 1 << 30 else f"{count / 2**20:.0f} MiB"
+
+
+def estimate(source: FloatCheckpoint, chosen: Layers, tokens: int) -> Estimate:
+    """What it takes to quantize layers of a checkpoint file to file, in this process and at the speed of this machine.
 
     Args:
-        model: with empty parameters.
-        chosen: its layers that are quantized.
+        source: the checkpoint.
+        chosen: the layers that are quantized, of its empty model.
         tokens: of the calibration data.
-        shard: bytes of a file of tensors, at most.
     """
-    dtype = dtype_of(model.config)
-    width = torch.empty((), dtype=dtype).element_size()
-    blocks = blocks_of(model)
-    sizes = {name: sum(p.numel() for p in block.parameters()) for name, block in blocks.items()}
-    total = sum(parameter.numel() for parameter in model.parameters())
-    coded = sum(module.weight.numel() for module, spec in chosen.values() if spec.weight is not None)
-    stored = sum(_stored(module, spec.weight) for module, spec in chosen.values() if spec.weight is not None)
-    disk = int((total - coded) * width + stored)
-    largest = max((module.weight.numel() for module, _ in chosen.values()), default=0)
-    working = 16 * largest  # a matrix in float32, its rounded steps, and their codes
-    memory = _PROCESS + min(disk, shard) + working
-    seconds = coded / _rounding_rate(chosen, dtype)
-    if measures(chosen):
-        hidden = int(getattr(model.config, "hidden_size", 0) or 0)
-        memory += max(sizes.values(), default=0) * width * 2 + 2 * tokens * hidden * width
-        memory += (total - sum(sizes.values())) * width
-        seconds += 2 * sum(sizes.values()) * tokens / _product_rate(dtype)
-    return Estimate(memory, disk, seconds)
+    model, dtype, now = source.model, dtype_of(source.model.config), resident()
+    blocks = [list(block.parameters()) for block in blocks_of(model).values()]
+    coded = [(module.weight, spec.weight) for module, spec in chosen.values() if spec.weight is not None]
+    count, largest = _count(weight for weight, _ in coded), max((weight.numel() for weight, _ in coded), default=0)
+    shares = {spec: _laid_out(spec, dtype, _SOME) / (_SOME * _COLUMNS) for _, spec in coded}
+    codes = sum(weight.numel() * shares[spec] for weight, spec in coded)
+    disk = (_count(model.parameters()) - count) * dtype.itemsize + int(codes)
+    read = sum(file.stat().st_size for file in {tensor.path for tensor in source.reader.tensors.values()})
+    seconds = (read + 2 * disk) / _reading_rate(source)  # values are written twice: alone, and behind their header
+    if coded:
+        seconds += count / _rounding_rate(coded[0][1], dtype)
+    alone = max(parameter.numel() for parameter in model.parameters()) * dtype.itemsize
+    memory = now + largest * _WORKING + _ON_THE_WAY
+    if not measures(chosen):
+        return Estimate(memory + alone, disk, seconds)
+    inside = sum(map(_count, blocks))
+    block = max(map(_count, blocks), default=0) * (dtype.itemsize + max(1.0, codes / max(count, 1)))
+    states = tokens * int(getattr(model.config, "hidden_size", 0) or 0) * dtype.itemsize
+    held = _count(_in_front(source, blocks)) * dtype.itemsize + int(block) + states
+    return Estimate(memory + max(alone, held), disk, seconds + inside * tokens / _product_rate(dtype))
 
 
-def _stored(module: Any, spec: Any) -> float:
-    """Bytes of a weight's codes and scales."""
-    count = module.weight.numel()
-    return float(count * spec.dtype.bits / 8 + (count / spec.group * 2 if spec.group else 0))
+def _count(parameters: Iterable[Any]) -> int:
+    return sum(parameter.numel() for parameter in parameters)
+
+
+def _in_front(source: FloatCheckpoint, blocks: list[list[Any]]) -> list[Any]:
+    """Parameters outside of the blocks without those of heads, which are not run."""
+    model = source.model
+    heads = {id(each) for name in source.heads for each in model.get_submodule(name).parameters()}
+    heads -= {id(each) for each in model.get_input_embeddings().parameters()}
+    others = heads | {id(each) for block in blocks for each in block}
+    return [parameter for parameter in model.parameters() if id(parameter) not in others]
+
+
+def _laid_out(spec: TensorSpec, dtype: Any, rows: int) -> int:
+    """Bytes of the codes and scales of a weight with so many rows."""
+    weight = torch.linspace(-1, 1, rows * _COLUMNS).reshape(rows, _COLUMNS).to(dtype)
+    return sum(tensor.nbytes for tensor in stored(quantize(weight, spec)).values())
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    """Of the faster of two runs, behind one that may wait for memory."""
+    found = []
+    for _ in range(3):
+        start = time.perf_counter()
+        work()
+        found.append(time.perf_counter() - start)
+    return min(found[1:])
 
 
 def _product_rate(dtype: Any) -> float:
-    """Operations a second of a product of matrices."""
-    left = torch.ones(_SIDE, _SIDE, dtype=dtype)
-    left @ left
-    start = time.perf_counter()
-    left @ left
-    return float(2 * _SIDE**3 / (time.perf_counter() - start))
+    """Weights a second that tokens are multiplied with, one token each."""
+    weight, x = (torch.ones(rows, _COLUMNS, dtype=dtype) for rows in (_ROWS, _TOKENS))
+    return float(_TOKENS * weight.numel()) / _seconds(lambda: torch.aminmax(torch.nn.functional.linear(x, weight)))
 
 
-def _rounding_rate(chosen: Layers, dtype: Any) -> float:
-    """Weights that are rounded a second."""
-    spec = next((spec.weight for _, spec in chosen.values() if spec.weight is not None), None)
-    if spec is None:
-        return float("inf")
-    weight = torch.linspace(-1, 1, _SIDE * _SIDE).reshape(_SIDE, _SIDE).to(dtype)
-    quantize(weight, spec)
+def _rounding_rate(spec: TensorSpec, dtype: Any) -> float:
+    """Weights a second that are rounded and laid out as they are stored."""
+    return float(_ROWS * _COLUMNS) / _seconds(lambda: _laid_out(spec, dtype, _ROWS))
+
+
+def _reading_rate(source: FloatCheckpoint) -> float:
+    """Bytes a second that are read from the greatest file of a checkpoint; writing is taken to be as fast."""
+    file: Path = max({tensor.path for tensor in source.reader.tensors.values()}, key=lambda each: each.stat().st_size)
     start = time.perf_counter()
-    quantize(weight, spec)
-    return float(_SIDE * _SIDE / (time.perf_counter() - start))
+    with file.open("rb") as opened:
+        count = len(opened.read(_READ))
+    return count / (time.perf_counter() - start)

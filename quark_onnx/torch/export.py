@@ -1,27 +1,26 @@
-"""Write a quantized model as a checkpoint in AMD Quark's layout, which vLLM and transformers load."""
+"""Write a quantized model as a checkpoint that vLLM and transformers load, in AMD Quark's layout or another."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
-from quark_onnx.dtypes import Integer
 from quark_onnx.errors import ConfigError
-from quark_onnx.torch import affine, quark_json
+from quark_onnx.torch.algorithms.turning import Turned
 from quark_onnx.torch.checkpoint import SHARD, Writer, read_json
-from quark_onnx.torch.checkpoint_layout import check, check_shape, stored
 from quark_onnx.torch.config import DEFAULT_TYPES, TorchConfig
+from quark_onnx.torch.experts import Experts
 from quark_onnx.torch.exporter_config import ExporterConfig as ExporterConfig
 from quark_onnx.torch.exporter_config import JsonExporterConfig as JsonExporterConfig
-from quark_onnx.torch.formats import TwoLevel
 from quark_onnx.torch.layers import QuantizedLayer, Rounding, kind_of
-from quark_onnx.torch.packing import ORDERS
+from quark_onnx.torch.layouts import Layout, check_config, layout_named
 from quark_onnx.torch.skeleton import is_tied
 from quark_onnx.torch.spec import LayerSpec
+from quark_onnx.torch.structure import within
 
 
 def export_safetensors(
@@ -30,6 +29,7 @@ def export_safetensors(
     config: TorchConfig,
     *,
     tokenizer: Any = None,
+    layout: str = "quark",
     pack_method: str = "reorder",
     max_shard: int = SHARD,
 ) -> None:
@@ -40,59 +40,86 @@ def export_safetensors(
         folder: where it goes; may exist only if it is empty.
         config: what it was quantized by.
         tokenizer: is written beside it.
-        pack_method: how nibbles are ordered, "reorder" or "order".
+        layout: how it is stored, a key of ``quark_onnx.torch.layouts.LAYOUTS``.
+        pack_method: how nibbles are ordered in AMD Quark's layout, "reorder" or "order".
         max_shard: bytes of a file, at most.
 
     Raises:
-        ConfigError: the folder is taken, or the layout has no place for a format.
+        ConfigError: the folder is taken, or the layout has no place for a format, or for what each run rotates.
     """
-    if pack_method not in ORDERS:
-        raise ConfigError(f"pack_method is {pack_method!r}; it must be one of: {', '.join(ORDERS)}")
+    form = layout_named(layout, pack_method)
     if not hasattr(model, "config") or not hasattr(model.config, "save_pretrained"):
         raise ConfigError(f"the model is a {type(model).__name__}; only a model of transformers has a checkpoint")
-    check_layout(config)
+    check_config(form, config)
     for name, module in model.named_modules():
-        if isinstance(module, QuantizedLayer) and module.spec.weight is not None:
-            check_shape(name, module.spec.weight, module.shape)
+        if isinstance(module, Turned):
+            raise ConfigError(
+                f"each run rotates what {name} reads, which nothing does that loads a checkpoint; set r4 to false"
+            )
+    quantized = {name: module for name, module in model.named_modules() if isinstance(module, QuantizedLayer)}
+    for name, layer in quantized.items():
+        form.check_layer(name, layer.origin, layer.spec, layer.shape)
+    check_experts(form, model, {name: name for name in quantized})
     with Writer(Path(folder), max_shard) as writer:
-        for name, tensor in tensors_of(model, pack_method):
-            writer.add(name, tensor)
         model.config.save_pretrained(writer.staging)
+        content = read_json(writer.staging / "config.json")
+        # of the model as it is, and not as it once was loaded
+        content["torch_dtype" if "torch_dtype" in content else "dtype"] = str(model.dtype).removeprefix("torch.")
+        content.setdefault("architectures", None)
+        content["architectures"] = content["architectures"] or [type(model).__name__]
+        specs = {name: layer.spec for name, layer in quantized.items()}
+        writer.write_json("config.json", described(content, model, config, form, specs))
+        for name, tensor in tensors_of(model, form):
+            writer.add(form.key(name), tensor)
         if getattr(model, "generation_config", None) is not None and model.can_generate():
             model.generation_config.save_pretrained(writer.staging)
         if tokenizer is not None:
             tokenizer.save_pretrained(writer.staging)
-        content = read_json(writer.staging / "config.json")
-        # of the model as it is, and not as it once was loaded
-        content["torch_dtype" if "torch_dtype" in content else "dtype"] = str(model.dtype).removeprefix("torch.")
-        quantized = {name: module.spec for name, module in model.named_modules() if isinstance(module, QuantizedLayer)}
-        writer.write_json("config.json", described(content, model, config, pack_method, quantized))
 
 
-def check_layout(config: TorchConfig) -> None:
-    """Raise ConfigError if a checkpoint has no place for a format."""
-    for spec in config.specs:
-        if spec.weight is not None:
-            check(spec.weight)
+def check_experts(layout: Layout, model: Any, keys: Mapping[str, str]) -> None:
+    """Raise ConfigError if clients would not find experts that have been taken apart.
+
+    Args:
+        keys: what layers will be called, by their names in the model.
+    """
+    stacks = [name for name, module in model.named_modules() if isinstance(module, Experts)]
+    taken = [name for name in keys if any(within(name, stack) for stack in stacks)]
+    if not taken or not layout.keeps_names:
+        return
+    from transformers.conversion_mapping import get_model_conversion_mapping
+
+    sources = [each for conversion in get_model_conversion_mapping(model) for each in conversion.source_patterns]
+    known = [re.escape(each).replace(r"\*", r"\d+") for each in sources if "experts.*" in each]
+    for name in taken:
+        if not any(re.search(f"{pattern}$", f"{keys[name]}.weight") for pattern in known):
+            raise ConfigError(
+                f"what reads the layout {layout.name!r} would not find {keys[name]}: checkpoints of "
+                f"{model.config.model_type} have all experts in one tensor, or other names for them. Quantize a folder "
+                "in which they are apart, exclude them, or choose the layout 'quark'"
+            )
 
 
 def described(
-    content: dict[str, Any], model: Any, config: TorchConfig, pack_method: str, quantized: Mapping[str, LayerSpec]
+    content: dict[str, Any], model: Any, config: TorchConfig, layout: Layout, quantized: Mapping[str, LayerSpec]
 ) -> dict[str, Any]:
     """A model's config.json with what quantizes it.
 
     Args:
         quantized: the layers that are, by name, with what became of them.
+
+    Raises:
+        ConfigError: the layout has no words for it.
     """
     if is_tied(model.config) and any(name in quantized for name in _ends(model)):
-        content = _untied(content)
+        content = untied(content)
     exclude = [name for name in floats_of(model) if name not in quantized]
     modules = dict(model.named_modules())
     kinds = {name: getattr(modules[name], "kind", None) or kind_of(modules[name]) or "" for name in quantized}
     # what the data has not reached has no scales for what it reads
     other = {name: spec for name, spec in quantized.items() if spec != config.spec_of(name, kinds[name])}
     config = config.with_(layers=(*other.items(), *config.layers))
-    return content | {"quantization_config": quark_json.to_json(config, exclude, pack_method)}
+    return content | {"quantization_config": layout.quantization_config(quantized, exclude, config)}
 
 
 def _ends(model: Any) -> list[str]:
@@ -101,7 +128,7 @@ def _ends(model: Any) -> list[str]:
     return [name for name, module in model.named_modules() if any(module is each for each in own)]
 
 
-def _untied(content: dict[str, Any]) -> dict[str, Any]:
+def untied(content: dict[str, Any]) -> dict[str, Any]:
     """A config.json whose model has a head of its own: what is quantized is no weight of two layers any more."""
     parts = {key: part | {"tie_word_embeddings": False} for key, part in content.items() if key == "text_config"}
     return content | parts | {"tie_word_embeddings": False}
@@ -119,7 +146,7 @@ def floats_of(model: Any) -> list[str]:
     return found
 
 
-def tensors_of(model: Any, method: str = "reorder") -> Iterator[tuple[str, Any]]:
+def tensors_of(model: Any, layout: Layout) -> Iterator[tuple[str, Any]]:
     """All tensors of a checkpoint, by name; what is tied comes once."""
     seen = set[int]()
     for prefix, module in model.named_modules():
@@ -127,7 +154,7 @@ def tensors_of(model: Any, method: str = "reorder") -> Iterator[tuple[str, Any]]
         if isinstance(module, Rounding):
             continue
         if isinstance(module, QuantizedLayer):
-            for name, tensor in layer_tensors(module, method).items():
+            for name, tensor in layout.tensors(module, prefix).items():
                 yield start + name, tensor
             continue
         own = dict(module.named_parameters(recurse=False))
@@ -136,24 +163,3 @@ def tensors_of(model: Any, method: str = "reorder") -> Iterator[tuple[str, Any]]
             if id(tensor) not in seen:
                 seen.add(id(tensor))
                 yield start + name, tensor
-
-
-def layer_tensors(layer: QuantizedLayer, method: str) -> dict[str, Any]:
-    """The tensors of a quantized layer, by the end of their names."""
-    parts = {"weight": layer.float_weight} if layer.quantized is None else stored(layer.quantized, method)
-    if layer.bias is not None:
-        parts["bias"] = layer.bias
-    for name, rounding in (("input", layer.input), ("output", layer.output)):
-        if rounding is not None and rounding.scale is not None:
-            parts |= _activation(name, rounding)
-    return parts
-
-
-def _activation(name: str, rounding: Rounding) -> dict[str, Any]:
-    spec = rounding.spec
-    if isinstance(spec.dtype, TwoLevel):
-        return {f"{name}_scale_2": rounding.scale}
-    if not isinstance(spec.dtype, Integer):
-        return {f"{name}_scale": rounding.scale}
-    zero = torch.zeros_like(rounding.scale) if rounding.zero is None else rounding.zero
-    return {f"{name}_scale": rounding.scale.float(), f"{name}_zero_point": zero.to(affine.code_type(spec))}

@@ -9,14 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from quark_onnx.errors import ConfigError
-from quark_onnx.torch import export, quark_json
+from quark_onnx.torch import export
 from quark_onnx.torch.checkpoint import read_json
 from quark_onnx.torch.config import KVCache, TorchConfig
 from quark_onnx.torch.exporter_config import ExporterConfig, JsonExporterConfig
 from quark_onnx.torch.layers import QuantizedLayer
+from quark_onnx.torch.layouts import read_layout
 from quark_onnx.torch.load import load_checkpoint
 from quark_onnx.torch.quantization.config.config import QConfig
 from quark_onnx.torch.spec import LayerSpec
+
+#: Layouts that AMD Quark has, too.
+CUSTOM_MODES = ("quark", "awq", "fp8")
 
 
 class ModelExporter:
@@ -44,7 +48,7 @@ class ModelExporter:
         Args:
             model: quantized. Scales of its keys and values that are less than ``min_kv_scale`` become that.
             quant_config: what it was quantized by; the model knows it if None.
-            custom_mode: "quark".
+            custom_mode: the layout: "quark", "awq" or "fp8".
             tokenizer: is written beside it.
 
         Raises:
@@ -63,7 +67,9 @@ class ModelExporter:
         _check_model(model, config)
         if config.kv_cache is not None:
             _raise_kv_scales(model, config.kv_cache)
-        export.export_safetensors(model, self.export_dir, config, tokenizer=tokenizer, pack_method=asked.pack_method)
+        export.export_safetensors(
+            model, self.export_dir, config, tokenizer=tokenizer, layout=custom_mode, pack_method=asked.pack_method
+        )
 
     def export_onnx_model(self, model: Any, input_args: Any) -> None:
         """Write ``model.onnx``; ``input_args`` are what the model can be run on."""
@@ -86,7 +92,7 @@ def export_safetensors(
     Args:
         model: quantized.
         output_dir: where it goes; may exist only if it is empty.
-        custom_mode: "quark".
+        custom_mode: the layout: "quark", "awq" or "fp8".
         weight_format: "real_quantized": codes are written.
         pack_method: how nibbles are ordered, "reorder" or "order".
 
@@ -126,13 +132,12 @@ def export_gguf(model: Any, output_dir: Path | str, model_type: str | None, toke
     Raises:
         ConfigError: the model is of another type.
     """
-    from quark_onnx.torch.gguf import write_gguf
+    from quark_onnx.torch.gguf import write_quantized_gguf
 
     if model_type not in (None, model.config.model_type):
         raise ConfigError(f"model_type is {model_type!r}, but the model is a {model.config.model_type!r}")
-    weights = {name: layer.quantized for name, layer in _quantized(model) if layer.quantized is not None}
     Path(output_dir).mkdir(parents=True, exist_ok=True)
-    write_gguf(tokenizer_path, Path(output_dir) / "model.gguf", weights=weights)
+    write_quantized_gguf(model, Path(tokenizer_path), Path(output_dir) / "model.gguf")
 
 
 def import_model_from_safetensors(
@@ -143,7 +148,7 @@ def import_model_from_safetensors(
     attn_implementation: str | None = None,
     device: Any = None,
 ) -> Any:
-    """The model of a checkpoint in AMD Quark's layout, ours or its own.
+    """The model of a checkpoint in AMD Quark's layout, ours or its own, or in another that is written here.
 
     Args:
         model: a model of the same class, whose parts are replaced by those of the checkpoint; None for a new one.
@@ -168,7 +173,7 @@ def import_model_from_safetensors(
         found = model.eval()
     entry = read_json(Path(model_dir) / "config.json").get("quantization_config")
     if entry is not None:
-        found.quantized_by = quark_json.from_json(entry)[0]
+        found.quantized_by = read_layout(entry)[0]
     if attn_implementation is not None:
         found.set_attn_implementation(attn_implementation)
     return found if device is None else found.to(device)
@@ -189,8 +194,8 @@ def config_of(model: Any) -> TorchConfig:
 
 
 def _check_layout(custom_mode: str, weight_format: str) -> None:
-    if custom_mode != "quark":
-        raise ConfigError(f"custom_mode is {custom_mode!r}; checkpoints are written in the layout 'quark'")
+    if custom_mode not in CUSTOM_MODES:
+        raise ConfigError(f"custom_mode is {custom_mode!r}; it must be one of: {', '.join(CUSTOM_MODES)}")
     if weight_format != "real_quantized":
         raise ConfigError(f"weight_format is {weight_format!r}; loaders need codes, 'real_quantized'")
 

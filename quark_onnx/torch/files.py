@@ -13,16 +13,24 @@ import torch
 from quark_onnx.errors import ConfigError, DataError, ModelError
 from quark_onnx.progress import Progress
 from quark_onnx.torch.algorithms.base import Layers
-from quark_onnx.torch.block import inside, missing_data, needs_data, quantize_block, rounders_of, weight_alone
+from quark_onnx.torch.algorithms.rotate import rotate_sources
+from quark_onnx.torch.block import (
+    inside,
+    missing_data,
+    needs_data,
+    quantize_block,
+    rotations_of,
+    rounders_of,
+    weight_alone,
+)
 from quark_onnx.torch.blockjournal import BlockJournal, Kept
 from quark_onnx.torch.checkpoint import SHARD, Writer, other_files, read_json
-from quark_onnx.torch.checkpoint_layout import check_shape
 from quark_onnx.torch.config import TorchConfig
-from quark_onnx.torch.export import check_layout, described, layer_tensors, tensors_of
+from quark_onnx.torch.export import check_experts, described, tensors_of, untied
 from quark_onnx.torch.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.layers import QuantizedLayer, kind_of, outputs_first
+from quark_onnx.torch.layouts import Layout, check_config, layout_named
 from quark_onnx.torch.memory import give_back
-from quark_onnx.torch.packing import ORDERS
 from quark_onnx.torch.quantize import chosen_layers
 from quark_onnx.torch.quantized import check_finite
 from quark_onnx.torch.report import TorchReport
@@ -39,22 +47,28 @@ class Writing:
     """How a checkpoint is written.
 
     Attributes:
-        pack_method: how nibbles are ordered, "reorder" or "order".
+        pack_method: how nibbles are ordered in AMD Quark's layout, "reorder" or "order".
         max_shard: bytes of a file, at most.
         trust_code: run Python files that the checkpoint brings along.
         resume: a folder where each block that is done is kept, and found again by the same call; None keeps nothing.
+        layout: how layers are stored, a key of ``quark_onnx.torch.layouts.LAYOUTS``.
     """
 
     pack_method: str = "reorder"
     max_shard: int = SHARD
     trust_code: bool = False
     resume: Path | None = None
+    layout: str = "quark"
 
     def __post_init__(self) -> None:
-        if self.pack_method not in ORDERS:
-            raise ConfigError(f"pack_method is {self.pack_method!r}; it must be one of: {', '.join(ORDERS)}")
+        layout_named(self.layout, self.pack_method)
         if not self.max_shard > 0:
             raise ConfigError(f"max_shard is {self.max_shard} bytes; it must be more than 0")
+
+    @property
+    def form(self) -> Layout:
+        """The layout that is named."""
+        return layout_named(self.layout, self.pack_method)
 
 
 def quantize_checkpoint(
@@ -66,7 +80,7 @@ def quantize_checkpoint(
     writing: Writing | None = None,
     progress: bool | None = None,
 ) -> TorchReport:
-    """Quantize a checkpoint of a language model into another folder, in AMD Quark's layout.
+    """Quantize a checkpoint of a language model into another folder.
 
     In memory are one block of the model, what its layers become, and the hidden states of the data. Tensors that stay
     as they are, and all other files, are copied.
@@ -84,7 +98,9 @@ def quantize_checkpoint(
         ModelError: a file is missing or damaged, or holds what is no number.
     """
     output, writing = Path(output), writing or Writing()
-    check_layout(config)
+    layout = writing.form
+    check_config(layout, config)
+    config = layout.adapted(config)
     source = FloatCheckpoint.of(source, writing.trust_code)
     reader, model = source.reader, source.hand_over()
     chosen, kept = chosen_layers(model, config)
@@ -92,19 +108,23 @@ def quantize_checkpoint(
     if measured and data is None:
         raise DataError(missing_data(chosen))
     report = TorchReport({name: spec for name, (_, spec) in chosen.items()}, kept)
-    others = other_files(source.folder)
-    run = _Run(model, Sources(reader, model), config, chosen, report, writing.pack_method)
+    others, content = other_files(source.folder), read_json(source.folder / "config.json")
+    run = _Run(model, Sources(reader, model), config, chosen, report, layout)
     run.check()
+    rotated = [rotate_sources(model, run.sources, each) for each in rotations_of(config)]
+    if any(each.untied for each in rotated):
+        content = untied(content)
+    described(content, model, config, layout, report.quantized)  # fails here, and not at the end
     with ExitStack() as stack:
         writer = stack.enter_context(Writer(output, writing.max_shard))
-        journal = BlockJournal(writing.resume, reader, config, writing.pack_method)
+        journal = BlockJournal(writing.resume, reader, config, repr(layout))
         parts = run.measured(data, journal, progress) if measured else run.unmeasured(progress)
         for name, tensor in parts:
-            writer.add(name, tensor)
+            writer.add(layout.key(name), tensor)
+            del tensor  # before the next one is made
         for name in run.sources.rest():
             writer.add(name, reader.get(name))
-        content = read_json(source.folder / "config.json")
-        writer.write_json("config.json", described(content, model, config, writing.pack_method, report.quantized))
+        writer.write_json("config.json", described(content, model, config, layout, report.quantized))
         for file in others:
             writer.copy(file)
     return report
@@ -119,19 +139,20 @@ class _Run:
     config: TorchConfig
     chosen: Layers
     report: TorchReport
-    method: str
+    layout: Layout
 
     def check(self) -> None:
         """Raise an error for what would fail at the end only: layers without a weight, and codes that do not fit."""
         lost = [name for name, _ in self.model.named_parameters() if name not in self.sources]
         if lost:
             self.report.notes.append(f"{self.sources.reader.folder} has no tensor for {', '.join(lost)}")
+        check_experts(self.layout, self.model, {name: self._key(name) for name in self.chosen})
         for name, (module, spec) in self.chosen.items():
             weight = f"{name}.weight"
             if weight not in self.sources:
                 raise ModelError(f"the checkpoint {self.sources.reader.folder} has no tensor for {weight}")
-            if spec.weight is not None:
-                check_shape(name, spec.weight, tuple(outputs_first(module.weight, kind_of(module)).shape))
+            kind = kind_of(module) or ""
+            self.layout.check_layer(name, kind, spec, tuple(outputs_first(module.weight, kind).shape))
 
     def unmeasured(self, progress: bool | None) -> Iterator[tuple[str, Any]]:
         """Codes of weights, layer by layer; nothing is run."""
@@ -151,8 +172,8 @@ class _Run:
         spec = self.chosen[name][1]
         fill(module, name, self.sources)
         layer = QuantizedLayer(module, weight_alone(name, module, spec, self.config, self.report), spec)
-        prefix = self.sources.key_of(f"{name}.weight").removesuffix(".weight")
-        for end, tensor in layer_tensors(layer, self.method).items():
+        prefix = self._key(name)
+        for end, tensor in self.layout.tensors(layer, name).items():
             yield f"{prefix}.{end}", tensor
         empty(module)
 
@@ -210,7 +231,7 @@ class _Run:
                     before = len(self.report.outcomes)
                     for done in quantize_block(self.model, name, part, walk, self.config, self.report):
                         bar.update(index * len(walk) + done)
-                    tensors = self._named(name, part, tensors_of(block, self.method))
+                    tensors = self._named(name, part, tensors_of(block, self.layout))
                     journal.keep(index, tensors, Kept.of(part, self.report, before), walk.states)
                 else:
                     tensors, kept = found
@@ -229,13 +250,17 @@ class _Run:
         if missing := missing_of(block):
             raise ModelError(f"the checkpoint {self.sources.reader.folder} has no tensor for {name}.{missing[0]}")
 
+    def _key(self, layer: str) -> str:
+        """How the result calls a layer."""
+        return self.sources.key_of(f"{layer}.weight", self.layout.keeps_names).removesuffix(".weight")
+
     def _named(self, block: str, layers: Layers, tensors: Iterable[tuple[str, Any]]) -> dict[str, Any]:
         """The tensors of a block by the names that the checkpoint has for them."""
         found = dict[str, Any]()
         for key, tensor in tensors:
             owner, _, end = f"{block}.{key}".rpartition(".")
             if owner in layers:
-                key = self.sources.key_of(f"{owner}.weight").removesuffix("weight") + end
+                key = f"{self._key(owner)}.{end}"
             else:
                 if (name := f"{block}.{key}") in self.sources:
                     tensor = _as_stored(tensor, self.sources.get(name))

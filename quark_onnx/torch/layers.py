@@ -64,6 +64,9 @@ class QuantizedLayer(_Coded):
         weight: the codes, or None where the weight stays float.
         spec: how the layer is quantized.
         input, output: scales from data, where there are any.
+
+    Attributes:
+        origin: the class of the float layer, as ``kind_of`` names it.
     """
 
     def __init__(
@@ -81,6 +84,7 @@ class QuantizedLayer(_Coded):
         self.quantized = weight
         kind = kind_of(layer)
         assert kind is not None
+        self.origin = kind
         self.kind = "Linear" if kind == "Conv1D" else kind  # whose weight has outputs first here
         self.float_weight: Any = layer.weight if weight is None else None
         self._turned = kind == "Conv1D"

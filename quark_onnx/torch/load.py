@@ -1,4 +1,4 @@
-"""Load a checkpoint in AMD Quark's layout, ours or its own, for evaluation."""
+"""Load a quantized checkpoint for evaluation: AMD Quark's layout, ours or its own, and the others that are written."""
 
 from __future__ import annotations
 
@@ -6,19 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from quark_onnx.errors import ModelError
-from quark_onnx.torch import quark_json
 from quark_onnx.torch.affine import Params
 from quark_onnx.torch.checkpoint import Reader, read_json
-from quark_onnx.torch.checkpoint_layout import restored
-from quark_onnx.torch.formats import TwoLevel
 from quark_onnx.torch.layers import QuantizedLayer, kind_of, outputs_first
+from quark_onnx.torch.layouts import Layout, read_layout
 from quark_onnx.torch.skeleton import config_of, dtype_of, skeleton_of
 from quark_onnx.torch.sources import Sources, fill, missing_of
 from quark_onnx.torch.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.structure import layers_of, set_module
-
-#: The ends of the names of a quantized layer's tensors.
-_PARTS = ("weight", "weight_scale", "weight_zero_point", "weight_scale_2")
 
 
 def load_checkpoint(folder: Path | str, *, dtype: Any = None, trust_code: bool = False) -> Any:
@@ -35,16 +30,17 @@ def load_checkpoint(folder: Path | str, *, dtype: Any = None, trust_code: bool =
     """
     folder = Path(folder)
     found = read_json(folder / "config.json").get("quantization_config")
-    quantized, method = (None, "reorder") if found is None else quark_json.from_json(found)
+    quantized, layout = (None, None) if found is None else read_layout(found)
     config, reader = config_of(folder, trust_code=trust_code), Reader(folder)
     kept = dtype_of(config) if dtype is None else dtype
     model = skeleton_of(config, trust_code=trust_code)
     sources = Sources(reader, model)
-    for name, (module, kind) in layers_of(model).items() if quantized else ():
-        spec = quantized.spec_of(name, kind) if quantized else None
-        plain = spec is not None and (spec.weight is None or spec.weight.is_cast)
-        if spec is not None and (plain or f"{name}.weight_scale" in sources):
-            set_module(model, name, _layer(module, name, spec, sources, kept, method))
+    if quantized is not None and layout is not None:
+        for name, (module, kind) in layers_of(model).items():
+            spec = quantized.spec_of(name, kind)
+            plain = spec is not None and (spec.weight is None or spec.weight.is_cast)
+            if spec is not None and (plain or any(f"{name}.{part}" in sources for part in layout.parts[1:])):
+                set_module(model, name, _layer(module, name, spec, sources, kept, layout))
     fill(model, "", sources, dtype=dtype)
     if hasattr(model, "tie_weights"):
         model.tie_weights()
@@ -53,31 +49,34 @@ def load_checkpoint(folder: Path | str, *, dtype: Any = None, trust_code: bool =
     return model.eval()
 
 
-def _layer(module: Any, name: str, spec: LayerSpec, sources: Sources, dtype: Any, method: str) -> QuantizedLayer:
+def _layer(module: Any, name: str, spec: LayerSpec, sources: Sources, dtype: Any, layout: Layout) -> QuantizedLayer:
     weight = None
     if spec.weight is not None:
-        parts = {part: sources.get(f"{name}.{part}") for part in _PARTS if f"{name}.{part}" in sources}
+        parts = {part: sources.get(f"{name}.{part}") for part in layout.parts if f"{name}.{part}" in sources}
         try:
             shape = tuple(outputs_first(module.weight, kind_of(module)).shape)
-            weight = restored(parts, spec.weight, shape, dtype, method)
+            weight = layout.restored(parts, spec, shape, dtype)
             weight.dequantize()
         except (RuntimeError, IndexError, ModelError) as error:
             raise ModelError(f"the tensors of {name} do not fit a weight of {spec.weight}: {error}") from error
     else:
         fill(module, name, sources)
     read, computed = (
-        _scale(name, side, each, sources) for side, each in (("input", spec.input), ("output", spec.output))
+        _scale(name, side, each, sources, layout) for side, each in (("input", spec.input), ("output", spec.output))
     )
     return QuantizedLayer(module, weight, spec, read, computed)
 
 
-def _scale(name: str, side: str, spec: TensorSpec | None, sources: Sources) -> Params | None:
+def _scale(name: str, side: str, spec: TensorSpec | None, sources: Sources, layout: Layout) -> Params | None:
     """The scale of an activation; None where each run computes it."""
     if spec is None or not spec.measured:
         return None
-    key = f"{name}.{side}_scale" + "_2" * isinstance(spec.dtype, TwoLevel)
-    if key not in sources:
-        raise ModelError(f"the checkpoint has no tensor {key!r}, although the scale of the {side} is not dynamic")
-    zero = f"{name}.{side}_zero_point"
-    found = sources.get(zero).float() if zero in sources else None
-    return Params(sources.get(key).reshape(()), None if found is None or not bool(found.any()) else found.reshape(()))
+
+    def get(end: str) -> Any:
+        key = layout.key(f"{name}.{end}")
+        return sources.get(key) if key in sources else None
+
+    try:
+        return layout.restored_scale(side, spec, get)
+    except (RuntimeError, ModelError) as error:
+        raise ModelError(f"the scale of the {side} of {name} is not dynamic, and cannot be read: {error}") from error

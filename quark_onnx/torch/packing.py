@@ -1,4 +1,4 @@
-"""Codes of 2, 3, 4 and 6 bits in the integers of AMD Quark's checkpoints, and back."""
+"""Codes of a few bits in the integers of checkpoints, and back."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ def pack_nibbles(codes: Any, method: str = "reorder") -> Any:
     >>> pack_nibbles(torch.tensor([[1, 2, 3, 4, 5, 6, 7, 8]]), "order")
     tensor([[-2023406815]], dtype=torch.int32)
     """
-    nibbles = in_blocks(codes.to(torch.int32) & 15, 8)
-    word = torch.zeros(nibbles.shape[:-1], dtype=torch.int32, device=codes.device)
-    for place, source in enumerate(ORDERS[method]):
-        word |= nibbles[..., source] << 4 * place
-    return word
+    nibbles = in_blocks((codes & 15).to(torch.uint8), 8)
+    order = ORDERS[method]
+    octets = [nibbles[..., low] | nibbles[..., high] << 4 for low, high in zip(order[::2], order[1::2], strict=True)]
+    return torch.stack(octets, -1).view(torch.int32).squeeze(-1)  # the lowest byte comes first, as in the files
 
 
 def unpack_nibbles(words: Any, count: int, method: str = "reorder", signed: bool = False) -> Any:
@@ -42,6 +41,49 @@ def unpack_nibbles(words: Any, count: int, method: str = "reorder", signed: bool
     return (codes ^ 8).view(torch.int8) - 8 if signed else codes
 
 
+def pack_words(codes: Any, bits: int) -> Any:
+    """Codes along the last axis as one stream of bits in int32, the first code in the lowest bits of the first; the
+    last one is filled up with 0.
+
+    Args:
+        codes: integers of shape (..., n), from 0 to 2^bits - 1.
+        bits: 1 to 8.
+
+    >>> pack_words(torch.tensor([[1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3]]), 3)
+    tensor([[-786474799,          0]], dtype=torch.int32)
+    """
+    lanes = in_blocks(codes.to(torch.int32), 32)
+    words = torch.zeros((*lanes.shape[:-1], bits), dtype=torch.int32, device=codes.device)
+    for lane in range(32):
+        word, place = divmod(lane * bits, 32)
+        words[..., word] |= lanes[..., lane] << place
+        if place + bits > 32:
+            words[..., word + 1] |= lanes[..., lane] >> 32 - place
+    return words.flatten(-2)[..., : -(-codes.shape[-1] * bits // 32)].contiguous()
+
+
+def unpack_words(words: Any, bits: int, count: int) -> Any:
+    """The ``count`` codes of the last axis that ``pack_words`` packed; uint8.
+
+    Raises:
+        ModelError: there are fewer words than they take, or more.
+
+    >>> unpack_words(pack_words(torch.arange(7), 3), 3, 7)
+    tensor([0, 1, 2, 3, 4, 5, 6], dtype=torch.uint8)
+    """
+    if words.shape[-1] != -(-count * bits // 32):
+        raise ModelError(f"{words.shape[-1]} numbers of 32 bits do not hold {count} codes of {bits} bits")
+    groups = in_blocks(words.to(torch.int64) & 0xFFFFFFFF, bits)
+    lanes = torch.empty((*groups.shape[:-1], 32), dtype=torch.uint8, device=words.device)
+    for lane in range(32):
+        word, place = divmod(lane * bits, 32)
+        code = groups[..., word] >> place
+        if place + bits > 32:
+            code |= groups[..., word + 1] << 32 - place
+        lanes[..., lane] = code & (1 << bits) - 1
+    return lanes.flatten(-2)[..., :count]
+
+
 def pack_bits(codes: Any, bits: int) -> Any:
     """Codes along the last axis as bytes, the first code in the lowest bits: 4 bits two to a byte, 3 bits eight to
     three bytes, 6 bits four to three bytes, 2 bits four to a byte with the first in the highest bits.
@@ -55,11 +97,12 @@ def pack_bits(codes: Any, bits: int) -> Any:
     each, size = _GROUPS[bits]
     if codes.shape[-1] % each:
         raise ModelError(f"{codes.shape[-1]} codes of {bits} bits do not fill whole bytes; a multiple of {each} does")
-    parts = (codes.to(torch.int32) & (1 << bits) - 1).unflatten(-1, (-1, each))
-    shifts = _shifts(bits, codes.device)
-    word = (parts << shifts).sum(-1, dtype=torch.int32)
-    octets = torch.stack([word >> 8 * index & 255 for index in range(size)], -1)
-    return octets.flatten(-2).to(torch.uint8)
+    parts = (codes & (1 << bits) - 1).to(torch.uint8).unflatten(-1, (-1, each))
+    word = torch.zeros(parts.shape[:-1], dtype=torch.uint8 if size == 1 else torch.int32, device=codes.device)
+    for place, shift in enumerate(_shifts(bits)):
+        word |= parts[..., place].to(word.dtype) << shift
+    octets = [(word >> 8 * index & 255).to(torch.uint8) for index in range(size)]
+    return torch.stack(octets, -1).flatten(-2)
 
 
 def unpack_bits(octets: Any, bits: int, signed: bool = False) -> Any:
@@ -71,7 +114,8 @@ def unpack_bits(octets: Any, bits: int, signed: bool = False) -> Any:
     size = _GROUPS[bits][1]
     parts = octets.to(torch.int32).unflatten(-1, (-1, size))
     word = sum(parts[..., index] << 8 * index for index in range(size))
-    codes = (word[..., None] >> _shifts(bits, octets.device) & (1 << bits) - 1).flatten(-2).to(torch.uint8)
+    shifts = torch.tensor(_shifts(bits), dtype=torch.int32, device=octets.device)
+    codes = (word[..., None] >> shifts & (1 << bits) - 1).flatten(-2).to(torch.uint8)
     half = 1 << bits - 1
     return (codes ^ half).view(torch.int8) - half if signed else codes
 
@@ -89,10 +133,10 @@ def codes_to_whole_bytes(bits: int) -> int:
     return _GROUPS[bits][0]
 
 
-def _shifts(bits: int, device: Any) -> Any:
-    each = _GROUPS[bits][0]
-    places = range(each)[::-1] if bits == 2 else range(each)
-    return torch.tensor([bits * place for place in places], dtype=torch.int32, device=device)
+def _shifts(bits: int) -> list[int]:
+    """Where the codes lie in their bytes."""
+    places = range(_GROUPS[bits][0])
+    return [bits * place for place in (places[::-1] if bits == 2 else places)]
 
 
 def in_blocks(x: Any, size: int) -> Any:

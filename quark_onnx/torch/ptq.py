@@ -13,6 +13,7 @@ from quark_onnx.torch.config import KVCache, TorchConfig
 from quark_onnx.torch.estimate import Estimate, estimate
 from quark_onnx.torch.files import Writing, quantize_checkpoint
 from quark_onnx.torch.float_checkpoint import FloatCheckpoint
+from quark_onnx.torch.layouts import check_config
 from quark_onnx.torch.load import load_checkpoint
 from quark_onnx.torch.perplexity import perplexity
 from quark_onnx.torch.quantize import chosen_layers
@@ -118,14 +119,14 @@ def ptq(
         QuarkError: the model, the data or a setting is wrong; nothing is written then.
     """
     writing = writing or Writing()
+    check_config(writing.form, config)
     source = FloatCheckpoint.of(source, writing.trust_code)
     windows = list[Any]()
     tokenizer = tokenizer_of(source.folder, source.trust_code)
-    if text is not None and config.measures:
+    if text is not None and config.needs_data:
         windows = read_windows(text.source, tokenizer, text.length, text.count)
     judges = [] if evaluate is None else read_windows(evaluate.source, tokenizer, evaluate.length, evaluate.count)
-    layers = chosen_layers(source.model, config)[0]
-    expected = estimate(source.model, layers, sum(map(len, windows)), writing.max_shard)
+    expected = estimate(source, chosen_layers(source.model, config)[0], sum(map(len, windows)))
     if announce is not None:
         announce(expected)
     batches = [window[None] for window in windows] if windows else None

@@ -9,6 +9,7 @@ from typing import Any
 from quark_onnx.errors import DataError, ModelError
 from quark_onnx.progress import Progress
 from quark_onnx.torch.algorithms.base import Layers
+from quark_onnx.torch.algorithms.rotate import rotate
 from quark_onnx.torch.block import (
     finish,
     inside,
@@ -16,6 +17,7 @@ from quark_onnx.torch.block import (
     missing_data,
     needs_data,
     quantize_block,
+    rotations_of,
     rounders_of,
     weight_alone,
 )
@@ -85,7 +87,13 @@ def quantize_model(
     _check_float(model)
     unfuse_experts(model)
     chosen, kept = chosen_layers(model, config)
-    report = TorchReport({name: spec for name, (_, spec) in chosen.items()}, kept)
+    notes = list[str]()
+    for each in rotations_of(config):
+        data = None if data is None else list(batches(data))
+        rotated = rotate(model, each, data, _learned_on(chosen, config), progress=progress)
+        chosen = rotated.renamed(chosen)
+        notes += rotated.notes
+    report = TorchReport({name: spec for name, (_, spec) in chosen.items()}, kept, notes)
     if not needs_data(chosen, config):
         made = dict[str, Any]()
         with Progress(progress, len(chosen), "quantizing", "layer") as bar:
@@ -101,6 +109,14 @@ def quantize_model(
         if not _walk(model, chosen, data, config, progress, report):
             _whole(model, chosen, data, config, report)
     return report
+
+
+def _learned_on(chosen: Layers, config: TorchConfig) -> Layers:
+    """What is rounded while rotations are learned: activations alone where an algorithm chooses codes of weights, which
+    makes up for what rounding them does (SpinQuant, section 4.2)."""
+    if not rounders_of(config) or all(spec.input is None for _, spec in chosen.values()):
+        return chosen
+    return {name: (module, spec.with_(weight=None)) for name, (module, spec) in chosen.items()}
 
 
 def _check_float(model: Any) -> None:

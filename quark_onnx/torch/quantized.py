@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -12,8 +13,13 @@ from quark_onnx.dtypes import Scaled
 from quark_onnx.errors import ModelError
 from quark_onnx.torch import affine, shared_exponent
 from quark_onnx.torch.affine import Params
+from quark_onnx.torch.formats import TwoLevel
 from quark_onnx.torch.packing import in_blocks
+from quark_onnx.torch.shared_exponent import whole_for
 from quark_onnx.torch.spec import TensorSpec
+
+#: Weights that are rounded at once: what is computed on the way is little, and stays near the processor.
+_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -81,19 +87,44 @@ def quantize(weight: Any, spec: TensorSpec, name: str = "weight", params: Params
         return Quantized(
             spec, tuple(weight.shape), weight.reshape(len(weight), -1).to(kept), None, None, None, weight.dtype
         )
-    matrix = weight.reshape(len(weight), -1)
+    matrix, whole = weight.reshape(len(weight), -1), None
+    if isinstance(spec.dtype, TwoLevel):
+        whole = whole_for(torch.stack(affine.extremes(matrix.reshape(-1))).abs().max())
+    elif isinstance(spec.dtype, Scaled) and params is None and not spec.group and not spec.per_channel:
+        params = solve(matrix, spec)
+    count = max(1, _AT_ONCE // max(1, matrix.shape[1]))
+    starts = range(0, max(1, len(matrix)), count)
+    parts = [_rows(matrix[start : start + count], spec, _params_at(params, start, count), whole) for start in starts]
+    codes, scale, zero = (_joined(each) for each in zip(*parts, strict=True))
+    return Quantized(spec, tuple(weight.shape), codes, scale, zero, whole, weight.dtype)
+
+
+def _rows(matrix: Any, spec: TensorSpec, params: Params | None, whole: Any) -> tuple[Any, Any, Any]:
+    """Codes, scales and zero points of rows."""
     view = in_blocks(matrix, spec.group) if spec.group else matrix
     if not isinstance(spec.dtype, Scaled):
-        shared = shared_exponent.encode(view, spec)
-        return Quantized(spec, tuple(weight.shape), *shared[:2], None, shared.whole, weight.dtype)
+        shared = shared_exponent.encode(view, spec, whole)
+        return shared.codes, shared.scale, None
     if spec.scale == "float32":
         view = view.float()
     if params is None:
         params = solve(view, spec)
     ones = (..., *[None] * (view.ndim - params.scale.ndim)) if params.scale.ndim else ...
     zero = None if params.zero is None else params.zero[ones]
-    codes = affine.encode(view, Params(params.scale[ones], zero), spec)
-    return Quantized(spec, tuple(weight.shape), codes, params.scale, params.zero, None, weight.dtype)
+    return affine.encode(view, Params(params.scale[ones], zero), spec), *params
+
+
+def _params_at(params: Params | None, start: int, count: int) -> Params | None:
+    """Those of rows."""
+    if params is None or not params.scale.ndim:
+        return params
+    return Params(*(None if each is None else each[start : start + count] for each in params))
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    """What belongs to rows one after the other; what belongs to the tensor, and None, as it is."""
+    first = parts[0]
+    return first if len(parts) == 1 or first is None or not first.ndim else torch.cat(list(parts))
 
 
 def check_finite(weight: Any, name: str) -> None:
@@ -106,6 +137,8 @@ def solve(view: Any, spec: TensorSpec) -> Params:
     """The scales of a weight, from its least and greatest values: shaped (), (rows,) or (rows, blocks)."""
     whole = not spec.group and not spec.per_channel
     lo, hi = affine.extremes(view.reshape(-1) if whole else view)
+    if spec.scale == "float32":
+        lo, hi = lo.float(), hi.float()
     return affine.params_for(lo.squeeze(-1), hi.squeeze(-1), spec)
 
 

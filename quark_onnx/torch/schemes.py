@@ -38,6 +38,7 @@ SCHEMES: dict[str, LayerSpec] = {
     "mx6": _same(TensorSpec("mx6")),
     "mx9": _same(TensorSpec("mx9")),
     "bfp16": _same(TensorSpec("bfp16")),
+    "uint4_int8": LayerSpec(_UINT4.with_(per_channel=True), _INT8.with_(per_channel=True, dynamic=True)),
     "int8_per_channel": LayerSpec(_INT8.with_(per_channel=True), _INT8.with_(per_channel=True, dynamic=True)),
     **{f"int3_wo_{size}": LayerSpec(TensorSpec("int3", block_size=size)) for size in (32, 64, 128)},
     **{

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import nn
 from quark_onnx.errors import ModelError
 from quark_onnx.torch.checkpoint import Reader
 
-_EXPERT = re.compile(r"(.*\bexperts)\.(\d+)\.(gate|up|down)_proj\.(weight|bias)")
+_EXPERT = re.compile(r"(.*\bexperts)\.(\d+)\.(gate|up|down)_proj\.(\w+)")
 #: How checkpoints of Mixtral call the layers of an expert.
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _MIXTRAL = {"gate": "w1", "up": "w3", "down": "w2"}
@@ -40,21 +40,43 @@ class Sources:
             for name, parameter in model.named_parameters(remove_duplicate=False)
             if first.setdefault(id(parameter), name) != name
         }
+        self._twins = dict(self.tied)
+        self._changed: Collection[str] = ()
 
     def __contains__(self, name: str) -> bool:
         return self._find(name) is not None
 
-    def key_of(self, name: str) -> str:
-        """How the checkpoint calls a tensor; its own name where it has none, or is a part of another."""
+    def key_of(self, name: str, experts: bool = False) -> str:
+        """How a quantized checkpoint calls a tensor: as this one does, but experts have names of one kind.
+
+        Args:
+            experts: whether those keep the names that they have there, too.
+        """
+        return name if _EXPERT.fullmatch(name) and not experts else self.place_of(name)
+
+    def place_of(self, name: str) -> str:
+        """How the checkpoint calls a tensor; its own name where there is none, or where it is a part of another."""
         found = self._own(name)
-        return name if found is None or found[1] is not None or _EXPERT.fullmatch(name) else found[0]
+        return name if found is None or found[1] is not None else found[0]
+
+    def change(self, names: Collection[str], change: Callable[[str, Callable[[str], Any]], Any]) -> None:
+        """From now on, tensors of these names are made of those of the checkpoint, and none of them is another's.
+
+        Args:
+            change: of a name, and of what finds the tensors of the checkpoint.
+        """
+        self._changed, self._change = names, change
+        self.tied = {name: twin for name, twin in self.tied.items() if name not in names}
 
     def get(self, name: str) -> Any:
-        """The tensor of a parameter, as the checkpoint has it.
+        """The tensor of a parameter, as the checkpoint has it, or as it has been changed.
 
         Raises:
             ModelError: there is none.
         """
+        return self._change(name, self._get) if name in self._changed else self._get(name)
+
+    def _get(self, name: str) -> Any:
         found = self._find(name)
         if found is None:
             raise ModelError(f"the checkpoint {self.reader.folder} has no tensor for {name!r}")
@@ -74,7 +96,7 @@ class Sources:
     def _find(self, name: str) -> tuple[str, int | None] | None:
         """The key of a tensor, or of the one that it is tied to."""
         found = self._own(name)
-        return self._own(self.tied[name]) if found is None and name in self.tied else found
+        return self._own(self._twins[name]) if found is None and name in self._twins else found
 
     def _own(self, name: str) -> tuple[str, int | None] | None:
         """The key of a tensor; and which expert of a stack, where it is one."""
@@ -84,7 +106,7 @@ class Sources:
             if key in self.reader:
                 return key, None
         found = _EXPERT.fullmatch(name)
-        if found is None:
+        if found is None or found[4] not in ("weight", "bias"):
             return None
         stack, index, side, kind = found.groups()
         ends = [f"{side}_proj"] if side == "down" else ["gate_up_proj", f"{side}_proj"]

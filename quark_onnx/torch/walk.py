@@ -105,7 +105,7 @@ class Walk:
         self._device = next(devices, torch.device("cpu"))
         recorder = _Recorder(blocks)
         for batch in batches(data):
-            recorder.run(model, _moved(batch, self._device))
+            recorder.run(model, moved(batch, self._device))
         self.hidden: list[Any] = recorder.hidden
         if not self.hidden:
             raise DataError("the calibration data is empty")
@@ -172,13 +172,14 @@ def _tensors(parts: Any) -> Iterator[Any]:
             yield from _tensors(part)
 
 
-def _moved(batch: Any, device: Any) -> Any:
+def moved(batch: Any, device: Any) -> Any:
+    """What a data loader yields, on a device."""
     if isinstance(batch, torch.Tensor):
         return batch.to(device)
     if isinstance(batch, Mapping):
-        return {key: _moved(value, device) for key, value in batch.items()}
+        return {key: moved(value, device) for key, value in batch.items()}
     if isinstance(batch, list | tuple):
-        return [_moved(value, device) for value in batch]
+        return [moved(value, device) for value in batch]
     return batch
 
 

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -18,6 +18,7 @@ from quark_onnx.errors import ConfigError, DataError
 from quark_onnx.registry import ALGORITHMS
 from quark_onnx.torch.algorithms.base import BlockJob, Outcome
 from quark_onnx.torch.algorithms.grams import Gram, grams_of
+from quark_onnx.torch.algorithms.losses import Loss, better
 from quark_onnx.torch.algorithms.ranges import fitted
 from quark_onnx.torch.algorithms.stages import stages_of
 from quark_onnx.torch.algorithms.steps import Steps
@@ -126,14 +127,13 @@ class GPTQ:
         return Outcome(name, self.name, float(plain.sum()) / scale, float(error.sum()) / scale, f"{gram.count} tokens")
 
 
-#: Types that torch.where does not know, by those of the same size that it does.
-_BITS = {torch.float8_e4m3fn: torch.uint8, torch.float8_e5m2: torch.uint8}
 #: Steps of the power iteration.
 _POWERS = 30
 #: What is a matrix of outputs by inputs.
 _KINDS = ("Linear", "Conv1D")
 
 
+<<<<<<< HEAD
 @dataclass(frozen=True)
 class Loss:
     """The squared error of each output, summed over tokens.
@@ -178,6 +178,8 @@ def better(best: Quantized, error: Any, found: Quantized, new: Any) -> tuple[Qua
     return replace(best, **parts), torch.where(wins, new, error)
 
 
+=======
+>>>>>>> main
 @ALGORITHMS.register("gptaq")
 @dataclass(frozen=True)
 class GPTAQ(GPTQ):

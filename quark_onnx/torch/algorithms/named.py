@@ -9,11 +9,16 @@ from quark_onnx.config.spec import check_names
 from quark_onnx.config.text import parse_call
 from quark_onnx.errors import ConfigError
 from quark_onnx.registry import ALGORITHMS
+from quark_onnx.torch.algorithms.awq import AWQ as AWQ
+from quark_onnx.torch.algorithms.clip import Clip as Clip
 from quark_onnx.torch.algorithms.gptq import GPTAQ as GPTAQ
 from quark_onnx.torch.algorithms.gptq import GPTQ as GPTQ
 from quark_onnx.torch.algorithms.gptq import Qronos as Qronos
 from quark_onnx.torch.algorithms.hqq import HQQ as HQQ
+from quark_onnx.torch.algorithms.rotation import Rotation as Rotation
 from quark_onnx.torch.algorithms.signed import SignedRounding as SignedRounding
+from quark_onnx.torch.algorithms.smoothquant import AutoSmoothQuant as AutoSmoothQuant
+from quark_onnx.torch.algorithms.smoothquant import SmoothQuant as SmoothQuant
 
 #: In which order algorithms of a stage come: those of the whole model, of blocks, and of weights.
 STAGES = ("model", "block", "weights")

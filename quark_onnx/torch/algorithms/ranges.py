@@ -1,7 +1,8 @@
-"""Ranges of weights, chosen by the error that rounding to the nearest causes, weighted by the power of each input."""
+"""Ranges of weights, chosen by the error that rounding to the nearest causes."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -11,39 +12,80 @@ from quark_onnx.torch import affine
 from quark_onnx.torch.affine import Params
 from quark_onnx.torch.packing import in_blocks
 from quark_onnx.torch.quantized import Quantized, quantize
+from quark_onnx.torch.spec import TensorSpec
 
 #: Ranges are tried at these shares of the whole one.
 _SHARES = tuple(1 - step / 40 for step in range(29))
 
 
-def fitted(weight: Any, start: Quantized, power: Any) -> Quantized:
+def has_ranges(spec: TensorSpec) -> bool:
+    """Whether each row or group of a weight has a scale that may be chosen.
+
+    >>> has_ranges(TensorSpec("int4", block_size=32)), has_ranges(TensorSpec("mxfp4e2m1"))
+    (True, False)
+    """
+    return isinstance(spec.dtype, Scaled) and bool(spec.group or spec.per_channel)
+
+
+def fitted(
+    weight: Any, start: Quantized, power: Any, shares: tuple[float, ...] = _SHARES, *, apart: bool = False
+) -> Quantized:
     """A weight with the best of several ranges for each of its scales, rounded to the nearest.
 
     Args:
         weight: (outputs, inputs), float32.
         start: it with scales as they are; formats without scales of their own, and scales of a whole tensor, stay so.
-        power: (inputs,), how much an error in each input's weight matters.
+        power: how much errors matter: (inputs,) for each input's weight, or (inputs, inputs), products of inputs, of
+            which those within a group count.
+        shares: of the whole range, 1 first.
+        apart: whether the two ends of an asymmetric range are tried one by one, too.
     """
     spec = start.spec
-    if not isinstance(spec.dtype, Scaled) or not (spec.group or spec.per_channel):
+    if not has_ranges(spec):
         return start
-    view = in_blocks(weight, spec.group) if spec.group else weight
-    counts = in_blocks(power[None], spec.group)[0] if spec.group else power
-    lo, hi = affine.extremes(view)
+    view = in_blocks(weight, spec.group or weight.shape[1])  # (outputs, blocks, size)
+    counts = _blocks(power, view.shape[-1])
+    lo, hi = (end.squeeze(-1) for end in affine.extremes(view))
     kind = affine.scale_type(spec, start.dtype)
-    least: Any = None
-    for share in _SHARES:
-        low, high = ((end * share).squeeze(-1).to(start.dtype) for end in (lo, hi))
-        params = affine.params_for(low, high, spec)
-        params = Params(params.scale.to(kind), params.zero)
-        wide = Params(*(None if part is None else part[..., None].float() for part in params))
-        left = affine.decode(affine.encode(view, wide, spec), wide)
-        error = ((left - view).square() * counts).sum(-1)
-        if least is None:
-            least, best = error, params
-            continue
-        less = error < least
-        least = torch.where(less, error, least)
-        chosen = zip(params, best, strict=True)
-        best = Params(*(None if new is None else torch.where(less, new, old) for new, old in chosen))
-    return quantize(weight.to(start.dtype), spec, params=best)
+
+    def params_of(low: Any, high: Any) -> Params:
+        params = affine.params_for((lo * low).to(start.dtype), (hi * high).to(start.dtype), spec)
+        return Params(params.scale.to(kind), params.zero)
+
+    def error_of(low: Any, high: Any) -> Any:
+        wide = Params(*(None if part is None else part[..., None].float() for part in params_of(low, high)))
+        off = affine.decode(affine.encode(view, wide, spec), wide) - view
+        if power.ndim == 1:
+            return (off.square() * counts).sum(-1)
+        return (torch.einsum("rbi,bij->rbj", off, counts) * off).sum(-1)
+
+    low = high = torch.ones_like(lo)
+    least = error_of(low, high)
+    for ends in _passes(apart and not spec.grid.symmetric):
+        start_low, start_high = low, high
+        for share in shares:
+            tried = torch.full_like(low, share)
+            trial = tried if "low" in ends else start_low, tried if "high" in ends else start_high
+            error = error_of(*trial)
+            less = error < least
+            least = torch.where(less, error, least)
+            low, high = torch.where(less, trial[0], low), torch.where(less, trial[1], high)
+    found = params_of(low, high)
+    if not spec.group:
+        found = Params(*(None if part is None else part.squeeze(-1) for part in found))
+    return quantize(weight.to(start.dtype), spec, params=found)
+
+
+def _passes(apart: bool) -> Iterator[tuple[str, ...]]:
+    yield ("low", "high")
+    if apart:
+        yield ("high",)
+        yield ("low",)
+
+
+def _blocks(power: Any, size: int) -> Any:
+    """(inputs,) as (blocks, size), and (inputs, inputs) as (blocks, size, size): those on the diagonal."""
+    if power.ndim == 1:
+        return in_blocks(power[None], size)[0]
+    parts = in_blocks(in_blocks(power, size).permute(1, 2, 0), size)  # (blocks, size, blocks, size)
+    return parts.diagonal(dim1=0, dim2=2).permute(2, 1, 0)

@@ -78,10 +78,7 @@ def write_gguf(
     """
     source, output = Path(source), Path(output)
     kind, embeddings = _types(kind, embeddings, output)
-    architecture = architecture_of(read_json(source / "config.json").get("model_type"))
-    _need("gguf", "transformers")
-    config = float_config_of(source)
-    found = targets(Reader(source).tensors.values(), architecture, config)
+    architecture, config, found = planned(source)
     given = _matched(weights or {}, {stored.name: stored for target in found for stored in target.sources})
     parts = [_part(target, given, (kind, embeddings), architecture, config) for target in found]
     entries = _entries(parts, config)
@@ -96,6 +93,18 @@ def write_gguf(
     for note in notes:
         _log.warning("%s: %s", output, note)
     return GgufFile(output, {entry.name: entry.type for entry in entries}, tuple(notes))
+
+
+def planned(source: Path) -> tuple[Architecture, Any, list[Target]]:
+    """What llama.cpp makes of the model of a folder, its configuration, and the tensors of the file.
+
+    Raises:
+        ModelError, MissingDependency: as ``write_gguf`` does.
+    """
+    architecture = architecture_of(read_json(source / "config.json").get("model_type"))
+    _need("gguf", "transformers")
+    config = float_config_of(source)
+    return architecture, config, targets(Reader(source).tensors.values(), architecture, config)
 
 
 def _part(

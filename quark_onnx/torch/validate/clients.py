@@ -79,7 +79,10 @@ LAYOUTS: dict[str, dict[str, Layout]] = {
             _QUARK_NEEDS,
         ),
         "compressed-tensors": Layout(
-            _COMPRESSED, (compressed.layer_findings,), compressed.schemes, ("compressed-tensors 0.15 or later",)
+            _COMPRESSED,
+            (compressed.transformers_findings, compressed.layer_findings),
+            compressed.schemes,
+            ("compressed-tensors 0.15 or later",),
         ),
         "awq": Layout(_GPTQMODEL, (packed.awq_layer_findings,), packed.schemes, ("gptqmodel",)),
         "gptq": Layout(_GPTQMODEL, (packed.gptq_layer_findings,), packed.schemes, ("gptqmodel",)),

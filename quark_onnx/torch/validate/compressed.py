@@ -76,6 +76,15 @@ def vllm_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
             yield broken("ct-scheme", found[0], _describe(found[1]))
 
 
+def transformers_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """What transformers reads by some releases of compressed-tensors only."""
+    for place, group in _groups(checkpoint.quantization):
+        weight = _arguments(group.get("weights"))
+        form = group.get("format") or checkpoint.quantization.get("format")
+        if weight is not None and not weight["symmetric"] and form == "pack-quantized":
+            yield broken("ct-zero-points", f"{place}.weights.symmetric", "false")
+
+
 def layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """What is wrong with the tensors of the layers, for any client."""
     entries = checkpoint.quantization

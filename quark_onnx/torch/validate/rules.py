@@ -148,6 +148,12 @@ _OTHER = {
     "ct-scheme": Rule(
         REFUSED, "there is a scheme for the types of weights and activations", "choose another scheme", _CT
     ),
+    "ct-zero-points": Rule(
+        WARNING,
+        "compressed-tensors 0.18 to 0.20 has no room for packed zero points but where it decodes them at once",
+        "load with quantization_config=CompressedTensorsConfig(dequantize=True), or install compressed-tensors 0.17",
+        f"{TRANSFORMERS} with compressed-tensors 0.20, compressors/pack_quantized/base.py",
+    ),
     "ct-sparsity": Rule(REFUSED, "there is no sparsity_config", "save the model without it", _CT),
     "awq-config": Rule(REFUSED, "bits is 4, and group_size and zero_point are there", _AGAIN, _AWQ),
     "awq-version": Rule(WRONG, "version is gemm", "convert it: other versions pack in another order", _AWQ),

@@ -99,3 +99,27 @@ def test_an_action_names_its_own_help(cli: CommandLine, folder: Path) -> None:
     run = cli("llm", "ptq", "llama", "-o", "out", "--scheme", "fp8", "--layer", "x")
     assert run.code == 2
     assert run.error == "argument --layer: 'x' is not of the form GLOB=SCHEME; see quark-onnx llm ptq --help"
+
+
+@pytest.mark.parametrize(
+    ("layout", "scheme", "client"),
+    [
+        ("compressed-tensors", "ptpc_fp8", "transformers"),
+        ("awq", "uint4_wo_32", "vllm"),
+        ("oga", "int4_wo_32", "transformers"),
+    ],
+)
+def test_layouts(cli: CommandLine, folder: Path, layout: str, scheme: str, client: str) -> None:
+    pytest.importorskip("transformers")
+    from tests.torch_models import llama, made, saved
+
+    saved(made(llama()), folder / "llama")
+    run = cli("llm", "ptq", "llama", "-o", "out", "--scheme", scheme, "--layout", layout)
+    assert run.code == 0 and run.out == "out: 14 layers are quantized, 2 stay float\n"
+    method = json.loads((folder / "out" / "config.json").read_text(encoding="utf-8"))["quantization_config"]
+    assert method["quant_method"] == {"oga": "quark"}.get(layout, layout)
+    assert cli("llm", "validate", "out", "--for", client).code == 0
+    run = cli("llm", "ptq", "llama", "-o", "other", "--scheme", "mxfp6_e2m3", "--layout", layout)
+    assert run.code == 2 and "these have one: quark" in run.error and not (folder / "other").exists()
+    run = cli("llm", "ptq", "llama", "-o", "other", "--scheme", scheme, "--layout", "gguf")
+    assert run.code == 2 and run.error.startswith("unknown layout 'gguf'")

@@ -15,7 +15,8 @@ from calibrators import layout as numpy_layout
 from quark_onnx.dtypes import Minifloat
 from quark_onnx.errors import ModelError
 from quark_onnx.kernels import blockfloat, minifloat
-from quark_onnx.torch import shared_exponent
+from quark_onnx.torch import quantized, shared_exponent
+from quark_onnx.torch.affine import Params
 from quark_onnx.torch.quantized import fake_quantize, quantize
 from quark_onnx.torch.spec import TensorSpec
 
@@ -149,3 +150,36 @@ def test_a_token_has_a_scale_of_its_own() -> None:
     found = fake_quantize(x, TensorSpec("int8", per_channel=True, dynamic=True))
     step = x.abs().amax(1, keepdim=True) / 127.5
     torch.testing.assert_close(found, (x / step).round().clamp(-128, 127) * step, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        TensorSpec("fp8e4m3"),
+        TensorSpec("int8", scale="float32"),
+        TensorSpec("uint8", per_channel=True, symmetric=False),
+        TensorSpec("uint4", block_size=32, symmetric=False),
+        TensorSpec("mxfp4e2m1"),
+        TensorSpec("nvfp4"),
+        TensorSpec("bfp16"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_weight_is_rounded_the_same_in_parts(
+    spec: TensorSpec, dtype: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = torch.from_numpy(matrix(3, 11, 96)).to(dtype)
+    given = [None]
+    if spec.per_channel or spec.dtype.name == "uint4":
+        whole = quantize(weight, spec)
+        given.append(Params(whole.scale * 2, whole.zero))
+    for params in given:
+        whole = quantize(weight, spec, params=params)
+        for size in (1, 200, 960):
+            monkeypatch.setattr(quantized, "_AT_ONCE", size)
+            parts = quantize(weight, spec, params=params)
+            for name in ("codes", "scale", "zero", "whole"):
+                one, other = getattr(whole, name), getattr(parts, name)
+                assert (one is None and other is None) or (one.dtype == other.dtype and torch.equal(one, other)), name
+        monkeypatch.undo()

@@ -57,7 +57,7 @@ def test_the_command_makes_the_model_once_and_says_beforehand_what_it_takes(
     assert main(command) == 0
     assert len(made_ones) == 1
     captured = capsys.readouterr()
-    assert captured.err.startswith("quark-onnx: this takes about ") and "GiB of memory" in captured.err
+    assert captured.err.startswith("quark-onnx: this takes about ") and "MiB of memory" in captured.err
     assert "14 layers are quantized, 2 stay float" in captured.out
     command[4] = str(tmp_path / "quiet")
     assert main([*command, "--quiet"]) == 0

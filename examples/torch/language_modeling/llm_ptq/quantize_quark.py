@@ -14,7 +14,9 @@ from pathlib import Path
 
 from quark_onnx.errors import QuarkError
 from quark_onnx.torch import LLMTemplate
+from quark_onnx.torch.exports import EXPORTS, exported
 from quark_onnx.torch.files import Writing
+from quark_onnx.torch.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.ptq import Text, ptq
 
 
@@ -34,7 +36,8 @@ def arguments() -> argparse.Namespace:
     add("--dataset", default="pileval", help="calibration data")
     add("--num_calib_data", type=int, default=128, help="windows of it")
     add("--seq_len", type=int, default=512, help="tokens of a window")
-    add("--model_export", choices=["hf_format"], default="hf_format")
+    add("--model_export", nargs="+", choices=EXPORTS, default=["hf_format"], help="what is written; several may be")
+    add("--custom_mode", choices=["quark", "awq", "fp8"], default="quark", help="how layers are stored")
     add("--pack_method", choices=["reorder", "order"], default="reorder")
     add("--evaluation_dataset", help="text whose perplexity is computed before and after")
     add("--skip_evaluation", action="store_true", help="compute no perplexity")
@@ -58,21 +61,30 @@ def main() -> None:
         group_size=args.group_size,
     )
     judges = None if args.skip_evaluation or not args.evaluation_dataset else Text(args.evaluation_dataset)
-    outcome = ptq(
-        args.model_dir,
-        args.output_dir,
-        config.torch_config(),
-        text=Text(args.dataset, args.num_calib_data, args.seq_len),
-        evaluate=judges,
-        writing=Writing(args.pack_method, trust_code=args.trust_remote_code),
-    )
+    source = FloatCheckpoint(args.model_dir, trust_code=args.trust_remote_code)
+    notes: list[str] = []
+    with exported(args.model_export, source, config.torch_config(), args.output_dir, notes) as folder:
+        outcome = ptq(
+            source,
+            folder,
+            config.torch_config(),
+            text=Text(args.dataset, args.num_calib_data, args.seq_len),
+            evaluate=judges,
+            writing=Writing(args.pack_method, layout=args.custom_mode),
+            announce=lambda expected: print(f"this takes {expected}", flush=True),
+        )
     print(f"{len(outcome.report.quantized)} layers are quantized, {len(outcome.report.kept)} stay float")
+    for note in outcome.report.notes + notes:
+        print(f"note: {note}")
     if outcome.after is not None:
         print(f"perplexity: {outcome.before:.4f} before, {outcome.after:.4f} after")
     if args.tasks:
         cache = f",kv_cache_dtype={args.kv_cache_dtype}" if args.kv_cache_dtype else ""
         print("next, where vLLM and lm-eval are installed:")
-        print(f"lm_eval --model vllm --model_args pretrained={args.output_dir},quantization=quark{cache}", end=" ")
+        print(
+            f"lm_eval --model vllm --model_args pretrained={args.output_dir},quantization={args.custom_mode}{cache}",
+            end=" ",
+        )
         print(f"--tasks {args.tasks}")
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from quark_onnx.config.spec import check_names
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.torch.algorithms.gptq import GPTAQ, GPTQ, Qronos
+from quark_onnx.torch.algorithms.rotation import Rotation
 from quark_onnx.torch.algorithms.signed import SignedRounding
 from quark_onnx.torch.checkpoint import read_json
 from quark_onnx.torch.quantization.config.fields import Fields
@@ -235,6 +236,10 @@ def algorithm_for(config: AlgoConfig) -> Any:
             tune_ranges=config.enable_minmax_tuning,
             optimizer="sign",
         )
+    if isinstance(config, RotationConfig):
+        if config.online_r1_rotation or config.online_config is not None:
+            raise ConfigError("RotationConfig: the residual stream is rotated in weights; leave online settings out")
+        return Rotation(config.r1, config.r2, config.r3, config.r4, config.rotation_size, config.trainable)
     raise ConfigError(
         f"the algorithm {config.name!r} is not available yet; leave it out, and weights are rounded to nearest"
     )

@@ -279,6 +279,18 @@ def test_the_command_for_mxfp4(hub: str, monkeypatch: pytest.MonkeyPatch) -> Non
         command(monkeypatch, *line.replace("32", "64").split())
 
 
+def test_the_command_for_awq(hub: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    words = f"--model_dir {hub} --output_dir output --quant_scheme w_uint4_per_group_asym --group_size 32".split()
+    command(monkeypatch, *words, "--custom_mode", "awq", "--model_export", "hf_format", "--tasks", "gsm8k")
+    assert "pretrained=output,quantization=awq --tasks gsm8k" in capsys.readouterr().out
+    found = tensors("output")
+    assert found["model.layers.0.mlp.up_proj.qweight"] == ("int32", [64, 16])
+    assert found["model.layers.0.mlp.up_proj.qzeros"] == ("int32", [2, 16])
+    assert found["model.layers.0.mlp.up_proj.scales"] == ("float16", [2, 128])
+    with pytest.raises(SystemExit, match=r"fp8e4m3.* has no place in a checkpoint of the layout 'awq'"):
+        command(monkeypatch, "--model_dir", hub, "--output_dir", "b", "--quant_scheme", "fp8", "--custom_mode", "awq")
+
+
 def test_the_command_for_fp8(hub: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     Path("my.txt").write_text("the capital of france is a name ? " * 40, encoding="utf-8")
     line = f"""--model_dir {hub}

@@ -204,6 +204,25 @@ def test_every_scheme_of_a_template_is_what_it_is_here() -> None:
         assert LLAMA.get_config(name).global_quant_config.spec() == SCHEMES[name], name
 
 
+@pytest.mark.parametrize(("mode", "name", "end"), [("awq", "uint4_wo_32", "qzeros"), ("fp8", "fp8", "input_scale")])
+def test_layouts_that_were_custom_modes(
+    model: Any, batches: list[Any], tmp_path: Path, mode: str, name: str, end: str
+) -> None:
+    config = LLAMA.get_config(name, kv_cache_scheme="fp8" if mode == "fp8" else None)
+    quantized = ModelQuantizer(config).quantize_model(model, batches)
+    export_safetensors(quantized, tmp_path / "out", custom_mode=mode)
+    found = json.loads((tmp_path / "out" / "config.json").read_text(encoding="utf-8"))["quantization_config"]
+    assert found["quant_method"] == mode
+    first = load_file(tmp_path / "out" / "model.safetensors")
+    assert sum(key.endswith(f".{end}") for key in first) == 14
+    assert sum(key.endswith("self_attn.k_scale") for key in first) == (2 if mode == "fp8" else 0)
+    loaded = import_model_from_safetensors(None, tmp_path / "out")
+    assert torch.equal(logits(loaded, batches[0]), logits(quantized, batches[0]))
+    export_safetensors(loaded, tmp_path / "again", custom_mode=mode)
+    again = load_file(tmp_path / "again" / "model.safetensors")
+    assert first.keys() == again.keys() and all(torch.equal(again[key].float(), first[key].float()) for key in first)
+
+
 @pytest.mark.parametrize(
     "settings",
     [
@@ -308,7 +327,9 @@ def test_the_group_may_come_with_the_export(model: Any, batches: list[Any], tmp_
         ({"kv_cache_group": ["*k_proj"]}, {}, "but the model was quantized with float keys"),
         ({"min_kv_scale": 1.0}, {}, "keys and values are float"),
         ({"pack_method": "ordered"}, {}, "pack_method is 'ordered'"),
-        ({}, {"custom_mode": "awq"}, "custom_mode is 'awq'"),
+        ({}, {"custom_mode": "oga"}, "custom_mode is 'oga'; it must be one of: quark, awq, fp8"),
+        ({}, {"custom_mode": "fp8"}, "weight int4 .* has no place in a checkpoint of the layout 'fp8'"),
+        ({"pack_method": "order"}, {"custom_mode": "awq"}, "the layout 'awq' has an order of its own"),
         ({}, {"quant_config": LLAMA.get_config("int8")}, "is quantized by .*; give what the model was quantized by"),
     ],
 )  # fmt: skip

@@ -117,6 +117,11 @@ def arguments(**changes: object) -> Change:
     return lambda draft: draft.quantization["config_groups"]["group_0"]["weights"].update(changes)
 
 
+def zero_points(draft: Draft) -> None:
+    sizes = {f"{name}.weight_zero_point": (out // 8, into // 32) for name, (out, into) in drafts.LINEARS.items()}
+    draft.tensors.update({name: ("I32", size) for name, size in sizes.items()})
+
+
 def all_of(*changes: Change) -> Change:
     def change(draft: Draft) -> None:
         for each in changes:
@@ -288,6 +293,7 @@ CASES = (
     Case("ct-groups", "refused", drafts.compressed, quantization(config_groups={}), BOTH),
     Case("ct-groups", "refused", drafts.compressed, group(targets=None), BOTH),
     Case("ct-format", "refused", drafts.compressed, quantization(format="packed"), BOTH),
+    Case("ct-zero-points", "warning", drafts.compressed, all_of(arguments(symmetric=False), zero_points), HF),
     Case("ct-arguments", "refused", drafts.compressed, arguments(group_size=None), BOTH),
     Case("ct-arguments", "refused", drafts.compressed, arguments(actorder="group"), BOTH),
     Case(

@@ -1,0 +1,54 @@
+"""Losses: what codes of a weight cost, in what the layer computes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from quark_onnx.torch.quantized import Quantized
+
+#: Types that torch.where does not know, by those of the same size that it does.
+_BITS = {torch.float8_e4m3fn: torch.uint8, torch.float8_e5m2: torch.uint8}
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The squared error of each output, summed over tokens.
+
+    Attributes:
+        weight: (outputs, inputs).
+        gram: (inputs, inputs).
+        pull: (inputs, outputs): what the layer should compute beside ``weight``, times the inputs; None for nothing.
+    """
+
+    weight: Any
+    gram: Any
+    pull: Any
+
+    def __call__(self, found: Quantized) -> Any:
+        """(outputs,); beside a pull it is up to a constant."""
+        off = found.dequantize(torch.float32).reshape(self.weight.shape) - self.weight
+        square = ((off @ self.gram) * off).sum(1)
+        return square if self.pull is None else square - 2 * (off * self.pull.t()).sum(1)
+
+    def power(self) -> Any:
+        """The sum of squares of what the float weight computes."""
+        return ((self.weight @ self.gram) * self.weight).sum()
+
+
+def better(best: Quantized, error: Any, found: Quantized, new: Any) -> tuple[Quantized, Any]:
+    """Row by row, what has less error; where a scale is the whole tensor's, all of either."""
+    if best.scale.ndim == 0:
+        return (found, new) if new.sum() < error.sum() else (best, error)
+    wins = new < error
+    parts = dict[str, Any]()
+    for part in ("codes", "scale", "zero"):
+        old = getattr(best, part)
+        if old is not None:
+            own = getattr(found, part)
+            bits = _BITS.get(old.dtype, old.dtype)
+            mask = wins.reshape(-1, *[1] * (old.ndim - 1))
+            parts[part] = torch.where(mask, own.view(bits), old.view(bits)).view(old.dtype)
+    return replace(best, **parts), torch.where(wins, new, error)

@@ -1,0 +1,90 @@
+"""Rotations in torch: of tensors along an axis, and of what a layer reads as the model runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import nn
+
+from quark_onnx.kernels.hadamard import Rotation
+
+
+@dataclass(frozen=True, eq=False)
+class Turning:
+    """An orthogonal matrix, ``diag(signs) (factors[0] x factors[1] x ...)`` of Kronecker products.
+
+    Attributes:
+        factors: orthogonal tensors.
+        signs: of the channels before they are mixed; None for no change.
+    """
+
+    factors: tuple[Any, ...]
+    signs: Any = None
+
+    @staticmethod
+    def of(rotation: Rotation) -> Turning:
+        """The same matrix, in float64."""
+        signs = None if rotation.signs is None else torch.from_numpy(rotation.signs)
+        return Turning(tuple(torch.tensor(factor) for factor in rotation.factors), signs)
+
+    @property
+    def size(self) -> int:
+        """How many channels are mixed."""
+        return prod(len(factor) for factor in self.factors)
+
+    def turn(self, x: Any, axis: int = -1) -> Any:
+        """Every vector along an axis times the matrix, in the type of ``x``; the shape stays.
+
+        An axis that is several times as long is turned part by part.
+
+        >>> Turning((torch.tensor([[0.0, 1.0], [-1.0, 0.0]]),)).turn(torch.tensor([1.0, 2.0, 3.0, 4.0]))
+        tensor([-2.,  1., -4.,  3.])
+        """
+        moved = x.movedim(axis, -1)
+        result = moved.reshape(-1, self.size)
+        if self.signs is not None:
+            result = result * self.signs.to(x)
+        inner = self.size
+        for factor in self.factors:
+            inner //= len(factor)
+            parts = result.reshape(-1, len(factor), inner)
+            result = parts.squeeze(-1) @ factor.to(x) if inner == 1 else factor.to(x).T @ parts
+        return result.reshape(moved.shape).movedim(-1, axis)
+
+
+class Turned(nn.Module):
+    """A layer behind a rotation that each run computes.
+
+    Args:
+        layer: reads what is rotated.
+        turning: the rotation; in float32 from here on, or in the type that the model is moved to.
+    """
+
+    def __init__(self, layer: Any, turning: Turning) -> None:
+        super().__init__()
+        self.layer = layer
+        self._count = len(turning.factors)
+        device = next(layer.parameters()).device
+        for name, tensor in _named(turning.factors, turning.signs):
+            kept = None if tensor is None else tensor.to(device, torch.float32)
+            self.register_buffer(name, kept, persistent=False)
+
+    @property
+    def turning(self) -> Turning:
+        """The rotation."""
+        return Turning(tuple(getattr(self, f"factor{place}") for place in range(self._count)), self.signs)
+
+    def forward(self, x: Any) -> Any:
+        """What the layer computes of the rotated ``x``, of shape (..., features)."""
+        return self.layer(self.turning.turn(x))
+
+    def extra_repr(self) -> str:
+        return f"rotates {self.turning.size} channels"
+
+
+def _named(factors: Sequence[Any], signs: Any) -> list[tuple[str, Any]]:
+    return [*((f"factor{place}", factor) for place, factor in enumerate(factors)), ("signs", signs)]

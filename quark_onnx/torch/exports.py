@@ -1,0 +1,93 @@
+"""What a quantized model is written as: a checkpoint, a GGUF file, an ONNX model."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from quark_onnx.errors import ConfigError, MissingDependency, nearest
+from quark_onnx.torch.config import TorchConfig
+from quark_onnx.torch.float_checkpoint import FloatCheckpoint
+from quark_onnx.torch.gguf import check_gguf, write_quantized_gguf
+from quark_onnx.torch.load import load_checkpoint
+from quark_onnx.torch.quantize import chosen_layers
+
+#: By the names of AMD Quark's script: a checkpoint in the layout of Hugging Face, ``model.gguf``, ``model.onnx``.
+EXPORTS = ("hf_format", "gguf", "onnx")
+#: Tokens that an ONNX model is traced with, and run on for the comparison.
+_TOKENS = 16
+
+
+@contextmanager
+def exported(
+    kinds: Collection[str], source: FloatCheckpoint, config: TorchConfig, output: Path | str, notes: list[str]
+) -> Iterator[Path]:
+    """Context manager: the folder for the checkpoint; what else was asked for is made of it when the block ends well.
+
+    GGUF and ONNX need the whole quantized model in memory. They are put beside the checkpoint; where none was asked
+    for, that is in a temporary folder.
+
+    Args:
+        kinds: of ``EXPORTS``.
+        source: the float model.
+        config: how it is quantized in the block.
+        output: the folder of the results; may exist only if it is empty.
+        notes: what a user should know is added to it.
+
+    Raises:
+        ConfigError: a kind is unknown, or cannot hold what the configuration asks for; nothing has been done then.
+        ModelError: the model is none of those that the kind knows.
+        MissingDependency: a package is missing.
+    """
+    output = Path(output)
+    _check(kinds, source, config, output)
+    if "hf_format" in kinds:
+        yield output
+        _write(kinds, source, output, output, notes)
+        return
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as place:
+        yield Path(place) / "checkpoint"
+        _write(kinds, source, Path(place) / "checkpoint", output, notes)
+
+
+def _check(kinds: Collection[str], source: FloatCheckpoint, config: TorchConfig, output: Path) -> None:
+    if not kinds:
+        raise ConfigError(f"nothing is to be written; name one or more of: {', '.join(EXPORTS)}")
+    for kind in kinds:
+        if kind not in EXPORTS:
+            raise ConfigError(f"unknown export {kind!r}{nearest(kind, EXPORTS)}; known: {', '.join(EXPORTS)}")
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise ConfigError(f"{output} exists already and is not empty; name another folder")
+    if "gguf" in kinds:
+        check_gguf(source, chosen_layers(source.model, config)[0])
+    if "onnx" in kinds and find_spec("onnxscript") is None:
+        raise MissingDependency("an ONNX model needs the package onnxscript: pip install 'quark-onnx[llm]'")
+
+
+def _write(kinds: Collection[str], source: FloatCheckpoint, checkpoint: Path, output: Path, notes: list[str]) -> None:
+    if set(kinds) <= {"hf_format"}:
+        return
+    model = load_checkpoint(checkpoint, trust_code=source.trust_code)
+    output.mkdir(parents=True, exist_ok=True)
+    if "gguf" in kinds:
+        notes += write_quantized_gguf(model, source.folder, output / "model.gguf").notes
+        if any(getattr(module, "input", None) is not None for module in model.modules()):
+            notes.append("llama.cpp rounds activations its own way: model.gguf holds the weights alone")
+    if "onnx" in kinds:
+        _write_onnx(model, output / "model.onnx", notes)
+
+
+def _write_onnx(model: Any, output: Path, notes: list[str]) -> None:
+    from quark_onnx.torch.onnx_export import export_onnx
+
+    tokens = torch.arange(2 * _TOKENS).reshape(2, _TOKENS) % model.get_input_embeddings().weight.shape[0]
+    found = export_onnx(model, output, {"input_ids": tokens})
+    notes += found.notes
+    notes.append(f"onnxruntime's outputs of model.onnx differ from torch's by {found.difference:.1g}, relative")
