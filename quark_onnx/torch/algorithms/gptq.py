@@ -133,53 +133,6 @@ _POWERS = 30
 _KINDS = ("Linear", "Conv1D")
 
 
-<<<<<<< HEAD
-@dataclass(frozen=True)
-class Loss:
-    """The squared error of each output, summed over tokens.
-
-    Attributes:
-        weight: (outputs, inputs).
-        gram: (inputs, inputs); None stands for that of inputs that do not depend on each other.
-        pull: (inputs, outputs): what the layer should compute beside ``weight``, times the inputs; None for nothing.
-    """
-
-    weight: Any
-    gram: Any
-    pull: Any
-
-    def __call__(self, found: Quantized) -> Any:
-        """(outputs,); beside a pull it is up to a constant."""
-        off = found.dequantize(torch.float32).reshape(self.weight.shape) - self.weight
-        square = (self._seen(off) * off).sum(1)
-        return square if self.pull is None else square - 2 * (off * self.pull.t()).sum(1)
-
-    def power(self) -> Any:
-        """The sum of squares of what the float weight computes."""
-        return (self._seen(self.weight) * self.weight).sum()
-
-    def _seen(self, weight: Any) -> Any:
-        return weight if self.gram is None else weight @ self.gram
-
-
-def better(best: Quantized, error: Any, found: Quantized, new: Any) -> tuple[Quantized, Any]:
-    """Row by row, what has less error; where a scale is the whole tensor's, all of either."""
-    if best.scale.ndim == 0:
-        return (found, new) if new.sum() < error.sum() else (best, error)
-    wins = new < error
-    parts = dict[str, Any]()
-    for part in ("codes", "scale", "zero"):
-        old = getattr(best, part)
-        if old is not None:
-            own = getattr(found, part)
-            bits = _BITS.get(old.dtype, old.dtype)
-            mask = wins.reshape(-1, *[1] * (old.ndim - 1))
-            parts[part] = torch.where(mask, own.view(bits), old.view(bits)).view(old.dtype)
-    return replace(best, **parts), torch.where(wins, new, error)
-
-
-=======
->>>>>>> main
 @ALGORITHMS.register("gptaq")
 @dataclass(frozen=True)
 class GPTAQ(GPTQ):

@@ -18,8 +18,8 @@ from quark_onnx.kernels.hqq import HalfQuadratic, half_quadratic
 from quark_onnx.registry import ALGORITHMS
 from quark_onnx.torch.affine import Params, scale_type
 from quark_onnx.torch.algorithms.base import BlockJob, Outcome
-from quark_onnx.torch.algorithms.gptq import Loss, better
 from quark_onnx.torch.algorithms.grams import grams_of
+from quark_onnx.torch.algorithms.losses import Loss, better
 from quark_onnx.torch.algorithms.stages import stages_of
 from quark_onnx.torch.layers import kind_of
 from quark_onnx.torch.quantized import Quantized, quantize
