@@ -14,7 +14,9 @@ from quark_onnx.torch.algorithms.clip import Clip as Clip
 from quark_onnx.torch.algorithms.gptq import GPTAQ as GPTAQ
 from quark_onnx.torch.algorithms.gptq import GPTQ as GPTQ
 from quark_onnx.torch.algorithms.gptq import Qronos as Qronos
+from quark_onnx.torch.algorithms.hqq import HQQ as HQQ
 from quark_onnx.torch.algorithms.rotation import Rotation as Rotation
+from quark_onnx.torch.algorithms.signed import SignedRounding as SignedRounding
 from quark_onnx.torch.algorithms.smoothquant import AutoSmoothQuant as AutoSmoothQuant
 from quark_onnx.torch.algorithms.smoothquant import SmoothQuant as SmoothQuant
 

@@ -11,6 +11,7 @@ from quark_onnx.config.spec import check_names
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.torch.algorithms.gptq import GPTAQ, GPTQ, Qronos
 from quark_onnx.torch.algorithms.rotation import Rotation
+from quark_onnx.torch.algorithms.signed import SignedRounding
 from quark_onnx.torch.checkpoint import read_json
 from quark_onnx.torch.quantization.config.fields import Fields
 
@@ -226,6 +227,15 @@ def algorithm_for(config: AlgoConfig) -> Any:
         if isinstance(config, GPTAQConfig):
             return GPTAQ(config.damp_percent, config.desc_act, alpha=config.alpha)
         return Qronos(config.alpha, config.desc_act)
+    if isinstance(config, AutoRoundConfig):
+        return SignedRounding(
+            config.iters,
+            config.lr,
+            config.minmax_lr,
+            config.batch_size,
+            tune_ranges=config.enable_minmax_tuning,
+            optimizer="sign",
+        )
     if isinstance(config, RotationConfig):
         if config.online_r1_rotation or config.online_config is not None:
             raise ConfigError("RotationConfig: the residual stream is rotated in weights; leave online settings out")
