@@ -55,4 +55,6 @@ def in_order(algorithms: tuple[Any, ...]) -> tuple[Any, ...]:
     for one, other in pairwise(found):
         if STAGES.index(one.stage) > STAGES.index(other.stage):
             raise ConfigError(f"{other.name} works on the float model; name it in front of {one.name}")
-    return found
+    alone = all(each.stage != "weights" for each in found)
+    clipped = alone and any(isinstance(each, AWQ) and each.clip for each in found)
+    return (*found, Clip()) if clipped else found
