@@ -58,6 +58,11 @@ def ptq_options(parser: Parser) -> None:
     parser.add_argument("--data", metavar="TEXT", help=f"to calibrate on: {_TEXT}")
     parser.add_argument("--samples", type=count, default=128, metavar="N", help="windows of it (default: 128)")
     parser.add_argument("--length", type=count, default=512, metavar="N", help="tokens of a window (default: 512)")
+    _evaluation_options(parser)
+    _result_options(parser)
+
+
+def _evaluation_options(parser: Parser) -> None:
     parser.add_argument("--evaluate", metavar="TEXT", help="compute the perplexity of this text before and after")
     parser.add_argument(
         "--tasks",
@@ -67,6 +72,9 @@ def ptq_options(parser: Parser) -> None:
     )
     parser.add_argument("--shots", type=count, metavar="N", help="examples in front of each question of a task")
     parser.add_argument("--limit", type=count, metavar="N", help="questions of each task, at most")
+
+
+def _result_options(parser: Parser) -> None:
     parser.add_argument(
         "--export",
         nargs="+",

@@ -13,6 +13,7 @@ from quark_onnx.errors import ConfigError
 from quark_onnx.torch.algorithms.turning import Turned
 from quark_onnx.torch.checkpoint import SHARD, Writer, read_json
 from quark_onnx.torch.config import DEFAULT_TYPES, TorchConfig
+from quark_onnx.torch.disk_names import DiskNames
 from quark_onnx.torch.experts import Experts
 from quark_onnx.torch.exporter_config import ExporterConfig as ExporterConfig
 from quark_onnx.torch.exporter_config import JsonExporterConfig as JsonExporterConfig
@@ -59,7 +60,8 @@ def export_safetensors(
     quantized = {name: module for name, module in model.named_modules() if isinstance(module, QuantizedLayer)}
     for name, layer in quantized.items():
         form.check_layer(name, layer.origin, layer.spec, layer.shape)
-    check_experts(form, model, {name: name for name in quantized})
+    names = DiskNames(model)
+    check_experts(form, model, {name: names(f"{name}.weight").removesuffix(".weight") for name in quantized})
     with Writer(Path(folder), max_shard) as writer:
         model.config.save_pretrained(writer.staging)
         content = read_json(writer.staging / "config.json")
@@ -70,7 +72,7 @@ def export_safetensors(
         specs = {name: layer.spec for name, layer in quantized.items()}
         writer.write_json("config.json", described(content, model, config, form, specs))
         for name, tensor in tensors_of(model, form):
-            writer.add(form.key(name), tensor)
+            writer.add(form.key(names(name)), tensor)
         if getattr(model, "generation_config", None) is not None and model.can_generate():
             model.generation_config.save_pretrained(writer.staging)
         if tokenizer is not None:

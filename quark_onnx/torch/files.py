@@ -252,7 +252,7 @@ class _Run:
 
     def _key(self, layer: str) -> str:
         """How the result calls a layer."""
-        return self.sources.key_of(f"{layer}.weight", self.layout.keeps_names).removesuffix(".weight")
+        return self.sources.key_of(f"{layer}.weight").removesuffix(".weight")
 
     def _named(self, block: str, layers: Layers, tensors: Iterable[tuple[str, Any]]) -> dict[str, Any]:
         """The tensors of a block by the names that the checkpoint has for them."""

@@ -11,10 +11,11 @@ from torch import nn
 
 from quark_onnx.errors import ModelError
 from quark_onnx.torch.checkpoint import Reader
+from quark_onnx.torch.disk_names import DiskNames
 
 _EXPERT = re.compile(r"(.*\bexperts)\.(\d+)\.(gate|up|down)_proj\.(\w+)")
-#: How checkpoints of Mixtral call the layers of an expert.
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+#: How checkpoints of Mixtral call the layers of an expert.
 _MIXTRAL = {"gate": "w1", "up": "w3", "down": "w2"}
 
 
@@ -32,7 +33,7 @@ class Sources:
         self.used: set[str] = set()
         prefix = str(getattr(model, "base_model_prefix", "") or "")
         self._prefixes = ("", f"{prefix}.") if prefix else ("",)
-        self._renamed = _renamed(reader, model)
+        self._renamed, self._usual = _renamed(reader, model), DiskNames(model)
         first = dict[int, str]()
         #: Parameters that are another's, and the name of that.
         self.tied = {
@@ -46,18 +47,10 @@ class Sources:
     def __contains__(self, name: str) -> bool:
         return self._find(name) is not None
 
-    def key_of(self, name: str, experts: bool = False) -> str:
-        """How a quantized checkpoint calls a tensor: as this one does, but experts have names of one kind.
-
-        Args:
-            experts: whether those keep the names that they have there, too.
-        """
-        return name if _EXPERT.fullmatch(name) and not experts else self.place_of(name)
-
-    def place_of(self, name: str) -> str:
-        """How the checkpoint calls a tensor; its own name where there is none, or where it is a part of another."""
+    def key_of(self, name: str) -> str:
+        """How the checkpoint calls a tensor; how others of its family do where it has none, or a part of another."""
         found = self._own(name)
-        return name if found is None or found[1] is not None else found[0]
+        return self._usual(name) if found is None or found[1] is not None else found[0]
 
     def change(self, names: Collection[str], change: Callable[[str, Callable[[str], Any]], Any]) -> None:
         """From now on, tensors of these names are made of those of the checkpoint, and none of them is another's.
@@ -117,7 +110,7 @@ class Sources:
         return None
 
     def _spellings(self, name: str) -> Iterator[str]:
-        names = [name]
+        names = [name, self._usual(name)]
         if found := _EXPERT.fullmatch(name):
             stack, index, side, kind = found.groups()
             names.append(f"{stack}.{index}.{_MIXTRAL[side]}.{kind}")

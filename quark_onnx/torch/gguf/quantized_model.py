@@ -32,10 +32,10 @@ def write_quantized_gguf(model: Any, source: Path, output: Path) -> GgufFile:
     sources = Sources(Reader(source), model)
     weights = dict[str, Any]()
     for name, parameter in model.named_parameters():
-        weights[sources.place_of(name.replace(".float_weight", ".weight"))] = parameter.detach()
+        weights[sources.key_of(name.replace(".float_weight", ".weight"))] = parameter.detach()
     for name, layer in model.named_modules():
         if isinstance(layer, QuantizedLayer) and layer.quantized is not None:
-            weights[sources.place_of(f"{name}.weight")] = layer.quantized
+            weights[sources.key_of(f"{name}.weight")] = layer.quantized
     return write_gguf(source, output, "f16", weights)
 
 
@@ -60,5 +60,5 @@ def check_gguf(source: FloatCheckpoint, chosen: Layers) -> None:
         except ModelError as error:
             raise ConfigError(f"{error}; export no GGUF file, or choose another scheme") from error
     for name in chosen:
-        if sources.place_of(f"{name}.weight") not in stored:
+        if sources.key_of(f"{name}.weight") not in stored:
             raise ConfigError(f"a GGUF file of this model has no place for the weight of {name} alone; exclude it")

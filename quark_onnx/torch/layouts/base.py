@@ -32,7 +32,7 @@ class Layout(ABC):
         name: what it is asked for by.
         method: the ``quant_method`` of its config.json.
         parts: how the names of a weight's tensors end.
-        keeps_names: whether experts are called as float checkpoints of their model call them.
+        keeps_names: whether what reads it finds experts only where float checkpoints of their model have them apart.
     """
 
     name: ClassVar[str]

@@ -12,8 +12,10 @@ from transformers import AutoConfig, MllamaForConditionalGeneration
 
 from quark_onnx.torch.checkpoint import Reader
 from quark_onnx.torch.config import TorchConfig
+from quark_onnx.torch.disk_names import DiskNames
 from quark_onnx.torch.export import export_safetensors
 from quark_onnx.torch.files import quantize_checkpoint
+from quark_onnx.torch.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.load import load_checkpoint
 from quark_onnx.torch.quantize import quantize_model
 from quark_onnx.torch.schemes import scheme
@@ -22,8 +24,6 @@ from tests.torch_models import data_folder, logits, made, saved, tokens
 
 #: The greatest relative error of logits: random models of two blocks exaggerate every rounding.
 SCHEMES = {"fp8": 0.3, "int8": 0.2, "uint4_wo_32": 0.6, "mxfp4": 1.0}
-#: Where products are summed in another order once experts are stored apart.
-TOLERANCE = {"gpt_oss": 1e-4}
 
 
 @pytest.mark.parametrize("name", SCHEMES)
@@ -43,7 +43,10 @@ def test_a_family(family: str, name: str, tmp_path: Path) -> None:
     for folder in ("memory", "files"):
         loaded = load_checkpoint(tmp_path / folder)
         found = logits(loaded, tokens()[0])
-        torch.testing.assert_close(found, after, rtol=0, atol=TOLERANCE.get(family, 0.0))
+        assert torch.equal(found, after)
+    written = [Reader(tmp_path / folder) for folder in ("memory", "files")]
+    assert set(written[0]) == set(written[1])
+    assert all(torch.equal(written[0].get(key), written[1].get(key)) for key in written[0])
     generated = loaded.generate(tokens()[0], max_new_tokens=3, min_new_tokens=3, do_sample=False, pad_token_id=0)
     assert generated.shape == (1, 15)
     listed = [json.loads((tmp_path / f / "config.json").read_text("utf-8")) for f in ("memory", "files")]
@@ -92,6 +95,15 @@ def test_images_are_left_alone_and_blocks_that_text_skips_have_weights_alone(tmp
     assert float((after - before).norm() / before.norm()) < 0.3
 
 
+@pytest.mark.parametrize("family", [name for name in torch_families.FAMILIES if name != "gpt_oss"])
+def test_names_in_files_are_those_that_transformers_writes(family: str, tmp_path: Path) -> None:
+    """All but those of gpt-oss, which has no experts of their own in files."""
+    source = saved(made(torch_families.config_of(family)), tmp_path / "source")
+    model = FloatCheckpoint(source).model
+    names = DiskNames(model)
+    assert {names(name) for name, _ in model.named_parameters()} == set(Reader(source))
+
+
 @pytest.mark.realdata
 @pytest.mark.parametrize("name", ["family_qwen3_moe_fp8", "family_mixtral_uint4_wo_128"])
 def test_mixtures_have_the_layout_of_amd_quark(name: str, tmp_path: Path) -> None:
@@ -107,7 +119,12 @@ def test_mixtures_have_the_layout_of_amd_quark(name: str, tmp_path: Path) -> Non
     reader = Reader(tmp_path / "out")
     found = {f"{key}\t{str(reader.get(key).dtype)[6:]}\t{list(reader.shape(key))}" for key in reader}
     lines = (folder / "tensors.tsv").read_text(encoding="utf-8").splitlines()
-    assert found == {line for line in lines if not line.startswith("#")}
+    lines = [line for line in lines if not line.startswith("#")]
+    if name.startswith("family_mixtral"):
+        # AMD Quark writes the names that transformers has in memory, by which vLLM finds nothing
+        for old, new in {".mlp.": ".block_sparse_moe.", "gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}.items():
+            lines = [line.replace(old, new) for line in lines]
+    assert found == set(lines)
     written = json.loads((tmp_path / "out" / "config.json").read_text(encoding="utf-8"))["quantization_config"]
     if scheme_name == "fp8":
         assert written["exclude"] == quantized["exclude"]

@@ -1,0 +1,47 @@
+"""DiskNames: how checkpoints call the tensors of a model of transformers, which has other names for some in memory.
+
+They are those that its ``save_pretrained`` writes, and that vLLM looks for: Mixtral's router is
+``block_sparse_moe.gate`` in files, ``mlp.gate`` in memory.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+_EXPERT = re.compile(r"(.*\bexperts\.\d+\.)(gate|up|down)_proj(\..+)")
+_ONE_EXPERT = re.compile(r"experts\.\*\.(\w+)\.weight$")
+
+
+class DiskNames:
+    """A function of names.
+
+    Args:
+        model: of transformers, its experts taken apart or not; of other models all names stay.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._renamings: list[Any] = []
+        self._experts = dict[str, str]()
+        if not hasattr(model, "base_model_prefix"):
+            return
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import PrefixChange, WeightRenaming
+
+        for each in get_model_conversion_mapping(model, add_legacy=False)[::-1]:
+            if isinstance(each, WeightRenaming) and not isinstance(each, PrefixChange):
+                self._renamings.append(each.reverse_transform())
+            singles = [found[1] for pattern in each.source_patterns if (found := _ONE_EXPERT.search(pattern))]
+            if len(singles) == len(each.source_patterns):
+                sides = ("gate", "up") if len(singles) == 2 else ("down",)
+                self._experts |= dict(zip(sides, singles, strict=False))
+
+    def __call__(self, name: str) -> str:
+        """The name in files of a tensor by its name in memory."""
+        if found := _EXPERT.fullmatch(name):
+            name = f"{found[1]}{self._experts.get(found[2], found[2] + '_proj')}{found[3]}"
+        if not self._renamings:
+            return name
+        from transformers.core_model_loading import apply_renamings
+
+        return str(apply_renamings(name, self._renamings))
