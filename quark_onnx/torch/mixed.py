@@ -21,12 +21,17 @@ from quark_onnx.torch.block import inside, weight_of
 from quark_onnx.torch.checkpoint_layout import stored
 from quark_onnx.torch.config import TorchConfig
 from quark_onnx.torch.experts import Experts, unfuse_experts
+from quark_onnx.torch.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.layers import QuantizedLayer
+from quark_onnx.torch.load import load_checkpoint
+from quark_onnx.torch.memory import give_back
 from quark_onnx.torch.observe import Watching
+from quark_onnx.torch.ptq import Text, tokenizer_of
 from quark_onnx.torch.quantize import chosen_layers
 from quark_onnx.torch.schemes import scheme
 from quark_onnx.torch.spec import LayerSpec
 from quark_onnx.torch.structure import blocks_of, put_modules
+from quark_onnx.torch.text import read_windows
 from quark_onnx.torch.walk import Walk, batches, call, inference
 
 
@@ -128,6 +133,32 @@ def mix(
     picked = _spend(found, bits)
     layers = tuple((name, specs[group.chosen.scheme]) for group in picked for name in group.layers)
     return Mixture(config.with_(default=LayerSpec(), types=(), layers=(*config.layers, *layers)), picked)
+
+
+def mix_checkpoint(
+    source: FloatCheckpoint,
+    schemes: Sequence[str],
+    bits: float,
+    text: Text,
+    *,
+    config: TorchConfig,
+    progress: bool | None = None,
+) -> Mixture:
+    """``mix`` for a checkpoint, which is in memory as a whole meanwhile.
+
+    Args:
+        text: what is measured on.
+
+    Raises:
+        QuarkError: as ``mix``, or the checkpoint or the text cannot be read.
+    """
+    windows = read_windows(text.source, tokenizer_of(source.folder, source.trust_code), text.length, text.count)
+    model = load_checkpoint(source.folder, trust_code=source.trust_code)
+    try:
+        return mix(model, schemes, bits, [each[None] for each in windows], config=config, progress=progress)
+    finally:
+        del model
+        give_back()
 
 
 def _groups(model: Any, chosen: Mapping[str, tuple[Any, LayerSpec]], samples: list[Any]) -> list[tuple[str, ...]]:
