@@ -190,6 +190,7 @@ def _mixture(options: Namespace, module: Any, source: Any, config: Any) -> Any:
     if len(schemes) == 1:
         return None
     mixed = _torch_side("quark_onnx.torch.mixed")
+    _torch_side("quark_onnx.torch.checkpoint").check_free(options.output)
     layouts = _torch_side("quark_onnx.torch.layouts")
     layout = layouts.layout_named(options.layout, options.pack)
     for name in schemes:  # an unknown one, or one without a place, before the work
