@@ -11,8 +11,12 @@ from typing import Any
 import torch
 
 from quark_onnx.torch.algorithms.base import Layers
+from quark_onnx.torch.algorithms.cost import Cost, Shapes, cost_of
+from quark_onnx.torch.algorithms.steps import Steps
+from quark_onnx.torch.algorithms.sweep import Solver
 from quark_onnx.torch.checkpoint_layout import stored
 from quark_onnx.torch.float_checkpoint import FloatCheckpoint
+from quark_onnx.torch.layers import kind_of, outputs_first
 from quark_onnx.torch.memory import resident
 from quark_onnx.torch.quantized import quantize
 from quark_onnx.torch.skeleton import dtype_of
@@ -25,6 +29,8 @@ _WORKING, _ON_THE_WAY = 6, 48 << 20
 _ROWS, _COLUMNS, _SOME = 2048, 2048, 64
 #: Rows that it is multiplied with, and bytes that are read, to see how fast that is.
 _TOKENS, _READ = 256, 1 << 25
+#: Columns of a weight that is swept, to see how fast that is.
+_SWEPT = 128
 
 
 @dataclass(frozen=True)
@@ -33,8 +39,8 @@ class Estimate:
 
     Attributes:
         memory, disk: bytes.
-        seconds: without the work of algorithms.
-        algorithms: those whose work comes on top.
+        seconds: those of algorithms are a rough guess.
+        algorithms: those that nothing is known of; their work comes on top.
 
     >>> print(Estimate(3 << 30, 1 << 29, 170.0))
     about 3.0 GiB of memory, 512 MiB of disk, 3 min
@@ -62,13 +68,17 @@ def size(count: int) -> str:
     return f"{count / 2**30:.1f} GiB" if count >= 1 << 30 else f"{count / 2**20:.0f} MiB"
 
 
-def estimate(source: FloatCheckpoint, chosen: Layers, tokens: int) -> Estimate:
+def estimate(
+    source: FloatCheckpoint, chosen: Layers, tokens: int, *, samples: int = 1, algorithms: tuple[Any, ...] = ()
+) -> Estimate:
     """What it takes to quantize layers of a checkpoint file to file, in this process and at the speed of this machine.
 
     Args:
         source: the checkpoint.
         chosen: the layers that are quantized, of its empty model.
         tokens: of the data that the blocks are run on; 0 where they are not run.
+        samples: that the tokens are in.
+        algorithms: those of the configuration.
     """
     model, dtype, now = source.model, dtype_of(source.model.config), resident()
     blocks = [list(block.parameters()) for block in blocks_of(model).values()]
@@ -83,13 +93,34 @@ def estimate(source: FloatCheckpoint, chosen: Layers, tokens: int) -> Estimate:
         seconds += count / _rounding_rate(coded[0][1], dtype)
     alone = max(parameter.numel() for parameter in model.parameters()) * dtype.itemsize
     memory = now + largest * _WORKING + _ON_THE_WAY
+    shapes = _shapes(chosen, blocks, dtype, tokens, samples)
+    more, unknown = cost_of(algorithms, shapes)
+    seconds += _work(more, coded[0][1], dtype) if coded and algorithms else 0.0
     if not tokens:
-        return Estimate(memory + alone, disk, seconds)
-    inside = sum(map(_count, blocks))
-    block = max(map(_count, blocks), default=0) * (dtype.itemsize + max(1.0, codes / max(count, 1)))
+        return Estimate(memory + alone + more.memory, disk, seconds, unknown)
+    block = shapes.block + max(map(_count, blocks), default=0) * max(1.0, codes / max(count, 1))
     states = tokens * int(getattr(model.config, "hidden_size", 0) or 0) * dtype.itemsize
-    held = _count(_in_front(source, blocks)) * dtype.itemsize + int(block) + states
-    return Estimate(memory + max(alone, held), disk, seconds + inside * tokens / _product_rate(dtype))
+    states *= 2 if any(each.stage == "weights" for each in algorithms) else 1
+    held = _count(_in_front(source, blocks)) * dtype.itemsize + int(block) + states + more.memory
+    return Estimate(memory + max(alone, held), disk, seconds + shapes.weights * tokens / _product_rate(dtype), unknown)
+
+
+def _shapes(chosen: Layers, blocks: list[list[Any]], dtype: Any, tokens: int, samples: int) -> Shapes:
+    """What algorithms work on."""
+    inside = {id(parameter) for block in blocks for parameter in block}
+    layers = {
+        name: tuple(outputs_first(module.weight, kind_of(module)).flatten(1).shape)
+        for name, (module, spec) in chosen.items()
+        if spec.weight is not None and id(module.weight) in inside and module.weight.ndim > 1
+    }
+    block = max(map(_count, blocks), default=0) * dtype.itemsize
+    return Shapes(layers, sum(map(_count, blocks)), block, tokens, samples)
+
+
+def _work(cost: Cost, spec: TensorSpec, dtype: Any) -> float:
+    """Seconds that algorithms take."""
+    seconds = cost.products / _product_rate(torch.float32) + cost.roundings / _rounding_rate(spec, dtype)
+    return seconds + (cost.columns / _column_rate() if cost.columns else 0.0)
 
 
 def _count(parameters: Iterable[Any]) -> int:
@@ -130,6 +161,14 @@ def _product_rate(dtype: Any) -> float:
 def _rounding_rate(spec: TensorSpec, dtype: Any) -> float:
     """Weights a second that are rounded and laid out as they are stored."""
     return float(_ROWS * _COLUMNS) / _seconds(lambda: _laid_out(spec, dtype, _ROWS))
+
+
+def _column_rate() -> float:
+    """Columns a second that are swept, where they are so short that their length does not matter."""
+    weight = torch.linspace(-1, 1, _SOME * _SWEPT).reshape(_SOME, _SWEPT)
+    steps, solver = Steps.of(quantize(weight, TensorSpec("int8"))), Solver.of(torch.eye(_SWEPT))
+    assert steps is not None
+    return _SWEPT / _seconds(lambda: solver.rounded(weight, steps))
 
 
 def _reading_rate(source: FloatCheckpoint) -> float:

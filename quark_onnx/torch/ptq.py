@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -126,8 +126,8 @@ def ptq(
     if text is not None and config.needs_data:
         windows = read_windows(text.source, tokenizer, text.length, text.count)
     judges = [] if evaluate is None else read_windows(evaluate.source, tokenizer, evaluate.length, evaluate.count)
-    expected = estimate(source, chosen_layers(source.model, config)[0], sum(map(len, windows)))
-    expected = replace(expected, algorithms=tuple(each.name for each in config.algorithms))
+    layers, tokens = chosen_layers(source.model, config)[0], sum(map(len, windows))
+    expected = estimate(source, layers, tokens, samples=len(windows), algorithms=config.algorithms)
     if announce is not None:
         announce(expected)
     batches = [window[None] for window in windows] if windows else None

@@ -12,6 +12,8 @@ from quark_onnx.torch.report import TorchReport
 
 #: The greatest distance of two algorithms at a layer, and radii of what is drawn.
 _BESIDE, _LEAST, _GREATEST = 7.0, 1.2, 3.6
+#: Layers that are nearer to each other have no lines, which would fill the plot.
+_APART = 3.0
 
 
 def algorithms_of(report: TorchReport) -> list[str]:
@@ -43,7 +45,7 @@ def errors(report: TorchReport, width: float, height: float, class_: str) -> str
         inside = [place for name, place in places.items() if name.startswith(f"{outcome.layer}.")]
         if outcome.layer in places:
             at = frame.x(places[outcome.layer]) + step * (own - (len(algorithms) - 1) / 2)
-            drawn = _layer(frame, outcome, at, min(max(0.4 * step, _LEAST), _GREATEST))
+            drawn = _layer(frame, outcome, at, min(max(0.4 * step, _LEAST), _GREATEST), stem=frame.slot >= _APART)
         elif inside:
             drawn = _whole(frame, outcome, frame.x(inside[0] - 0.4), frame.x(inside[-1] + 0.4))
         else:
@@ -53,14 +55,14 @@ def errors(report: TorchReport, width: float, height: float, class_: str) -> str
     return frame.drawn("Error before and after each algorithm, in the order of the model", "error", parts, class_)
 
 
-def _layer(frame: Frame, outcome: Outcome, at: float, radius: float) -> str:
-    """A ring, a dot, and a line between them."""
+def _layer(frame: Frame, outcome: Outcome, at: float, radius: float, *, stem: bool) -> str:
+    """A ring, a dot, and maybe a line between them."""
     before, after = frame.y(outcome.before), frame.y(outcome.after)
     dot = tag("circle", class_="filled", cx=at, cy=after, r=radius)
     if before == after:
         return dot
-    stem = tag("line", class_="stem", x1=at, x2=at, y1=before, y2=after)
-    return stem + tag("circle", class_="hollow", cx=at, cy=before, r=radius) + dot
+    line = tag("line", class_="stem", x1=at, x2=at, y1=before, y2=after) if stem else ""
+    return line + tag("circle", class_="hollow", cx=at, cy=before, r=radius) + dot
 
 
 def _whole(frame: Frame, outcome: Outcome, left: float, right: float) -> str:

@@ -12,8 +12,9 @@ from quark_onnx.torch.report import TorchReport
 _EXPERT = re.compile(r".*expert[^.]*(?:\.[^.\d]+)*\.(\d+)\.")
 _TOKENS = re.compile(r"(\d+) tokens")
 _UNREACHED = "the data has not reached it"
-#: Around the plot; between the numbers of two experts; how high a row is.
-_LEFT, _TOP, _BOTTOM, _APART, _ROW = 48.0, 26.0, 40.0, 26.0, 22.0
+#: Around the plot; between the numbers of two experts; how high a row is, and where there are many.
+_LEFT, _TOP, _BOTTOM, _APART, _ROW, _LOW = 48.0, 26.0, 40.0, 26.0, 22.0, 15.0
+_MANY = 24
 
 
 def tokens_of(report: TorchReport) -> dict[str, dict[int, int]]:
@@ -35,16 +36,17 @@ def experts(report: TorchReport, width: float, class_: str) -> str:
         return ""
     count = 1 + max(number for row in rows.values() for number in row)
     most = max(1, *(tokens for row in rows.values() for tokens in row.values()))
-    wide, bottom = (width - _LEFT - 12) / count, _TOP + _ROW * len(rows)
+    high = _ROW if len(rows) <= _MANY else _LOW
+    wide, bottom = (width - _LEFT - 12) / count, _TOP + high * len(rows)
     parts = [tag("text", "block", x=0, y=12)]
     for place, (block, row) in enumerate(rows.items()):
-        top = _TOP + place * _ROW
+        top = _TOP + place * high
         label = block.rpartition(".")[2]
-        parts.append(tag("text", escape(label), x=_LEFT - 8, y=top + _ROW / 2 + 4, text_anchor="end"))
+        parts.append(tag("text", escape(label), x=_LEFT - 8, y=top + high / 2 + 4, text_anchor="end"))
         for number, tokens in row.items():
             hover = tag("title", escape(f"{block}, expert {number}: {tokens:,} tokens"))
             shade = {"class_": "cell", "opacity": 0.08 + 0.92 * tokens / most} if tokens else {"class_": "none"}
-            box = {"x": _LEFT + number * wide + 0.5, "y": top + 1, "width": max(0.6, wide - 1), "height": _ROW - 2}
+            box = {"x": _LEFT + number * wide + 0.5, "y": top + 1, "width": max(0.6, wide - 1), "height": high - 2}
             parts.append(tag("rect", hover, **shade, **box))
     every = max(1, round(_APART / wide + 0.5))
     for number in range(0, count, every):

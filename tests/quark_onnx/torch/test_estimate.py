@@ -5,12 +5,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from quark_onnx.registry import ALGORITHMS
+from quark_onnx.torch.algorithms.cost import Cost, Shapes, cost_of
+from quark_onnx.torch.algorithms.named import algorithm
 from quark_onnx.torch.checkpoint import Reader
 from quark_onnx.torch.config import TorchConfig
 from quark_onnx.torch.estimate import Estimate, estimate
@@ -43,11 +49,12 @@ from pathlib import Path
 from quark_onnx.torch.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.memory import resident
 from quark_onnx.torch.ptq import Text, config_for, ptq
-source, output, data, scheme = sys.argv[1:]
+source, output, data, scheme, *algorithms = sys.argv[1:]
 source = FloatCheckpoint(source)
 assert source.model is not None
 before = resident()
-found = ptq(source, output, config_for(scheme), text=Text(data, 2, 64), progress=False)
+config = config_for(scheme).with_(algorithms=tuple(algorithms))
+found = ptq(source, output, config, text=Text(data, 2, 64), progress=False)
 lines = Path("/proc/self/status").read_text().splitlines()
 peak = next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
 print(json.dumps([found.estimate.memory - before, peak - before]))
@@ -59,17 +66,90 @@ print(json.dumps([found.estimate.memory - before, peak - before]))
 @pytest.mark.parametrize("name", ["uint4_wo_128", "fp8", "mxfp4"])
 def test_memory(name: str, tmp_path: Path) -> None:
     """Beyond what the process has before: 30 million weights in a block, 15 million in a matrix."""
+    expected, taken = peak(tmp_path, {"hidden_size": 1024, "intermediate_size": 12288, "vocab_size": 8000}, name)
+    assert taken > 40 << 20 and expected / 2 < taken < expected * 2
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is read from /proc")
+@pytest.mark.parametrize("algorithm", ["gptq", "qronos", "awq", "autoround:steps=1"])
+def test_memory_of_algorithms(algorithm: str, tmp_path: Path) -> None:
+    expected, taken = peak(tmp_path, {"hidden_size": 1024, "intermediate_size": 2048}, "uint4_wo_128", algorithm)
+    assert taken > 40 << 20 and expected / 3 < taken < expected * 3
+
+
+def peak(folder: Path, settings: dict[str, Any], *arguments: str) -> tuple[int, int]:
+    """Bytes that a run in a process of its own was said to take, and that it took."""
     import numpy as np
 
-    torch.manual_seed(0)
-    settings = {"hidden_size": 1024, "intermediate_size": 12288, "num_hidden_layers": 1, "vocab_size": 8000}
-    source = saved(made(llama(**settings, dtype="bfloat16"), torch.bfloat16), tmp_path / "source")
-    np.save(tmp_path / "tokens.npy", np.arange(128).reshape(2, 64))
-    command = [sys.executable, "-c", MEASURED, str(source), str(tmp_path / "out"), str(tmp_path / "tokens.npy"), name]
+    source = saved(made(llama(num_hidden_layers=1, dtype="bfloat16", **settings), torch.bfloat16), folder / "source")
+    np.save(folder / "tokens.npy", np.arange(128).reshape(2, 64) % 96)
+    command = [sys.executable, "-c", MEASURED, str(source), str(folder / "out"), str(folder / "tokens.npy"), *arguments]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     expected, taken = json.loads(done.stdout.splitlines()[-1])
-    assert taken > 40 << 20 and expected / 2 < taken < expected * 2
+    return expected, taken
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """One thread: the time of a processor is what is compared, as other work may run beside."""
+    count = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(count)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "algorithm", ["gptq", "gptaq", "qronos", "clip", "awq:clip=false", "autosmoothquant", "hqq", "autoround:steps=10"]
+)
+def test_time_of_algorithms(algorithm: str, tmp_path: Path, alone: None) -> None:
+    source = saved(made(llama(hidden_size=256, intermediate_size=768, num_hidden_layers=1)), tmp_path / "source")
+    opened = FloatCheckpoint(source)
+    config = TorchConfig(scheme("uint4_wo_32"), exclude=("lm_head",), algorithms=(algorithm,))
+    chosen = chosen_layers(opened.model, config)[0]
+    # the fastest of some, as other work runs beside
+    found = [estimate(opened, chosen, 8 * 64, samples=8, algorithms=config.algorithms).seconds for _ in range(3)]
+    start = time.process_time()
+    quantize_checkpoint(opened, tmp_path / "out", config, tokens(8, 64), progress=False)
+    taken = time.process_time() - start
+    assert min(found) / 3 < taken < min(found) * 3
+
+
+def test_what_algorithms_take_grows_with_their_settings() -> None:
+    layers = {f"m.{block}.{name}": (64, 32) for block in range(2) for name in ("attn.q", "attn.k", "mlp.up")}
+    layers |= {f"m.{block}.mlp.down": (32, 64) for block in range(2)}
+    shapes = Shapes(layers, 5 * 10**4, 10**5, 1000, 10)
+    assert shapes.groups == {
+        (f"m.{block}.{parent}", size): count
+        for block in range(2)
+        for parent, size, count in (("attn", 32, 2), ("mlp", 32, 1), ("mlp", 64, 1))
+    }
+    assert shapes.widest == 64**2
+    experts = {f"m.0.experts.{expert}.up": (64, 32) for expert in range(8)}
+    assert Shapes(experts, 1, 1, 1, 1).widest == 8 * 32**2  # one stage
+
+    def cost(text: str) -> Cost:
+        return cost_of((algorithm(text),), shapes)[0]
+
+    pairs = [("gptq", "qronos"), ("gptq:fit=false", "gptq"), ("gptq", "gptq:polish=3"), ("awq", "awq:duo=true")]
+    pairs += [("autoround:steps=10", "autoround:steps=20"), ("smoothquant", "autosmoothquant"), ("hqq", "gptq")]
+    for less, more in pairs:
+        assert cost(less).products + cost(less).roundings < cost(more).products + cost(more).roundings
+    assert cost("qronos").memory - cost("gptq").memory == 4 * shapes.widest
+    both, _ = cost_of((algorithm("awq"), algorithm("gptq")), shapes)
+    assert both.memory == max(cost("awq").memory, cost("gptq").memory)
+    assert both.products == cost("awq").products + cost("gptq").products
+
+
+def test_every_algorithm_is_known() -> None:
+    shapes = Shapes({"m.0.q": (32, 32)}, 1024, 4096, 10, 1)
+    for name in ALGORITHMS:
+        cost, unknown = cost_of((ALGORITHMS[name](),), shapes)
+        assert not unknown and cost != Cost(), name
+    assert cost_of((SimpleNamespace(name="mine"),), shapes) == (Cost(), ("mine",))
+    assert str(Estimate(1 << 20, 1 << 20, 5.0, ("mine",))).endswith("5 s, and what mine takes")
 
 
 def test_a_size_is_said_in_its_unit() -> None:

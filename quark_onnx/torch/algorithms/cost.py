@@ -1,0 +1,199 @@
+"""What algorithms take beside the plain run of a model: memory and time, from shapes and settings alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from quark_onnx.torch.algorithms.awq import AWQ
+from quark_onnx.torch.algorithms.clip import Clip
+from quark_onnx.torch.algorithms.gptq import GPTAQ, GPTQ, Qronos
+from quark_onnx.torch.algorithms.hqq import HQQ
+from quark_onnx.torch.algorithms.pairs import pattern_of
+from quark_onnx.torch.algorithms.rotation import Rotation
+from quark_onnx.torch.algorithms.signed import SignedRounding
+from quark_onnx.torch.algorithms.smoothquant import AutoSmoothQuant, SmoothQuant
+
+#: Stages of a usual block; ranges that GPTQ tries; tokens that are kept in place of products of inputs.
+_STAGES, _RANGES, _KEPT = 4, 29, 1024
+#: How many times a product a backward pass takes; looks of a training at all samples.
+_BACKWARD, _LOOKS = 2, 11
+#: Passes over a weight that rounding it takes, of those that training it or solving for its zero points does.
+_TRAINED, _SOLVED = 4, 1
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """What is worked on.
+
+    Attributes:
+        layers: (outputs, inputs) of the quantized matrices in blocks, by name.
+        weights: of all blocks, those that stay float included.
+        block: bytes of the greatest block.
+        tokens: of the data.
+        samples: of the data.
+    """
+
+    layers: Mapping[str, tuple[int, int]]
+    weights: int
+    block: int
+    tokens: int
+    samples: int
+
+    @property
+    def groups(self) -> dict[tuple[str, int], int]:
+        """How many layers read each input: layers of the same parent that have as many inputs are taken to."""
+        found = dict[tuple[str, int], int]()
+        for name, (_, inputs) in self.layers.items():
+            key = (name.rpartition(".")[0], inputs)
+            found[key] = found.get(key, 0) + 1
+        return found
+
+    @property
+    def widest(self) -> int:
+        """Products of two inputs in the stage that has most of them: all experts of a block are one stage."""
+        stages = dict[tuple[str, str, int], int]()
+        for parent, inputs in self.groups:
+            first = next((part for part in parent.split(".") if part.isdigit()), "")
+            key = (first, pattern_of(parent), inputs)
+            stages[key] = stages.get(key, 0) + inputs**2
+        return max(stages.values(), default=0)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What comes on top.
+
+    Attributes:
+        memory: bytes.
+        products: multiplications of two numbers, as in products of matrices.
+        roundings: weights that are rounded.
+        columns: steps of a sweep over columns, each of which takes its time however short the columns are.
+    """
+
+    memory: int = 0
+    products: float = 0.0
+    roundings: float = 0.0
+    columns: float = 0.0
+
+    def __add__(self, other: Cost) -> Cost:
+        """Work adds up; memory is used by one after the other."""
+        return Cost(
+            max(self.memory, other.memory),
+            self.products + other.products,
+            self.roundings + other.roundings,
+            self.columns + other.columns,
+        )
+
+
+def cost_of(algorithms: Iterable[Any], shapes: Shapes) -> tuple[Cost, tuple[str, ...]]:
+    """The cost of all, and the names of those that nothing is known of."""
+    total, unknown = Cost(), list[str]()
+    for each in algorithms:
+        own = next((cost for kind, cost in _COSTS.items() if isinstance(each, kind)), None)
+        if own is None:
+            unknown.append(each.name)
+        else:
+            total += own(each, shapes)
+    return total, tuple(unknown)
+
+
+def _runs(shapes: Shapes, count: float) -> float:
+    """Products of so many runs of all blocks on all tokens."""
+    return count * shapes.weights * shapes.tokens
+
+
+def _grams(shapes: Shapes) -> float:
+    """Products for the sums of products of what layers read."""
+    return float(sum(inputs**2 for _, inputs in shapes.groups)) * shapes.tokens
+
+
+def _judged(shapes: Shapes) -> float:
+    """Products for one look at what rounding costs all layers."""
+    return float(sum(outputs * inputs**2 for outputs, inputs in shapes.layers.values()))
+
+
+def _count(shapes: Shapes) -> int:
+    return sum(outputs * inputs for outputs, inputs in shapes.layers.values())
+
+
+def _rounder(shapes: Shapes) -> int:
+    """The block in float once more, as its codes stand for."""
+    return shapes.block
+
+
+def _of_gptq(each: Any, shapes: Shapes) -> Cost:
+    both = 2 if getattr(each, "alpha", float(isinstance(each, Qronos))) > 0 else 1
+    passes = (1 + each.fit) * (1 + each.polish)
+    solved = sum(inputs**3 for _, inputs in shapes.groups)
+    most = max((inputs for _, inputs in shapes.layers.values()), default=0)
+    # a stage runs the part of a block that is in front of it
+    runs = _runs(shapes, both * _STAGES / 2 + 1)
+    return Cost(
+        # products, and in float64 what their inverse is made of
+        _rounder(shapes) + 4 * both * shapes.widest + 5 * 8 * most**2,
+        runs + both * _grams(shapes) + solved + (passes / 2 + 3) * _judged(shapes),
+        _RANGES * each.fit * _count(shapes),
+        passes * sum(inputs for _, inputs in shapes.layers.values()),
+    )
+
+
+def _of_clip(each: Any, shapes: Shapes) -> Cost:
+    # all stages are watched at once, and the ends of a range are tried together, and one by one
+    together = 4 * sum(inputs**2 for _, inputs in shapes.groups) // max(1, _blocks(shapes))
+    work = _runs(shapes, 1) + _grams(shapes) + 2 * _judged(shapes)
+    return Cost(_rounder(shapes) + together, work, 3 * (each.steps + 1) * _count(shapes))
+
+
+def _of_awq(each: Any, shapes: Shapes) -> Cost:
+    trials = each.steps * (1 + each.duo)
+    together = 4 * sum(inputs**2 for _, inputs in shapes.groups) // max(1, _blocks(shapes))
+    work = _runs(shapes, 1) + _grams(shapes) + trials * _judged(shapes)
+    return Cost(together, work, trials * _count(shapes))
+
+
+def _of_smoothquant(each: Any, shapes: Shapes) -> Cost:
+    trials = 1 + (each.steps + 1 if isinstance(each, AutoSmoothQuant) else 1)
+    kept = min(_KEPT, shapes.tokens)
+    widths = sum(inputs for _, inputs in shapes.groups) // max(1, _blocks(shapes))
+    return Cost(4 * kept * widths, _runs(shapes, 1) + trials * kept * _count(shapes), trials * _count(shapes))
+
+
+def _of_signed(each: Any, shapes: Shapes) -> Cost:
+    share = min(each.batch, shapes.samples) / max(1, shapes.samples)
+    runs = _runs(shapes, each.steps * share * (1 + _BACKWARD) + _LOOKS)
+    # shifts, their gradients, two moments and the best, in float32, beside the weights; and what one sample leaves
+    kept = shapes.tokens // max(1, shapes.samples) * sum(outputs + inputs for outputs, inputs in shapes.layers.values())
+    memory = _rounder(shapes) + 4 * (8 * _count(shapes) + kept) // max(1, _blocks(shapes))
+    return Cost(memory, runs, _TRAINED * each.steps * _count(shapes))
+
+
+def _of_hqq(each: Any, shapes: Shapes) -> Cost:
+    runs = _runs(shapes, _STAGES / 2) + _grams(shapes) + 3 * _judged(shapes) if shapes.tokens else 0.0
+    memory = _rounder(shapes) + 4 * shapes.widest if shapes.tokens else 0
+    return Cost(memory, runs, _SOLVED * each.iterations * _count(shapes))
+
+
+def _of_rotation(each: Any, shapes: Shapes) -> Cost:
+    width = min((min(sides) for sides in shapes.layers.values()), default=0)
+    # weights are turned in float64, which takes about as long as two products in float32 do
+    learned = 3 * each.steps * shapes.weights * (shapes.tokens / max(1, shapes.samples) * 8) if each.trained else 0.0
+    return Cost(2 * 8 * max(map(math.prod, shapes.layers.values()), default=0), 2.0 * _count(shapes) * width + learned)
+
+
+def _blocks(shapes: Shapes) -> int:
+    """How many blocks there are, by the first number in names."""
+    return len({next((part for part in name.split(".") if part.isdigit()), "") for name in shapes.layers})
+
+
+_COSTS: dict[Any, Callable[[Any, Shapes], Cost]] = {
+    **dict.fromkeys((GPTQ, GPTAQ, Qronos), _of_gptq),
+    Clip: _of_clip,
+    AWQ: _of_awq,
+    **dict.fromkeys((SmoothQuant, AutoSmoothQuant), _of_smoothquant),
+    SignedRounding: _of_signed,
+    HQQ: _of_hqq,
+    Rotation: _of_rotation,
+}
