@@ -14,19 +14,21 @@ import quark_onnx.targets  # noqa: F401  (importing registers them)
 from calibrators import CALIBRATORS
 from quark_onnx.cli.output import Answer, columns
 from quark_onnx.cli.parsing import Parser, add_common_options
+from quark_onnx.cli.torch_side import torch_side
 from quark_onnx.config import QConfig, to_dict
 from quark_onnx.config.support import WAYS
 from quark_onnx.dtypes import Block, DType, Half, Scaled
-from quark_onnx.registry import CONVERSIONS, DTYPES, OPTIMIZERS, PRESETS, RECIPES, RULES, TARGETS
+from quark_onnx.errors import MissingDependency
+from quark_onnx.registry import ALGORITHMS, CONVERSIONS, DTYPES, OPTIMIZERS, PRESETS, RECIPES, RULES, TARGETS
 
 NAME = "list"
 SUMMARY = (
-    "list presets, operators, number formats, how they can be used, calibrators, optimizers, targets, recipes, and "
-    "conversions"
+    "list presets, operators, number formats, how they can be used, calibrators, optimizers, algorithms for "
+    "language models, targets, recipes, and conversions"
 )
 USAGE = (
-    "%(prog)s [presets | operators | formats | matrix | calibrators | optimizers | targets | recipes | conversions] "
-    "[OPTION ...]"
+    "%(prog)s [presets | operators | formats | matrix | calibrators | optimizers | algorithms | targets | recipes | "
+    "conversions] [OPTION ...]"
 )
 EXAMPLE = """\
 example:
@@ -45,7 +47,14 @@ def run(options: Namespace) -> Answer:
     chosen = {kind: _KINDS[kind] for kind in _KINDS if options.kind in (None, kind)}
     sections, document = [], dict[str, Any]({"command": NAME})
     for kind, (header, rows_of) in chosen.items():
-        rows = rows_of()
+        try:
+            rows = rows_of()
+        except MissingDependency as error:
+            if options.kind is not None:
+                raise
+            sections.append(f"{kind}\n  {error}")
+            document[kind] = []
+            continue
         sections.append(f"{kind}\n" + columns([header, *(cells for cells, _ in rows)]))
         document[kind] = [item for _, item in rows]
     return Answer("\n\n".join(sections), document)
@@ -115,6 +124,12 @@ def _classes(found: Mapping[str, type[Any]]) -> list[Row]:
     return rows
 
 
+def _algorithms() -> list[Row]:
+    """Those for language models, where torch is installed."""
+    torch_side("quark_onnx.torch.algorithms.named")  # registers them
+    return _classes({name: ALGORITHMS[name] for name in ALGORITHMS})
+
+
 def _targets() -> list[Row]:
     rows: list[Row] = []
     for target in map(TARGETS.__getitem__, TARGETS):
@@ -152,6 +167,7 @@ _KINDS: dict[str, tuple[tuple[str, ...], Callable[[], list[Row]]]] = {
     "matrix": (("format", *(way.name for way in WAYS)), _matrix),
     "calibrators": (("name", "settings", "what it does"), lambda: _classes(CALIBRATORS)),
     "optimizers": (("name", "settings", "what it does"), lambda: _classes({n: OPTIMIZERS[n] for n in OPTIMIZERS})),
+    "algorithms": (("name", "settings", "what it does"), _algorithms),
     "targets": (("name", "processors", "presets", "source"), _targets),
     "recipes": (("name", "models", "configuration", "advice"), _recipes),
     "conversions": (("name", "function kept", "what it does"), _conversions),

@@ -11,7 +11,7 @@ from typing import Any
 
 from quark_onnx.cli.output import Answer, say, to_json
 from quark_onnx.cli.parsing import Parser, UsageError, count, number, path
-from quark_onnx.errors import MissingDependency
+from quark_onnx.cli.torch_side import torch_side
 from quark_onnx.page import write_whole
 
 #: The options of both actions.
@@ -115,8 +115,8 @@ def _result_options(parser: Parser) -> None:
 
 
 def ptq(options: Namespace) -> Answer:
-    module = _torch_side("quark_onnx.torch.ptq")
-    source = _torch_side("quark_onnx.torch.float_checkpoint").FloatCheckpoint(
+    module = torch_side("quark_onnx.torch.ptq")
+    source = torch_side("quark_onnx.torch.float_checkpoint").FloatCheckpoint(
         options.model, trust_code=options.trust_code
     )
     config = _config(options, module, source)
@@ -126,7 +126,7 @@ def ptq(options: Namespace) -> Answer:
     mixture = _mixture(options, module, source, config)
     config = config if mixture is None else mixture.config
     notes = list[str]()
-    exported = _torch_side("quark_onnx.torch.exports").exported
+    exported = torch_side("quark_onnx.torch.exports").exported
     with exported(options.export, source, config, options.output, notes) as folder:
         found = module.ptq(
             source,
@@ -147,7 +147,7 @@ def ptq(options: Namespace) -> Answer:
     if options.report is not None:
         write_whole(options.report / "report.json", to_json({"command": "llm", "action": "ptq", **answer.document}))
         name = f"{options.model} \N{RIGHTWARDS ARROW} {options.output}"
-        _torch_side("quark_onnx.torch.page").write_page(found, options.report / "report.html", name, mixture)
+        torch_side("quark_onnx.torch.page").write_page(found, options.report / "report.html", name, mixture)
     return answer
 
 
@@ -189,9 +189,9 @@ def _mixture(options: Namespace, module: Any, source: Any, config: Any) -> Any:
     schemes = _schemes(options)
     if len(schemes) == 1:
         return None
-    mixed = _torch_side("quark_onnx.torch.mixed")
-    _torch_side("quark_onnx.torch.checkpoint").check_free(options.output)
-    layouts = _torch_side("quark_onnx.torch.layouts")
+    mixed = torch_side("quark_onnx.torch.mixed")
+    torch_side("quark_onnx.torch.checkpoint").check_free(options.output)
+    layouts = torch_side("quark_onnx.torch.layouts")
     layout = layouts.layout_named(options.layout, options.pack)
     for name in schemes:  # an unknown one, or one without a place, before the work
         layouts.check_config(layout, config.with_(default=module.scheme(name)))
@@ -207,7 +207,7 @@ def _tasks(options: Namespace) -> Any:
             if getattr(options, name) is not None:
                 raise UsageError(f"--{name} belongs to --tasks")
         return None
-    return _torch_side("quark_onnx.torch.tasks").Tasks(options.tasks, shots=options.shots, limit=options.limit)
+    return torch_side("quark_onnx.torch.tasks").Tasks(options.tasks, shots=options.shots, limit=options.limit)
 
 
 def _answer(options: Namespace, found: Any, mixture: Any, scores: dict[str, Any]) -> Answer:
@@ -281,21 +281,9 @@ def gguf_options(parser: Parser) -> None:
 
 
 def gguf(options: Namespace) -> Answer:
-    written = _torch_side("quark_onnx.torch.gguf").write_gguf(options.model, options.output, options.kind)
+    written = torch_side("quark_onnx.torch.gguf").write_gguf(options.model, options.output, options.kind)
     counts = Counter(written.types.values())
     lines = [f"{written.path}: " + ", ".join(f"{count} tensors {kind}" for kind, count in counts.items())]
     lines += [f"note: {note}" for note in written.notes]
     document = {"model": options.model, "output": Path(written.path), "tensors": written.types, "notes": written.notes}
     return Answer("\n".join(lines), document)
-
-
-def _torch_side(name: str) -> Any:
-    """A module that needs torch; other commands do without it."""
-    from importlib import import_module
-
-    try:
-        return import_module(name)
-    except ImportError as error:
-        raise MissingDependency(
-            f"{error.name or error} is not installed; language models need it: pip install 'quark-onnx[llm]'"
-        ) from error

@@ -18,8 +18,7 @@ from quark_onnx.torch.quantized import quantize
 @ALGORITHMS.register("awq")
 @dataclass(frozen=True)
 class AWQ:
-    """Multiplies weights of inputs that are large by scales, so that less of them is lost; what computes these inputs
-    is divided by them.
+    """Scales the weights of large inputs up, so that less of them is lost, and what computes these inputs down.
 
     Scales are powers of the mean size of each channel. The power is searched for each pair by the error of what its
     layers compute of rounded weights; where none is better than no scales, there are none. ``Clip`` is the other half

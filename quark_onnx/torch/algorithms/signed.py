@@ -30,8 +30,9 @@ _LOOKS = 10
 @ALGORITHMS.register("autoround")
 @dataclass(frozen=True)
 class SignedRounding:
-    """Trains how each weight of a block is rounded, and the ranges of its scales, by descent of the squared error of
-    what the block computes. Of all that it looks at on the way, the start included, the best is kept.
+    """Trains how each weight of a block is rounded, and its ranges, by the error of what the block computes.
+
+    Of all that the descent looks at on the way, the start included, the best is kept.
 
     The same number of threads gives the same codes; products of float32 differ in their last bits between numbers of
     threads, and the way of a descent with them.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Collection
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -12,8 +13,12 @@ import pytest
 from calibrators import CALIBRATORS
 from quark_onnx.config import from_dict
 from quark_onnx.npu import Recipe
-from quark_onnx.registry import CONVERSIONS, DTYPES, OPTIMIZERS, PRESETS, RECIPES, RULES, TARGETS
+from quark_onnx.registry import ALGORITHMS, CONVERSIONS, DTYPES, OPTIMIZERS, PRESETS, RECIPES, RULES, TARGETS
 from quark_onnx.targets import Target
+
+TORCH = find_spec("torch") is not None and find_spec("transformers") is not None
+if TORCH:
+    import quark_onnx.torch.algorithms.named  # noqa: F401  (importing registers them)
 
 REGISTRIES: dict[str, Collection[str]] = {
     "presets": list(PRESETS),
@@ -22,6 +27,7 @@ REGISTRIES: dict[str, Collection[str]] = {
     "matrix": list(DTYPES),
     "calibrators": list(CALIBRATORS),
     "optimizers": list(OPTIMIZERS),
+    **({"algorithms": list(ALGORITHMS)} if TORCH else {}),
     "targets": list(TARGETS),
     "recipes": list(RECIPES),
     "conversions": list(CONVERSIONS),
@@ -40,10 +46,24 @@ def test_one_kind(cli: Any, kind: str) -> None:
     assert all(row[second.start(1) - 2 : second.start(1)] == "  " for row in rows)
 
 
+def test_algorithms_need_torch(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> Any:
+        raise ImportError(name="torch")
+
+    monkeypatch.setattr("quark_onnx.cli.torch_side.import_module", missing)
+    line = "torch is not installed; language models need it: pip install 'quark-onnx[llm]'"
+    assert cli("list", "algorithms").error == line
+    finished = cli("list")
+    assert finished.code == 0 and f"\n\nalgorithms\n  {line}\n\ntargets\n" in finished.out
+    assert cli("list", "--json").json["algorithms"] == []
+
+
+@pytest.mark.skipif(not TORCH, reason="the section of algorithms needs torch")
 def test_everything(cli: Any) -> None:
     assert cli("list").out == "\n".join(cli("list", kind).out for kind in REGISTRIES)
 
 
+@pytest.mark.skipif(not TORCH, reason="the section of algorithms needs torch")
 def test_json(cli: Any) -> None:
     document = cli("list", "--json").json
     assert list(document) == ["schema", "command", *REGISTRIES]
@@ -57,6 +77,7 @@ def test_json(cli: Any) -> None:
         "matrix": ["name", "ways"],
         "calibrators": ["name", "settings", "description"],
         "optimizers": ["name", "settings", "description"],
+        "algorithms": ["name", "settings", "description"],
         "targets": [field.name for field in dataclasses.fields(Target)],
         "recipes": [field.name for field in dataclasses.fields(Recipe)],
         "conversions": ["name", "keeps_function", "description"],
