@@ -49,6 +49,7 @@ class SignedRounding:
     """
 
     name: ClassVar[str] = "autoround"
+    sums: ClassVar[bool] = False
     stage: ClassVar[str] = "weights"
     needs_data: ClassVar[bool] = True
 
