@@ -9,6 +9,7 @@ from typing import Any
 
 from quark_onnx.errors import ConfigError, DataError, ModelError
 from quark_onnx.progress import Progress
+from quark_onnx.torch import ranks
 from quark_onnx.torch.algorithms.base import Layers
 from quark_onnx.torch.algorithms.rotate import rotate
 from quark_onnx.torch.block import (
@@ -82,7 +83,8 @@ def quantize_model(
         model: any module; the blocks of a language model are found by its structure, and stacks of experts are taken
             apart.
         data: batches: tensors, dicts of keywords or lists of arguments; read once, and only where scales of
-            activations are to be found, or an algorithm learns from it.
+            activations are to be found, or an algorithm learns from it. Where torch.distributed is initialized, each
+            process gets all of it, and runs a part.
         progress: whether to show a progress bar; None shows it if stderr is a terminal.
 
     Raises:
@@ -110,11 +112,19 @@ def quantize_model(
         return report
     if data is None:
         raise DataError(missing_data(chosen))
-    data = list(batches(data))
+    data = ranks.own_part(list(batches(data)))
+    _check_ranks(config)
     with inference(model):
         if not _walk(model, chosen, data, config, progress, report):
             _whole(model, chosen, data, config, report)
     return report
+
+
+def _check_ranks(config: TorchConfig) -> None:
+    """Raise ConfigError for an algorithm that does not learn from sums."""
+    for each in config.algorithms:
+        if ranks.count() > 1 and not getattr(each, "sums", True):
+            raise ConfigError(f"{each.name} needs all samples at once; run it in one process")
 
 
 def _learned_on(chosen: Layers, config: TorchConfig) -> Layers:

@@ -28,6 +28,7 @@ class AWQ:
     Attributes:
         steps: how many powers are tried, evenly spread up to 1.
         duo: whether each is tried with a division by the mean size of the weights, too.
+        clip: whether ``Clip`` follows where no other algorithm chooses codes.
     """
 
     name: ClassVar[str] = "awq"
@@ -36,10 +37,11 @@ class AWQ:
 
     steps: int = 20
     duo: bool = False
+    clip: bool = True
 
     def __post_init__(self) -> None:
         require_whole(self, "steps")
-        require_flag(self, "duo")
+        require_flag(self, "duo", "clip")
 
     def __call__(self, job: BlockJob) -> list[Outcome]:
         """Rescale in place."""

@@ -19,7 +19,7 @@ class Loss:
 
     Attributes:
         weight: (outputs, inputs).
-        gram: (inputs, inputs).
+        gram: (inputs, inputs); None stands for inputs that do not depend on each other.
         pull: (inputs, outputs): what the layer should compute beside ``weight``, times the inputs; None for nothing.
     """
 
@@ -30,12 +30,15 @@ class Loss:
     def __call__(self, found: Quantized) -> Any:
         """(outputs,); beside a pull it is up to a constant."""
         off = found.dequantize(torch.float32).reshape(self.weight.shape) - self.weight
-        square = ((off @ self.gram) * off).sum(1)
+        square = (self._seen(off) * off).sum(1)
         return square if self.pull is None else square - 2 * (off * self.pull.t()).sum(1)
 
     def power(self) -> Any:
         """The sum of squares of what the float weight computes."""
-        return ((self.weight @ self.gram) * self.weight).sum()
+        return (self._seen(self.weight) * self.weight).sum()
+
+    def _seen(self, weight: Any) -> Any:
+        return weight if self.gram is None else weight @ self.gram
 
 
 def better(best: Quantized, error: Any, found: Quantized, new: Any) -> tuple[Quantized, Any]:

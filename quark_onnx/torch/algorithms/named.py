@@ -14,7 +14,9 @@ from quark_onnx.torch.algorithms.clip import Clip as Clip
 from quark_onnx.torch.algorithms.gptq import GPTAQ as GPTAQ
 from quark_onnx.torch.algorithms.gptq import GPTQ as GPTQ
 from quark_onnx.torch.algorithms.gptq import Qronos as Qronos
+from quark_onnx.torch.algorithms.hqq import HQQ as HQQ
 from quark_onnx.torch.algorithms.rotation import Rotation as Rotation
+from quark_onnx.torch.algorithms.signed import SignedRounding as SignedRounding
 from quark_onnx.torch.algorithms.smoothquant import AutoSmoothQuant as AutoSmoothQuant
 from quark_onnx.torch.algorithms.smoothquant import SmoothQuant as SmoothQuant
 
@@ -53,4 +55,6 @@ def in_order(algorithms: tuple[Any, ...]) -> tuple[Any, ...]:
     for one, other in pairwise(found):
         if STAGES.index(one.stage) > STAGES.index(other.stage):
             raise ConfigError(f"{other.name} works on the float model; name it in front of {one.name}")
-    return found
+    alone = all(each.stage != "weights" for each in found)
+    clipped = alone and any(isinstance(each, AWQ) and each.clip for each in found)
+    return (*found, Clip()) if clipped else found

@@ -11,16 +11,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from quark_onnx.errors import ConfigError, DataError, ModelError, QuarkError
+from quark_onnx.errors import ConfigError, DataError, ModelError
 from quark_onnx.torch.algorithms.base import Layers
 from quark_onnx.torch.algorithms.rewrites import Plan
 from quark_onnx.torch.algorithms.rotation import Rotation
-from quark_onnx.torch.algorithms.rotator import Rotator, apply
+from quark_onnx.torch.algorithms.rotator import Rotator, apply, stream_blocks
 from quark_onnx.torch.algorithms.spinquant import Trainee, Training, learn
 from quark_onnx.torch.algorithms.turning import Turning
 from quark_onnx.torch.experts import unfuse_experts
 from quark_onnx.torch.sources import Sources, empty, fill, missing_of
-from quark_onnx.torch.structure import blocks_of, within
+from quark_onnx.torch.structure import within
 from quark_onnx.torch.walk import batches, inference
 
 #: Tokens of the sample.
@@ -145,7 +145,7 @@ def rotate_sources(model: Any, sources: Sources, settings: Rotation) -> Rotated:
             if settings.r4
             else "rotations are learned in memory: load the model, call quantize_model, and export it"
         )
-    blocks = blocks_of(model)
+    blocks = stream_blocks(model)
 
     @contextlib.contextmanager
     def filled(name: str) -> Iterator[None]:
@@ -161,7 +161,7 @@ def rotate_sources(model: Any, sources: Sources, settings: Rotation) -> Rotated:
         for name, module in outside:
             if not any(within(name, block) for block in blocks):
                 fill(module, name, sources)
-        with filled(next(iter(blocks), "")):
+        with filled(next(iter(blocks))):
             rotator = Rotator(model, settings, _sample(model))
         planned = _planned(rotator, filled)
         for name, module in outside:
@@ -205,7 +205,7 @@ def _untied(model: Any, settings: Rotation) -> Iterator[bool]:
     _set_tied(model, False)
     try:
         yield True
-    except QuarkError:
+    except BaseException:
         head.weight = table.weight
         _set_tied(model, True)
         raise

@@ -46,9 +46,7 @@ class Rotator:
 
     def __init__(self, model: Any, settings: Rotation, batch: Any) -> None:
         self.settings = settings
-        self.blocks = blocks_of(model)
-        if not self.blocks:
-            raise ModelError("the model has no list of blocks; only language models are rotated")
+        self.blocks = stream_blocks(model)
         batch = moved(batch, next(model.parameters()).device)
         self._walk = Walk(model, self.blocks, [batch])
         self.rotations = dict[str, Turning]()
@@ -154,6 +152,18 @@ class Rotator:
         for name in plan.sizes:
             self.rotation(name, plan)
         return {name: plan.tensor(name, get, self.rotations) for name in plan.rewrites}
+
+
+def stream_blocks(model: Any) -> dict[str, Any]:
+    """The blocks of a model, by name.
+
+    Raises:
+        ModelError: it has none.
+    """
+    blocks = blocks_of(model)
+    if not blocks:
+        raise ModelError("the model has no list of blocks; only language models are rotated")
+    return blocks
 
 
 def apply(plan: Plan, model: Any, rotations: Mapping[str, Turning]) -> None:

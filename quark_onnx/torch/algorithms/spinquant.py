@@ -18,6 +18,7 @@ from quark_onnx.errors import DataError
 from quark_onnx.progress import Progress
 from quark_onnx.torch.algorithms.base import Layers
 from quark_onnx.torch.algorithms.rewrites import STREAM, Plan
+from quark_onnx.torch.algorithms.trainable import through
 from quark_onnx.torch.algorithms.turning import Turning
 from quark_onnx.torch.layers import kind_of, outputs_first
 from quark_onnx.torch.quantized import fake_quantize, quantize
@@ -94,7 +95,7 @@ class Trainee:
             if spec.weight is not None:
                 weight = outputs_first(tensors[f"{name}.weight"], kind_of(module))
                 left = quantize(weight.detach(), spec.weight, name).dequantize()
-                tensors[f"{name}.weight"] = outputs_first(_through(weight, left), kind_of(module))
+                tensors[f"{name}.weight"] = outputs_first(through(weight, left), kind_of(module))
         with self._rounding(rotations):
             logits = functional_call(self._model, tensors, (ids,), tie_weights=False).logits
         return torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten())
@@ -106,8 +107,9 @@ class Trainee:
             for name, key in self._plan.online.items():
                 module = self._model.get_submodule(name)
                 stack.callback(module.register_forward_pre_hook(_changing(rotations[key].turn)).remove)
-            for module, spec in self._layers.values():
+            for name, (_, spec) in self._layers.items():
                 if spec.input is not None:
+                    module = self._model.get_submodule(name)
                     stack.callback(module.register_forward_pre_hook(_changing(_rounded(spec.input))).remove)
             yield
 
@@ -189,13 +191,8 @@ def _rows(data: Sequence[Any]) -> Any:
     return torch.cat(ids)
 
 
-def _through(x: Any, left: Any) -> Any:
-    """What is left of a tensor, with its gradient."""
-    return x + (left - x).detach()
-
-
 def _rounded(spec: TensorSpec) -> Any:
-    return lambda x: _through(x, fake_quantize(x.detach(), spec))
+    return lambda x: through(x, fake_quantize(x.detach(), spec))
 
 
 def _changing(change: Any) -> Any:

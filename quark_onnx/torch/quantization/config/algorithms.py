@@ -9,8 +9,11 @@ from typing import Any
 
 from quark_onnx.config.spec import check_names
 from quark_onnx.errors import ConfigError, nearest
+from quark_onnx.torch.algorithms.awq import AWQ
 from quark_onnx.torch.algorithms.gptq import GPTAQ, GPTQ, Qronos
 from quark_onnx.torch.algorithms.rotation import Rotation
+from quark_onnx.torch.algorithms.signed import SignedRounding
+from quark_onnx.torch.algorithms.smoothquant import AutoSmoothQuant, SmoothQuant
 from quark_onnx.torch.checkpoint import read_json
 from quark_onnx.torch.quantization.config.fields import Fields
 
@@ -211,7 +214,7 @@ def algorithm_for(config: AlgoConfig) -> Any:
     Layers and their order are found by the structure of the model, and not by the names in the settings.
 
     Raises:
-        ConfigError: there is nothing yet that does, or not in this way.
+        ConfigError: there is nothing that does it in this way.
     """
     if not isinstance(config, AlgoConfig):
         raise ConfigError(f"algo_config has {config!r}; it must be an AlgoConfig, such as AWQConfig()")
@@ -226,10 +229,36 @@ def algorithm_for(config: AlgoConfig) -> Any:
         if isinstance(config, GPTAQConfig):
             return GPTAQ(config.damp_percent, config.desc_act, alpha=config.alpha)
         return Qronos(config.alpha, config.desc_act)
+    if isinstance(config, AutoRoundConfig):
+        return SignedRounding(
+            config.iters,
+            config.lr,
+            config.minmax_lr,
+            config.batch_size,
+            tune_ranges=config.enable_minmax_tuning,
+            optimizer="sign",
+        )
+    if isinstance(config, SmoothQuantConfig):
+        return SmoothQuant(config.alpha, config.scale_clamp_min)
+    if isinstance(config, AutoSmoothQuantConfig):
+        if config.compute_scale_loss != "MSE":
+            raise ConfigError(
+                f"AutoSmoothQuantConfig: compute_scale_loss is {config.compute_scale_loss!r}; scales are chosen by MSE"
+            )
+        return AutoSmoothQuant()
+    if isinstance(config, AWQConfig):
+        return AWQ()
+    if isinstance(config, AutoRoundConfig):
+        return SignedRounding(
+            config.iters,
+            lr=config.lr,
+            minmax_lr=config.minmax_lr,
+            batch=config.batch_size,
+            tune_ranges=config.enable_minmax_tuning,
+            optimizer="sign",
+        )
     if isinstance(config, RotationConfig):
         if config.online_r1_rotation or config.online_config is not None:
             raise ConfigError("RotationConfig: the residual stream is rotated in weights; leave online settings out")
         return Rotation(config.r1, config.r2, config.r3, config.r4, config.rotation_size, config.trainable)
-    raise ConfigError(
-        f"the algorithm {config.name!r} is not available yet; leave it out, and weights are rounded to nearest"
-    )
+    raise ConfigError(f"nothing does what {type(config).__name__} describes; known: {', '.join(ALGORITHMS)}")

@@ -298,6 +298,19 @@ def test_learned_rotations_are_no_worse_and_the_same_each_time(name: str) -> Non
     assert torch.equal(one, learned(settings)[0])
 
 
+def test_where_gptq_follows_rotations_are_learned_on_rounded_activations_alone() -> None:
+    settings = Rotation(trained=True, steps=3)
+    config = TorchConfig(scheme("mxfp4"), exclude=("lm_head",), algorithms=(settings, "gptq"))
+    report = quantize_model(random_model(llama()), config, tokens(8), progress=False)
+    model = random_model(llama())
+    layers = chosen_layers(model, config)[0]
+    alone = {name: (module, LayerSpec(input=spec.input)) for name, (module, spec) in layers.items()}
+    expected, other = (
+        rotate(random_model(llama()), settings, tokens(8), each, progress=False).notes for each in (alone, layers)
+    )
+    assert tuple(report.notes) == expected != other
+
+
 def test_learning_needs_data_and_layers() -> None:
     with pytest.raises(DataError, match="rotations are learned from data"):
         rotate(random_model(llama()), Rotation(trained=True), tokens())

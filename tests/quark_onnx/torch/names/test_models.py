@@ -27,6 +27,7 @@ from quark_onnx.torch import (  # noqa: E402
 )
 from quark_onnx.torch.export import ExporterConfig, JsonExporterConfig  # noqa: E402
 from quark_onnx.torch.quantization import (  # noqa: E402
+    AutoSmoothQuantConfig,
     AWQConfig,
     FP8E4M3PerTensorSpec,
     GPTQConfig,
@@ -97,7 +98,7 @@ def test_a_layer_that_gets_nothing_stays_float(model: Any) -> None:
         ({"kv_cache_post_rope": True}, "kv_cache_post_rope is True"),
         ({"shared_scale_groups": [["a"]]}, "each layer has scales of its own"),
         ({"algo_config": [GPTQConfig(static_groups=False)]}, "desc_act without static_groups needs an index"),
-        ({"algo_config": AWQConfig()}, "'awq' is not available yet"),
+        ({"algo_config": AutoSmoothQuantConfig(compute_scale_loss="RMSE")}, "scales are chosen by MSE"),
         ({"algo_config": ["awq"]}, "algo_config has 'awq'; it must be an AlgoConfig"),
         (
             {

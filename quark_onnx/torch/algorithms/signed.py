@@ -1,0 +1,202 @@
+"""SignedRounding: roundings and ranges of the weights of a block, trained together on what the block computes.
+
+Cheng et al. 2023, "Optimize Weight Rounding via Signed Gradient Descent for the Quantization of LLMs" (AutoRound).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from quark_onnx.errors import ConfigError
+from quark_onnx.optimizers.base import require_flag, require_number, require_whole
+from quark_onnx.registry import ALGORITHMS
+from quark_onnx.torch.algorithms.base import BlockJob, Outcome
+from quark_onnx.torch.algorithms.steps import Steps
+from quark_onnx.torch.algorithms.trainable import TrainableWeight, through
+from quark_onnx.torch.layers import QuantizedLayer, outputs_first
+from quark_onnx.torch.quantized import Quantized
+
+#: How a gradient becomes a step.
+OPTIMIZERS = ("adam", "sign")
+#: How often the whole error is computed on the way.
+_LOOKS = 10
+
+
+@ALGORITHMS.register("autoround")
+@dataclass(frozen=True)
+class SignedRounding:
+    """Trains how each weight of a block is rounded, and the ranges of its scales, by descent of the squared error of
+    what the block computes. Of all that it looks at on the way, the start included, the best is kept.
+
+    The same number of threads gives the same codes; products of float32 differ in their last bits between numbers of
+    threads, and the way of a descent with them.
+
+    Attributes:
+        steps: of the descent.
+        lr: how far a rounding moves in the first step, as a share of the distance of two codes; it falls to nothing
+            towards the last one. 1 / steps if None.
+        minmax_lr: how far an end of a range moves, as a share of it, and accordingly less where it has more than 15
+            steps; as lr if None.
+        batch: samples that a step looks at.
+        tune_ranges: whether to train ranges at all.
+        optimizer: "adam", or "sign", which is the paper's: every step has the same length.
+        seed: of the order of the samples.
+    """
+
+    name: ClassVar[str] = "autoround"
+    sums: ClassVar[bool] = False
+    stage: ClassVar[str] = "weights"
+    needs_data: ClassVar[bool] = True
+
+    steps: int = 200
+    lr: float | None = None
+    minmax_lr: float | None = None
+    batch: int = 8
+    tune_ranges: bool = True
+    optimizer: str = "adam"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require_whole(self, "steps", "batch")
+        require_whole(self, "seed", least=0)
+        require_flag(self, "tune_ranges")
+        for rate in ("lr", "minmax_lr"):
+            if getattr(self, rate) is not None:
+                require_number(self, rate, least=0, most=1)
+        if self.optimizer not in OPTIMIZERS:
+            raise ConfigError(
+                f"optimizer of {self.name} is {self.optimizer!r}; it must be one of: {', '.join(OPTIMIZERS)}"
+            )
+
+    def __call__(self, job: BlockJob, made: Mapping[str, Quantized]) -> tuple[dict[str, Quantized], list[Outcome]]:
+        """Choose codes; the block's error on all of the data is no greater than it was."""
+        trained, outcomes = dict[str, TrainableWeight](), list[Outcome]()
+        for name, weight, _ in job.weights():
+            if (steps := Steps.of(made[name])) is not None:
+                trained[name] = TrainableWeight(weight, made[name], steps)
+            else:
+                kind = made[name].spec.dtype.name
+                outcomes.append(Outcome(name, self.name, 0.0, 0.0, f"{kind} has no scale of its own; its codes stay"))
+        if not trained or not job.calls:
+            return dict(made), outcomes
+        layers = {name: Training(layer, trained.get(name)) for name, layer in job.quantized(made).items()}
+        block = _Block(job, list(layers.values()))
+        with job.put(layers):
+            before, after = self._train(block, list(trained.values()))
+        power = sum(float(target.float().square().sum()) for target in job.targets) or 1.0
+        outcomes.append(Outcome(job.name, self.name, before / power, after / power, f"{self.steps} steps"))
+        return dict(made) | {name: each.made() for name, each in trained.items()}, outcomes
+
+    def _train(self, block: _Block, trained: Sequence[TrainableWeight]) -> tuple[float, float]:
+        """Move the leaves to the best that is found; the squared error before and after."""
+        lr = 1 / self.steps if self.lr is None else self.lr
+        range_lr = lr if self.minmax_lr is None else self.minmax_lr
+        rates: list[tuple[float, list[Any]]] = [(lr, [each.shift for each in trained])]
+        if self.tune_ranges:
+            rates += [(range_lr * each.fineness, each.leaves()[1:]) for each in trained]
+        leaves, groups = [leaf for _, part in rates for leaf in part], [{"params": part} for _, part in rates]
+        descent: Any = torch.optim.SGD(groups, lr) if self.optimizer == "sign" else _adam(groups)
+        generator, order = torch.Generator().manual_seed(self.seed), list[int]()
+        best = before = block.error()
+        kept = [leaf.detach().clone() for leaf in leaves]
+        for step in range(self.steps):
+            while len(order) < min(self.batch, len(block)):
+                order += torch.randperm(len(block), generator=generator).tolist()
+            block.descend(order[: self.batch], leaves)
+            del order[: self.batch]
+            for group, (rate, _) in zip(descent.param_groups, rates, strict=True):
+                group["lr"] = rate * (1 - step / self.steps)
+            if self.optimizer == "sign":
+                for leaf in leaves:
+                    leaf.grad.sign_()
+            descent.step()
+            for each in trained:
+                each.hold()
+            if (step + 1) % max(self.steps // _LOOKS, 1) == 0 and (now := block.error()) < best:
+                best, kept = now, [leaf.detach().clone() for leaf in leaves]
+        with torch.no_grad():
+            for leaf, value in zip(leaves, kept, strict=True):
+                leaf.copy_(value)
+        return before, best
+
+
+def _adam(groups: Any) -> Any:
+    """Steps hardly depend on how large the error is; gradients of a good block are tiny."""
+    return torch.optim.Adam(groups, betas=(0.9, 0.99), eps=1e-20)
+
+
+class Training(nn.Module):
+    """A layer that computes with a weight that is being trained; roundings of activations hand gradients through.
+
+    Args:
+        layer: how it computes.
+        trained: None where its weight stays.
+    """
+
+    def __init__(self, layer: QuantizedLayer, trained: TrainableWeight | None) -> None:
+        super().__init__()
+        self.layer, self.trained = layer, trained
+        self.current: Any = None
+
+    @property
+    def weight(self) -> Any:
+        """What it computes with."""
+        return self.layer.weight if self.current is None else self.current
+
+    def forward(self, input: Any, *more: Any, **named: Any) -> Any:
+        """What the quantized layer computes."""
+        layer = self.layer
+        if layer.input is not None and layer.kind not in ("Embedding", "EmbeddingBag"):
+            input = through(input, layer.input(input.detach()))
+        found = layer.compute(input, self.weight, more, named)
+        return found if layer.output is None else through(found, layer.output(found.detach()))
+
+
+class _Block:
+    """A block with layers that are being trained in it.
+
+    Args:
+        job: the block.
+        layers: all of its quantized layers.
+    """
+
+    def __init__(self, job: BlockJob, layers: Sequence[Training]) -> None:
+        self._job = job
+        self._layers = [layer for layer in layers if layer.trained is not None]
+
+    def __len__(self) -> int:
+        return len(self._job.calls)
+
+    def _weights(self) -> list[Any]:
+        return [outputs_first(layer.trained.weight(), layer.layer.kind) for layer in self._layers if layer.trained]
+
+    def _squares(self, index: int) -> Any:
+        job = self._job
+        return (job.calls[index].run(job.block).float() - job.targets[index].float()).square()
+
+    def error(self) -> float:
+        """The sum of squares over all samples; infinite where it is no number."""
+        with torch.no_grad():
+            for layer, weight in zip(self._layers, self._weights(), strict=True):
+                layer.current = weight
+            total = sum(float(self._squares(index).sum(dtype=torch.float64)) for index in range(len(self)))
+        return total if total == total else float("inf")
+
+    def descend(self, chosen: Sequence[int], leaves: Sequence[Any]) -> None:
+        """Gradients of some samples, in the leaves; only one sample's activations are alive at a time."""
+        with torch.enable_grad():
+            weights = self._weights()
+            for layer, weight in zip(self._layers, weights, strict=True):
+                layer.current = weight.detach().requires_grad_(True)
+            ends = [layer.current for layer in self._layers]
+            for index in chosen:
+                self._squares(index).mean().backward(inputs=ends)
+            for leaf in leaves:
+                leaf.grad = torch.zeros_like(leaf)
+            slopes = [torch.zeros_like(end) if end.grad is None else end.grad for end in ends]
+            torch.autograd.backward(weights, slopes, inputs=list(leaves))
