@@ -62,13 +62,14 @@ def _size(count: int) -> str:
     return f"{count / 2**30:.1f} GiB" if count >= 1 << 30 else f"{count / 2**20:.0f} MiB"
 
 
-def estimate(source: FloatCheckpoint, chosen: Layers, tokens: int) -> Estimate:
+def estimate(source: FloatCheckpoint, chosen: Layers, tokens: int, spilled: bool = False) -> Estimate:
     """What it takes to quantize layers of a checkpoint file to file, in this process and at the speed of this machine.
 
     Args:
         source: the checkpoint.
         chosen: the layers that are quantized, of its empty model.
         tokens: of the data that the blocks are run on; 0 where they are not run.
+        spilled: whether their hidden states are kept in files.
     """
     model, dtype, now = source.model, dtype_of(source.model.config), resident()
     blocks = [list(block.parameters()) for block in blocks_of(model).values()]
@@ -87,7 +88,7 @@ def estimate(source: FloatCheckpoint, chosen: Layers, tokens: int) -> Estimate:
         return Estimate(memory + alone, disk, seconds)
     inside = sum(map(_count, blocks))
     block = max(map(_count, blocks), default=0) * (dtype.itemsize + max(1.0, codes / max(count, 1)))
-    states = tokens * int(getattr(model.config, "hidden_size", 0) or 0) * dtype.itemsize
+    states = 0 if spilled else tokens * int(getattr(model.config, "hidden_size", 0) or 0) * dtype.itemsize
     held = _count(_in_front(source, blocks)) * dtype.itemsize + int(block) + states
     return Estimate(memory + max(alone, held), disk, seconds + inside * tokens / _product_rate(dtype))
 

@@ -126,7 +126,8 @@ def ptq(
     if text is not None and config.needs_data:
         windows = read_windows(text.source, tokenizer, text.length, text.count)
     judges = [] if evaluate is None else read_windows(evaluate.source, tokenizer, evaluate.length, evaluate.count)
-    expected = estimate(source, chosen_layers(source.model, config)[0], sum(map(len, windows)))
+    layers = chosen_layers(source.model, config)[0]
+    expected = estimate(source, layers, sum(map(len, windows)), writing.spill is not None)
     expected = replace(expected, algorithms=tuple(each.name for each in config.algorithms))
     if announce is not None:
         announce(expected)
