@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
 import subprocess
+import xml.etree.ElementTree as ET
 from html import unescape
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+#: Attributes of drawings that are numbers.
+_PLACES = ("x", "y", "cx", "cy", "x1", "x2", "y1", "y2", "width", "height", "r")
 #: Where the page's own measurements are written, to be found in what the browser prints.
 _MEASURE = """
 <script>
@@ -74,3 +79,42 @@ def measured(page: Path, width: int, height: int = 1000, *, dark: bool = False) 
     result = re.search(r'<pre id="measured">(.*?)</pre>', run.stdout, re.DOTALL)
     assert result, "the page's script did not run"
     return json.loads(unescape(result[1])), [line for line in run.stderr.splitlines() if "CONSOLE" in line]
+
+
+def laid_out(page: Path, width: int, *, dark: bool = False) -> dict[str, Any]:
+    """What a browser lays out of a page, with nothing from outside, no text over another, and all of it inside."""
+    found, complaints = measured(page, width, dark=dark)
+    assert complaints == [] and found["loaded"] == []
+    assert found["width"] == width and found["scroll"] <= width
+    for plot in found["plots"]:
+        left, top, right, bottom = plot["box"]
+        assert right - left > 200 and bottom - top > 60, plot["title"]
+        assert plot["shapes"]
+        for text in plot["texts"]:
+            assert text["size"] >= 8.5, text
+            x0, y0, x1, y1 = text["box"]
+            assert left - 1 <= x0 and x1 <= right + 1 and top - 1 <= y0 and y1 <= bottom + 1, (plot["title"], text)
+        for one, other in combinations(plot["texts"], 2):
+            assert not _overlap(one["box"], other["box"]), (plot["title"], one, other)
+    for text in found["texts"]:
+        assert text["box"][0] >= 0 and text["box"][2] <= width, text
+    assert (_brightness(found["ground"]) < _brightness(found["ink"])) is dark
+    return found
+
+
+def _overlap(one: list[float], other: list[float]) -> bool:
+    return all(min(one[i + 2], other[i + 2]) - max(one[i], other[i]) > 1.5 for i in range(2))
+
+
+def _brightness(color: str) -> int:
+    return sum(int(part) for part in re.findall(r"\d+", color)[:3])
+
+
+def check_alone(text: str) -> None:
+    """A page asks for nothing from outside, and its drawings are well-formed."""
+    assert not re.search(r"(?:src|href|url\(|@import|https?:)", text)
+    assert "<script" not in text
+    for drawing in re.findall(r"<svg.*?</svg>", text, re.DOTALL):
+        for element in ET.fromstring(drawing).iter():
+            numbers = [value for key, value in element.attrib.items() if key in _PLACES]
+            assert all(math.isfinite(float(number)) for number in numbers)

@@ -17,6 +17,7 @@ EXAMPLE = """\
 examples:
   quark-onnx llm ptq llama/ -o llama-fp8/ --scheme fp8 --kv-cache fp8 --data text.txt
   quark-onnx llm ptq llama/ -o llama-int4/ --scheme uint4_wo_128 --evaluate held-out.txt
+  quark-onnx llm ptq llama/ -o llama-5/ --scheme mxfp4+mxfp6_e2m3+fp8 --bits 5 --data text.txt --report report/
   quark-onnx llm gguf llama/ -o llama.gguf --kind q4_1
   quark-onnx llm validate llama-fp8/ --for vllm
   quark-onnx llm validate llama-fp8/ --for vllm --fix --output llama-mended/

@@ -9,13 +9,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from quark_onnx.cli.output import Answer, say
+from quark_onnx.cli.output import Answer, say, to_json
 from quark_onnx.cli.parsing import Parser, UsageError, count, number, path
 from quark_onnx.errors import MissingDependency
+from quark_onnx.page import write_whole
 
 #: The options of both actions.
 _SOURCE = "a folder of a Hugging Face model, with safetensors"
 _TEXT = "a text file, a folder of them, .json or .jsonl, token ids (.npy, .npz), or the name of a data set"
+
+#: Windows of the data that schemes are chosen on.
+_MEASURED = 8
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -28,7 +32,18 @@ def _pair(text: str) -> tuple[str, str]:
 def ptq_options(parser: Parser) -> None:
     parser.add_argument("model", metavar="DIR", type=path, help=_SOURCE)
     parser.add_argument("-o", "--output", metavar="OUT", type=path, required=True, help="the folder of the result")
-    parser.add_argument("--scheme", required=True, help="fp8, int8, uint4_wo_128, mxfp4, ...; a wrong one lists all")
+    parser.add_argument(
+        "--scheme",
+        required=True,
+        metavar="SCHEME[+SCHEME...]",
+        help="fp8, int8, uint4_wo_128, mxfp4, ...; several of them with --bits; a wrong one lists all",
+    )
+    parser.add_argument(
+        "--bits",
+        type=number,
+        metavar="X",
+        help="for each weight, scales included, at most: layers get those of the schemes that serve them best",
+    )
     parser.add_argument(
         "--group-size", type=count, metavar="N", help="values to a block, where the scheme leaves it open"
     )
@@ -82,6 +97,9 @@ def _result_options(parser: Parser) -> None:
         default=["hf_format"],
         help="what OUT holds: a checkpoint (the default), model.gguf for llama.cpp, model.onnx for onnxruntime",
     )
+    parser.add_argument(
+        "--report", type=path, metavar="FOLDER", help="write report.json and report.html there, a page of plots"
+    )
     parser.add_argument("--resume", type=path, metavar="FOLDER", help="keep what is done there, and go on from it")
     parser.add_argument("--spill", type=path, metavar="FOLDER", help="keep hidden states there instead of in memory")
     parser.add_argument(
@@ -102,20 +120,12 @@ def ptq(options: Namespace) -> Answer:
     source = _torch_side("quark_onnx.torch.float_checkpoint").FloatCheckpoint(
         options.model, trust_code=options.trust_code
     )
-    config = module.config_for(
-        options.scheme,
-        group_size=options.group_size,
-        kv_cache=options.kv_cache,
-        least_kv_scale=options.min_kv_scale,
-        layers=tuple(options.layer),
-        exclude=source.heads if options.exclude is None else tuple(options.exclude),
-    )
-    config = config.with_(algorithms=tuple(options.algorithm))
-    if config.measures and options.data is None:
-        raise UsageError(f"--scheme {options.scheme} has scales that only data can tell; give --data")
-    if config.needs_data and options.data is None:
-        raise UsageError(f"--algorithm {' '.join(options.algorithm)} learns from data; give --data")
+    config = _config(options, module, source)
     tasks, scores = _tasks(options), {}
+    if options.report is not None:
+        options.report.mkdir(parents=True, exist_ok=True)
+    mixture = _mixture(options, module, source, config)
+    config = config if mixture is None else mixture.config
     notes = list[str]()
     exported = _torch_side("quark_onnx.torch.exports").exported
     with exported(options.export, source, config, options.output, notes) as folder:
@@ -138,7 +148,62 @@ def ptq(options: Namespace) -> Answer:
         )
         if tasks is not None:
             scores = tasks.compared(options.model, folder, trust_code=options.trust_code)
-    return _answer(options, found, found.report.notes + notes, scores)
+    found.report.notes.extend(notes)
+    answer = _answer(options, found, mixture, scores)
+    if options.report is not None:
+        write_whole(options.report / "report.json", to_json({"command": "llm", "action": "ptq", **answer.document}))
+        name = f"{options.model} \N{RIGHTWARDS ARROW} {options.output}"
+        _torch_side("quark_onnx.torch.page").write_page(found, options.report / "report.html", name, mixture)
+    return answer
+
+
+def _config(options: Namespace, module: Any, source: Any) -> Any:
+    """What is asked for; where schemes are to be chosen, the first of them stands for all."""
+    schemes = _schemes(options)
+    config = module.config_for(
+        schemes[0],
+        group_size=options.group_size,
+        kv_cache=options.kv_cache,
+        least_kv_scale=options.min_kv_scale,
+        layers=tuple(options.layer),
+        exclude=source.heads if options.exclude is None else tuple(options.exclude),
+    )
+    config = config.with_(algorithms=tuple(options.algorithm))
+    if len(schemes) > 1 and options.data is None:
+        raise UsageError(f"--scheme {options.scheme} is chosen from by what the model predicts on data; give --data")
+    if config.measures and options.data is None:
+        raise UsageError(f"--scheme {options.scheme} has scales that only data can tell; give --data")
+    if config.needs_data and options.data is None:
+        raise UsageError(f"--algorithm {' '.join(options.algorithm)} learns from data; give --data")
+    return config
+
+
+def _schemes(options: Namespace) -> list[str]:
+    """The names in --scheme, each once."""
+    schemes = list(dict.fromkeys(options.scheme.split("+")))
+    if len(schemes) > 1 and options.bits is None:
+        raise UsageError(f"--scheme {options.scheme} names several schemes; give --bits, what a weight may take")
+    if len(schemes) == 1 and options.bits is not None:
+        raise UsageError("--bits chooses among several schemes; name them: --scheme mxfp4+mxfp8")
+    if len(schemes) > 1 and options.group_size is not None:
+        raise UsageError("--group-size belongs to a single scheme; write it into the names: int4_wo_32+int4_wo_128")
+    return schemes
+
+
+def _mixture(options: Namespace, module: Any, source: Any, config: Any) -> Any:
+    """Which layers get which scheme; None where there is one."""
+    schemes = _schemes(options)
+    if len(schemes) == 1:
+        return None
+    mixed = _torch_side("quark_onnx.torch.mixed")
+    _torch_side("quark_onnx.torch.checkpoint").check_free(options.output)
+    layouts = _torch_side("quark_onnx.torch.layouts")
+    layout = layouts.layout_named(options.layout, options.pack)
+    for name in schemes:  # an unknown one, or one without a place, before the work
+        layouts.check_config(layout, config.with_(default=module.scheme(name)))
+    text = module.Text(options.data, min(options.samples, _MEASURED), options.length)
+    progress = False if options.quiet else None
+    return mixed.mix_checkpoint(source, schemes, options.bits, text, config=config, progress=progress)
 
 
 def _tasks(options: Namespace) -> Any:
@@ -151,12 +216,13 @@ def _tasks(options: Namespace) -> Any:
     return _torch_side("quark_onnx.torch.tasks").Tasks(options.tasks, shots=options.shots, limit=options.limit)
 
 
-def _answer(options: Namespace, found: Any, notes: list[str], scores: dict[str, Any]) -> Answer:
+def _answer(options: Namespace, found: Any, mixture: Any, scores: dict[str, Any]) -> Answer:
     report = found.report
     lines = [f"{options.output}: {len(report.quantized)} layers are quantized, {len(report.kept)} stay float"]
     lines += [f"float: {name}: {reason}" for name, reason in report.kept.items()] if options.verbose else []
     lines += [f"{name}: {text}" for name, text in report.gains().items()]
-    lines += [f"note: {note}" for note in notes]
+    lines += [] if mixture is None else [_mixed(mixture)]
+    lines += [f"note: {note}" for note in report.notes]
     if found.before is not None:
         lines.append(f"perplexity: {found.before:.4f} float, {found.after:.4f} quantized")
     for task, metrics in scores.items():
@@ -165,8 +231,9 @@ def _answer(options: Namespace, found: Any, notes: list[str], scores: dict[str, 
         "model": options.model,
         "output": options.output,
         "quantized": {name: str(spec.weight) for name, spec in report.quantized.items()},
+        "specs": {name: _spec(spec) for name, spec in report.quantized.items()},
         "float": report.kept,
-        "notes": notes,
+        "notes": report.notes,
         "exports": options.export,
         "algorithms": [asdict(outcome) for outcome in report.outcomes],
         "perplexity": {"before": found.before, "after": found.after},
@@ -175,8 +242,33 @@ def _answer(options: Namespace, found: Any, notes: list[str], scores: dict[str, 
             for task, metrics in scores.items()
         },
         "estimate": {"memory": found.estimate.memory, "disk": found.estimate.disk, "seconds": found.estimate.seconds},
+        "mixture": None if mixture is None else _mixture_document(mixture),
     }
     return Answer("\n".join(lines), document)
+
+
+def _spec(spec: Any) -> dict[str, str]:
+    parts = {"weight": spec.weight, "input": spec.input, "output": spec.output}
+    return {name: str(each) for name, each in parts.items() if each is not None}
+
+
+def _mixed(mixture: Any) -> str:
+    counts = Counter(group.chosen.scheme for group in mixture.groups)
+    groups = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
+    return f"mixture: {mixture.bits:.3f} bits for each weight; groups of layers: {groups}"
+
+
+def _mixture_document(mixture: Any) -> dict[str, Any]:
+    groups = [
+        {
+            "layers": list(group.layers),
+            "weights": group.weights,
+            "scheme": group.chosen.scheme,
+            "options": {each.scheme: {"bits": each.bits, "divergence": each.divergence} for each in group.options},
+        }
+        for group in mixture.groups
+    ]
+    return {"bits": mixture.bits, "divergence": mixture.divergence, "groups": groups}
 
 
 def _announce(expected: Any) -> None:

@@ -22,9 +22,7 @@ svg .npu { fill: var(--arithmetic); opacity: 0.16; } svg .cpu { fill: var(--acti
 svg .ground { fill: var(--card); } .facts + .note { margin-top: 12px; }
 svg .abort { fill: var(--bad); opacity: 0.3; } svg text.name { fill: var(--ink); font-weight: 600; }
 svg .link { fill: none; stroke: var(--faint); stroke-width: 1.2; }
-table { border-collapse: collapse; width: 100%; font-size: 14px; } td, th { text-align: left; padding: 6px 10px 6px 0;
-  border-bottom: 1px solid var(--line); vertical-align: top; overflow-wrap: anywhere; } th { color: var(--soft);
-  font-weight: 500; } td:first-child { white-space: nowrap; } .scroll { overflow-x: auto; }
+td:first-child { white-space: nowrap; }
 """
 
 

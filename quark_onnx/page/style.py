@@ -91,6 +91,11 @@ code { font: 13px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; back
 .plots figcaption b { color: var(--ink); font-weight: 600; }
 .plots figcaption em { color: var(--bad); font-style: normal; }
 .plots svg { max-width: 460px; }
+table { border-collapse: collapse; width: 100%; font-size: 14px; }
+td, th { text-align: left; padding: 6px 10px 6px 0; border-bottom: 1px solid var(--line); vertical-align: top;
+  overflow-wrap: anywhere; }
+th { color: var(--soft); font-weight: 500; }
+.scroll { overflow-x: auto; }
 details { margin-top: 12px; }
 summary { cursor: pointer; color: var(--soft); }
 details ul { margin: 8px 0 0; padding-left: 20px; font-size: 13px; color: var(--soft); overflow-wrap: anywhere; }

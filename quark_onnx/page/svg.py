@@ -39,6 +39,16 @@ def linear(lo: float, hi: float, start: float, end: float) -> Scale:
     return lambda value: start + (value - lo) * factor
 
 
+def logarithmic(lo: float, hi: float, start: float, end: float) -> Scale:
+    """Values from ``lo`` to ``hi``, both above 0, to places from ``start`` to ``end``, evenly by their logarithms.
+
+    >>> logarithmic(1e-4, 1, 0, 100)(1e-3)
+    25.0
+    """
+    inner = linear(math.log10(lo), math.log10(hi), start, end)
+    return lambda value: inner(math.log10(value))
+
+
 def ticks(lo: float, hi: float, count: int) -> list[float]:
     """Round numbers between two ends, about ``count`` of them.
 
@@ -70,3 +80,16 @@ def short(value: float) -> str:
     else:
         text = f"{value:.3g}"
     return text.replace("-", "−")
+
+
+def power(exponent: int, x: float, y: float) -> str:
+    """A power of ten as a label that ends at a place.
+
+    >>> power(0, 5, 0), power(-3, 5, 0)
+    ('<text x="5" y="0" text-anchor="end">1</text>',
+     '<text x="5" y="0" text-anchor="end">10<tspan dy="-5" font-size="9">−3</tspan></text>')
+    """
+    if -1 <= exponent < 2:
+        return tag("text", f"{10.0**exponent:g}", x=x, y=y, text_anchor="end")
+    small = tag("tspan", str(exponent).replace("-", "−"), dy=-5.0, font_size="9")
+    return tag("text", "10" + small, x=x, y=y, text_anchor="end")

@@ -135,6 +135,12 @@ def _heads(path: Path) -> dict[str, Stored]:
         raise ModelError(f"{path} is damaged, or no safetensors file: {error}; download it again") from error
 
 
+def check_free(folder: Path) -> None:
+    """Raise ConfigError where a result has no place: the folder holds something, or is a file."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder} exists already and is not empty; name another folder")
+
+
 class Writer:
     """A checkpoint that grows tensor by tensor in a folder beside its place, and is put there once it is whole.
 
@@ -150,8 +156,7 @@ class Writer:
 
     def __init__(self, folder: Path, shard: int = SHARD) -> None:
         self.folder, self._shard = folder, shard
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise ConfigError(f"{folder} exists already and is not empty; name another folder")
+        check_free(folder)
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
             self.staging = folder.parent / f".{folder.name}.partial"

@@ -55,10 +55,10 @@ class Estimate:
             else f"{minutes / 60:.1f} h"
         )
         more = f", and what {' and '.join(self.algorithms)} takes" if self.algorithms else ""
-        return f"about {_size(self.memory)} of memory, {_size(self.disk)} of disk, {span}{more}"
+        return f"about {size(self.memory)} of memory, {size(self.disk)} of disk, {span}{more}"
 
 
-def _size(count: int) -> str:
+def size(count: int) -> str:
     return f"{count / 2**30:.1f} GiB" if count >= 1 << 30 else f"{count / 2**20:.0f} MiB"
 
 

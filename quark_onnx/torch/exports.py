@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from quark_onnx.errors import ConfigError, MissingDependency, nearest
+from quark_onnx.torch.checkpoint import check_free
 from quark_onnx.torch.config import TorchConfig
 from quark_onnx.torch.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.gguf import check_gguf, write_quantized_gguf
@@ -63,8 +64,7 @@ def _check(kinds: Collection[str], source: FloatCheckpoint, config: TorchConfig,
     for kind in kinds:
         if kind not in EXPORTS:
             raise ConfigError(f"unknown export {kind!r}{nearest(kind, EXPORTS)}; known: {', '.join(EXPORTS)}")
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise ConfigError(f"{output} exists already and is not empty; name another folder")
+    check_free(output)
     if "gguf" in kinds:
         check_gguf(source, chosen_layers(source.model, config)[0])
     if "onnx" in kinds and find_spec("onnxscript") is None:

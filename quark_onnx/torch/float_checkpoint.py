@@ -7,6 +7,7 @@ from typing import Any
 
 from quark_onnx.torch.checkpoint import Reader
 from quark_onnx.torch.skeleton import float_config_of, skeleton_of
+from quark_onnx.torch.structure import heads_of
 
 
 class FloatCheckpoint:
@@ -51,5 +52,4 @@ class FloatCheckpoint:
     @property
     def heads(self) -> tuple[str, ...]:
         """Names of the layers that compute logits, which schemes leave float; none where the model has no head."""
-        head = self.model.get_output_embeddings()
-        return tuple(name for name, module in self.model.named_modules() if module is head and head is not None)
+        return heads_of(self.model)

@@ -21,12 +21,17 @@ from quark_onnx.torch.block import inside, weight_of
 from quark_onnx.torch.checkpoint_layout import stored
 from quark_onnx.torch.config import TorchConfig
 from quark_onnx.torch.experts import Experts, unfuse_experts
+from quark_onnx.torch.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.layers import QuantizedLayer
+from quark_onnx.torch.load import load_checkpoint
+from quark_onnx.torch.memory import give_back
 from quark_onnx.torch.observe import Watching
+from quark_onnx.torch.ptq import Text, tokenizer_of
 from quark_onnx.torch.quantize import chosen_layers
 from quark_onnx.torch.schemes import scheme
 from quark_onnx.torch.spec import LayerSpec
-from quark_onnx.torch.structure import blocks_of, put_modules
+from quark_onnx.torch.structure import blocks_of, heads_of, put_modules
+from quark_onnx.torch.text import read_windows
 from quark_onnx.torch.walk import Walk, batches, call, inference
 
 
@@ -103,6 +108,7 @@ def mix(
         bits: for each weight of the layers that are quantized, scales included, at most.
         data: batches of token ids; a few are enough.
         config: what else is wanted; its default and its types are replaced. Layers that it names keep what they get.
+            None leaves heads float.
         progress: whether to show a progress bar; None shows it if stderr is a terminal.
 
     Raises:
@@ -113,7 +119,7 @@ def mix(
     specs = {name: scheme(name) for name in schemes}
     if not specs:
         raise ConfigError("there are no schemes to choose from")
-    config = config or TorchConfig(exclude=("lm_head",))
+    config = config or TorchConfig(exclude=heads_of(model))
     samples = list(batches(data))
     if not samples:
         raise DataError("the data is empty; sensitivities are measured on it")
@@ -128,6 +134,32 @@ def mix(
     picked = _spend(found, bits)
     layers = tuple((name, specs[group.chosen.scheme]) for group in picked for name in group.layers)
     return Mixture(config.with_(default=LayerSpec(), types=(), layers=(*config.layers, *layers)), picked)
+
+
+def mix_checkpoint(
+    source: FloatCheckpoint,
+    schemes: Sequence[str],
+    bits: float,
+    text: Text,
+    *,
+    config: TorchConfig,
+    progress: bool | None = None,
+) -> Mixture:
+    """``mix`` for a checkpoint, which is in memory as a whole meanwhile.
+
+    Args:
+        text: what is measured on.
+
+    Raises:
+        QuarkError: as ``mix``, or the checkpoint or the text cannot be read.
+    """
+    windows = read_windows(text.source, tokenizer_of(source.folder, source.trust_code), text.length, text.count)
+    model = load_checkpoint(source.folder, trust_code=source.trust_code)
+    try:
+        return mix(model, schemes, bits, [each[None] for each in windows], config=config, progress=progress)
+    finally:
+        del model
+        give_back()
 
 
 def _groups(model: Any, chosen: Mapping[str, tuple[Any, LayerSpec]], samples: list[Any]) -> list[tuple[str, ...]]:

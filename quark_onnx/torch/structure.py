@@ -109,3 +109,10 @@ def shared_among(model: Any, blocks: Mapping[str, Any], layers: Mapping[str, Any
             block = next((block for block in blocks if within(name, block)), "")
             places.setdefault(id(module), set()).add(block)
     return any(len(found) > 1 for found in places.values())
+
+
+def heads_of(model: Any) -> tuple[str, ...]:
+    """Names of the layers of a language model that compute logits; none where it has no head."""
+    find = getattr(model, "get_output_embeddings", None)
+    head = None if find is None else find()
+    return tuple(name for name, module in model.named_modules() if module is head and head is not None)

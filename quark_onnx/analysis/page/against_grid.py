@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from quark_onnx.analysis.findings import Bins
-from quark_onnx.page.svg import Scale, drawing, linear, short, tag, ticks
+from quark_onnx.page.svg import Scale, drawing, linear, power, short, tag, ticks
 
 _WIDTH, _HEIGHT = 400.0, 200.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 38.0, 392.0, 26.0, 162.0
@@ -31,10 +31,10 @@ def against_grid(
     parts = []
     if lo is not None and hi is not None:
         parts.append(tag("rect", class_="band", x=x(lo), y=_TOP - 6, width=x(hi) - x(lo), height=_BOTTOM - _TOP + 6))
-    for power in ticks(0, max(1.0, powers), 4):
-        if power == int(power):
-            parts.append(tag("line", class_="grid", x1=_LEFT, x2=_RIGHT, y1=y(power), y2=y(power)))
-            parts.append(_power(int(power), _LEFT - 6, y(power) + 4))
+    for exponent in ticks(0, max(1.0, powers), 4):
+        if exponent == int(exponent):
+            parts.append(tag("line", class_="grid", x1=_LEFT, x2=_RIGHT, y1=y(exponent), y2=y(exponent)))
+            parts.append(power(int(exponent), _LEFT - 6, y(exponent) + 4))
     parts += _bars(values, x, y, lo, hi, step or 0.0)
     parts.append(tag("line", class_="axis", x1=_LEFT, x2=_RIGHT, y1=_BOTTOM, y2=_BOTTOM))
     for value in ticks(least, most, 5):
@@ -44,13 +44,6 @@ def against_grid(
     if lo is not None and hi is not None:
         parts += _ends(x, lo, hi, step)
     return drawing(_WIDTH, _HEIGHT, title, parts)
-
-
-def _power(exponent: int, x: float, y: float) -> str:
-    if exponent < 2:
-        return tag("text", str(10**exponent), x=x, y=y, text_anchor="end")
-    small = tag("tspan", str(exponent), dy=-5.0, font_size="9")
-    return tag("text", "10" + small, x=x, y=y, text_anchor="end")
 
 
 def _bars(values: Bins, x: Scale, y: Scale, lo: float | None, hi: float | None, step: float) -> list[str]:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import re
-import xml.etree.ElementTree as ET
 from dataclasses import replace
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +14,7 @@ from quark_onnx import Analysis, QConfig, analyze, quantize_static
 from quark_onnx.analysis.page import render, write_page
 from quark_onnx.analysis.weights import bins
 from quark_onnx.page.svg import short, ticks
-from tests.browser import measured
+from tests.browser import check_alone, laid_out, measured
 from tests.models import conv_net, samples
 
 
@@ -29,21 +26,10 @@ def found() -> Analysis:
     return analyze(model, quantize_static(model, feeds, QConfig.of("XINT8").with_(search=0)), wide)
 
 
-def test_the_page_needs_nothing_from_outside(found: Analysis) -> None:
+def test_the_page_stands_alone(found: Analysis) -> None:
     text = render(found)
-    assert not re.search(r"(?:src|href|url\(|@import|https?:)", text)
-    assert "<script" not in text
-
-
-def test_every_drawing_is_well_formed(found: Analysis) -> None:
-    drawings = re.findall(r"<svg.*?</svg>", render(found), re.DOTALL)
-    assert len(drawings) >= 4
-    for drawing in drawings:
-        for element in ET.fromstring(drawing).iter():
-            numbers = [
-                v for k, v in element.attrib.items() if k in ("x", "y", "cx", "cy", "x1", "x2", "y1", "y2", "width")
-            ]
-            assert all(math.isfinite(float(number)) for number in numbers)
+    assert len(re.findall("<svg", text)) >= 4
+    check_alone(text)
 
 
 def test_names_are_text(found: Analysis) -> None:
@@ -79,23 +65,9 @@ def test_a_page_that_cannot_be_written_leaves_the_old_one(
 )
 def test_a_browser_lays_it_out(found: Analysis, tmp_path: Path, width: int, dark: bool) -> None:
     write_page(found, tmp_path / "page.html")
-    page, complaints = measured(tmp_path / "page.html", width, dark=dark)
-    assert complaints == [] and page["loaded"] == []
-    assert page["width"] == width and page["scroll"] <= width
+    page = laid_out(tmp_path / "page.html", width, dark=dark)
     assert len(page["plots"]) >= 3
-    for plot in page["plots"]:
-        left, top, right, bottom = plot["box"]
-        assert right - left > 200 and bottom - top > 100, plot["title"]
-        assert plot["shapes"]
-        for text in plot["texts"]:
-            assert text["size"] >= 8.5, text
-            x0, y0, x1, y1 = text["box"]
-            assert left - 1 <= x0 and x1 <= right + 1 and top - 1 <= y0 and y1 <= bottom + 1, (plot["title"], text)
-        for one, other in combinations(plot["texts"], 2):
-            assert not overlap(one["box"], other["box"]), (plot["title"], one, other)
-    for text in page["texts"]:
-        assert text["box"][0] >= 0 and text["box"][2] <= width, text
-    assert (brightness(page["ground"]) < brightness(page["ink"])) is dark
+    assert all(plot["box"][3] - plot["box"][1] > 100 for plot in page["plots"])
 
 
 def test_bars_beyond_the_grid_are_set_off(found: Analysis, tmp_path: Path) -> None:
@@ -108,14 +80,6 @@ def test_bars_beyond_the_grid_are_set_off(found: Analysis, tmp_path: Path) -> No
     band = next(shape["box"] for shape in plot["shapes"] if shape["kind"] == "band")
     cut = next(shape["box"] for shape in plot["shapes"] if shape["kind"] == "bar cut")
     assert cut[0] < band[0] or cut[2] > band[2]
-
-
-def overlap(one: list[float], other: list[float]) -> bool:
-    return all(min(one[i + 2], other[i + 2]) - max(one[i], other[i]) > 1.5 for i in range(2))
-
-
-def brightness(color: str) -> int:
-    return sum(int(part) for part in re.findall(r"\d+", color)[:3])
 
 
 def test_ticks_are_round_and_inside() -> None:

@@ -1,0 +1,76 @@
+"""The plot of the errors along the model, before and after each algorithm."""
+
+from __future__ import annotations
+
+import math
+from html import escape
+
+from quark_onnx.page.svg import short, tag
+from quark_onnx.torch.algorithms.base import Outcome
+from quark_onnx.torch.page.frame import Frame, series
+from quark_onnx.torch.report import TorchReport
+
+#: The greatest distance of two algorithms at a layer, and radii of what is drawn.
+_BESIDE, _LEAST, _GREATEST = 7.0, 1.2, 3.6
+
+
+def algorithms_of(report: TorchReport) -> list[str]:
+    """The names of the algorithms that have something to say, in the order of their work."""
+    return list(dict.fromkeys(each.algorithm for each in report.outcomes))
+
+
+def shown(outcome: Outcome) -> bool:
+    """Whether an outcome has a place on a logarithmic scale: it tells of an error."""
+    return all(map(math.isfinite, (outcome.before, outcome.after))) and outcome.before > 0 and outcome.after >= 0
+
+
+def errors(report: TorchReport, width: float, height: float, class_: str) -> str:
+    """The error of each layer before and after each algorithm, in the order of the model; nothing where there is none.
+
+    An algorithm that works on a whole block has lines as wide as it.
+    """
+    outcomes = [each for each in report.outcomes if shown(each)]
+    if not outcomes:
+        return ""
+    names = list(report.quantized)
+    frame = Frame.around(names, width, height, (error for each in outcomes for error in (each.before, each.after)))
+    places = {name: place for place, name in enumerate(names)}
+    algorithms = algorithms_of(report)
+    step = min(_BESIDE, 0.8 * frame.slot / len(algorithms))
+    parts = []
+    for outcome in outcomes:
+        own = algorithms.index(outcome.algorithm)
+        inside = [place for name, place in places.items() if name.startswith(f"{outcome.layer}.")]
+        if outcome.layer in places:
+            at = frame.x(places[outcome.layer]) + step * (own - (len(algorithms) - 1) / 2)
+            drawn = _layer(frame, outcome, at, min(max(0.4 * step, _LEAST), _GREATEST))
+        elif inside:
+            drawn = _whole(frame, outcome, frame.x(inside[0] - 0.4), frame.x(inside[-1] + 0.4))
+        else:
+            continue
+        hover = tag("title", escape(_hover(report, outcome)))
+        parts.append(tag("g", hover + drawn, class_=series(own)))
+    return frame.drawn("Error before and after each algorithm, in the order of the model", "error", parts, class_)
+
+
+def _layer(frame: Frame, outcome: Outcome, at: float, radius: float) -> str:
+    """A ring, a dot, and a line between them."""
+    before, after = frame.y(outcome.before), frame.y(outcome.after)
+    dot = tag("circle", class_="filled", cx=at, cy=after, r=radius)
+    if before == after:
+        return dot
+    stem = tag("line", class_="stem", x1=at, x2=at, y1=before, y2=after)
+    return stem + tag("circle", class_="hollow", cx=at, cy=before, r=radius) + dot
+
+
+def _whole(frame: Frame, outcome: Outcome, left: float, right: float) -> str:
+    """Two lines, the one before dashed."""
+    rows = (("whole was", outcome.before), ("whole", outcome.after))
+    return "".join(tag("line", class_=name, x1=left, x2=right, y1=frame.y(e), y2=frame.y(e)) for name, e in rows)
+
+
+def _hover(report: TorchReport, outcome: Outcome) -> str:
+    lines = [outcome.layer, f"{outcome.algorithm}: {short(outcome.before)} → {short(outcome.after)}"]
+    spec = report.quantized.get(outcome.layer)
+    lines += [str(spec.weight)] if spec is not None else []
+    return "\n".join([*lines, outcome.note] if outcome.note else lines)

@@ -1,0 +1,53 @@
+"""The plot of the tokens that experts have seen: a row for each block, a column for each expert."""
+
+from __future__ import annotations
+
+import re
+from html import escape
+
+from quark_onnx.page.svg import drawing, tag
+from quark_onnx.torch.page.frame import block_of
+from quark_onnx.torch.report import TorchReport
+
+_EXPERT = re.compile(r".*expert[^.]*(?:\.[^.\d]+)*\.(\d+)\.")
+_TOKENS = re.compile(r"(\d+) tokens")
+_UNREACHED = "the data has not reached it"
+#: Around the plot; between the numbers of two experts; how high a row is.
+_LEFT, _TOP, _BOTTOM, _APART, _ROW = 48.0, 26.0, 40.0, 26.0, 22.0
+
+
+def tokens_of(report: TorchReport) -> dict[str, dict[int, int]]:
+    """How many tokens the experts of each block have seen, by their numbers, as notes of outcomes tell."""
+    found = dict[str, dict[int, int]]()
+    for outcome in report.outcomes:
+        expert, tokens = _EXPERT.match(outcome.layer), _TOKENS.fullmatch(outcome.note)
+        if expert and (tokens or outcome.note == _UNREACHED):
+            row = found.setdefault(block_of(outcome.layer), {})
+            number = int(expert[1])
+            row[number] = max(row.get(number, 0), int(tokens[1]) if tokens else 0)
+    return found
+
+
+def experts(report: TorchReport, width: float, class_: str) -> str:
+    """Cells as strong in colour as an expert has seen tokens, against the most; those without any are outlined."""
+    rows = tokens_of(report)
+    if not rows:
+        return ""
+    count = 1 + max(number for row in rows.values() for number in row)
+    most = max(1, *(tokens for row in rows.values() for tokens in row.values()))
+    wide, bottom = (width - _LEFT - 12) / count, _TOP + _ROW * len(rows)
+    parts = [tag("text", "block", x=0, y=12)]
+    for place, (block, row) in enumerate(rows.items()):
+        top = _TOP + place * _ROW
+        label = block.rpartition(".")[2]
+        parts.append(tag("text", escape(label), x=_LEFT - 8, y=top + _ROW / 2 + 4, text_anchor="end"))
+        for number, tokens in row.items():
+            hover = tag("title", escape(f"{block}, expert {number}: {tokens:,} tokens"))
+            shade = {"class_": "cell", "opacity": 0.08 + 0.92 * tokens / most} if tokens else {"class_": "none"}
+            box = {"x": _LEFT + number * wide + 0.5, "y": top + 1, "width": max(0.6, wide - 1), "height": _ROW - 2}
+            parts.append(tag("rect", hover, **shade, **box))
+    every = max(1, round(_APART / wide + 0.5))
+    for number in range(0, count, every):
+        parts.append(tag("text", str(number), x=_LEFT + (number + 0.5) * wide, y=bottom + 16, text_anchor="middle"))
+    parts.append(tag("text", "expert", x=(_LEFT + width) / 2, y=bottom + _BOTTOM - 6, text_anchor="middle"))
+    return drawing(width, bottom + _BOTTOM, "Tokens that each expert has seen", parts, class_)
