@@ -15,6 +15,7 @@ from quark_onnx.progress import Progress
 from quark_onnx.torch.algorithms.base import Layers
 from quark_onnx.torch.algorithms.rotate import rotate_sources
 from quark_onnx.torch.block import (
+    check_apart,
     inside,
     missing_data,
     needs_data,
@@ -199,6 +200,7 @@ class _Run:
         blocks = blocks_of(self.model)
         if not blocks:
             raise ModelError("the model has no list of blocks; quantize it in memory by quantize_model")
+        check_apart(self.model, blocks, self.config)
         outside = [name for name in self.chosen if not any(within(name, block) for block in blocks)]
         if any(self.chosen[name][1].measures for name in outside):
             raise ModelError(

@@ -80,8 +80,8 @@ class Call:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def run(self, block: Any) -> Any:
-        """The hidden states that a block computes of it."""
-        found = block(self.hidden, *self.args, **self.kwargs)
+        """The hidden states that a block computes of it; a block may change its own copy of what it reads."""
+        found = block(self.hidden.clone(), *self.args, **self.kwargs)
         return found if isinstance(found, torch.Tensor) else found[0]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from quark_onnx.errors import DataError
 from quark_onnx.torch import ranks
 from quark_onnx.torch.algorithms.base import BlockJob
 from quark_onnx.torch.algorithms.stages import Stage
@@ -103,6 +104,9 @@ def grams_of(job: BlockJob, stage: Stage, before: Mapping[str, Any], *, exact: b
 
     Returns:
         By the name of the first layer of each group.
+
+    Raises:
+        DataError: a layer reads numbers that are infinite or none.
     """
     leaders = {group[0]: job.block.get_submodule(job.local(group[0])) for group in stage.groups}
     rounding: dict[str, Any] = {name: layer.input for name, layer in job.quantized({}, leaders).items()}
@@ -119,7 +123,11 @@ def grams_of(job: BlockJob, stage: Stage, before: Mapping[str, Any], *, exact: b
             aligned = plain_rows is not None and len(left) == len(plain_rows) == tokens
             found[name].add(left, plain_rows if aligned else None)
     weights = {name: outputs_first(layer.weight, kind_of(layer)) for name, layer in leaders.items()}
-    return {name: gram.over_ranks(weights[name].shape[1], weights[name].device) for name, gram in found.items()}
+    found = {name: gram.over_ranks(weights[name].shape[1], weights[name].device) for name, gram in found.items()}
+    for name, gram in found.items():
+        if gram.own is not None and not torch.isfinite(gram.own.diagonal()).all():
+            raise DataError(f"what {name} reads is infinite or no number on the calibration data")
+    return found
 
 
 def _rows(x: Any) -> Any:
