@@ -42,11 +42,12 @@ ALGORITHMS = {
     "gptq": ("gptq",),
     "gptaq": ("gptaq",),
     "qronos": ("qronos",),
-    "awq": ("awq", "clip"),
+    "awq": ("awq",),
     "smoothquant": ("autosmoothquant",),
     "autoround": ("autoround",),
-    "rotation": ("rotation", "gptaq"),
-    "best": ("gptaq", "autoround"),
+    "rotation + gptaq": ("rotation:r1=false", "gptaq"),
+    "gptaq + autoround": ("gptaq", "autoround"),
+    "smoothquant + autoround": ("autosmoothquant", "autoround"),
 }
 #: Those of amd-quark that have a name of ours.
 THEIRS = ("nearest", "gptq", "gptaq", "qronos", "awq")

@@ -101,6 +101,7 @@ def _result_options(parser: Parser) -> None:
         "--report", type=path, metavar="FOLDER", help="write report.json and report.html there, a page of plots"
     )
     parser.add_argument("--resume", type=path, metavar="FOLDER", help="keep what is done there, and go on from it")
+    parser.add_argument("--spill", type=path, metavar="FOLDER", help="keep hidden states there instead of in memory")
     parser.add_argument(
         "--layout",
         default="quark",
@@ -135,7 +136,12 @@ def ptq(options: Namespace) -> Answer:
             text=None if options.data is None else module.Text(options.data, options.samples, options.length),
             evaluate=None if options.evaluate is None else module.Text(options.evaluate, None, options.length),
             writing=module.Writing(
-                options.pack, int(options.shard * 1e9), options.trust_code, options.resume, options.layout
+                pack_method=options.pack,
+                max_shard=int(options.shard * 1e9),
+                trust_code=options.trust_code,
+                resume=options.resume,
+                layout=options.layout,
+                spill=options.spill,
             ),
             progress=False if options.quiet else None,
             announce=None if options.quiet else _announce,

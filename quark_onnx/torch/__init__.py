@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         export_safetensors,
         import_model_from_safetensors,
     )
+    from quark_onnx.torch.params import load_params, save_params
     from quark_onnx.torch.quantization.api import ModelQuantizer
     from quark_onnx.torch.quantization.config.template import LLMTemplate
 
@@ -28,10 +29,17 @@ __all__ = [
     "export_onnx",
     "export_safetensors",
     "import_model_from_safetensors",
+    "load_params",
+    "save_params",
 ]
 
 #: Where the names are that are not in ``exporter``.
-_HOMES = {"LLMTemplate": "quantization.config.template", "ModelQuantizer": "quantization.api"}
+_HOMES = {
+    "LLMTemplate": "quantization.config.template",
+    "ModelQuantizer": "quantization.api",
+    "load_params": "params",
+    "save_params": "params",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from quark_onnx.errors import ModelError
 from quark_onnx.torch.algorithms.base import BlockJob, Layers, Outcome
 from quark_onnx.torch.config import TorchConfig
 from quark_onnx.torch.layers import QuantizedLayer, kind_of, outputs_first
@@ -12,7 +13,7 @@ from quark_onnx.torch.observe import Watching
 from quark_onnx.torch.quantized import Quantized, quantize
 from quark_onnx.torch.report import TorchReport
 from quark_onnx.torch.spec import LayerSpec
-from quark_onnx.torch.structure import put_modules, within
+from quark_onnx.torch.structure import put_modules, shared_parameter, within
 from quark_onnx.torch.walk import Walk
 
 
@@ -49,6 +50,17 @@ def quantize_block(
                 pass
     report.outcomes += outcomes
     finish(model, layers, watching, config, report, made)
+
+
+def check_apart(model: Any, blocks: Mapping[str, Any], config: TorchConfig) -> None:
+    """Raise ModelError where an algorithm rewrites weights of a block that are those of something else, too."""
+    name = shared_parameter(model, blocks)
+    rewriting = next((each.name for each in config.algorithms if each.stage == "block"), None)
+    if rewriting is not None and name is not None:
+        raise ModelError(
+            f"{name} is a parameter of something outside of its block, too, which {rewriting} would change with it; "
+            "give each its own, or leave the algorithm out"
+        )
 
 
 def rounders_of(config: TorchConfig) -> list[Any]:

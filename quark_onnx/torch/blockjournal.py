@@ -18,10 +18,11 @@ from quark_onnx.torch.algorithms.base import Layers, Outcome
 from quark_onnx.torch.checkpoint import Reader
 from quark_onnx.torch.config import TorchConfig
 from quark_onnx.torch.report import TorchReport
+from quark_onnx.torch.tensor_file import TensorFile
 from quark_onnx.version import __version__
 
 _STATE = "state.json"
-_OWN = re.compile(r"state\.tmp|(block|hidden)-\d+\.(safetensors|tmp)")
+_OWN = re.compile(r"state\.tmp|(block|hidden)-\d+\.(safetensors|tmp|tmp\.values)")
 
 
 @dataclass(frozen=True)
@@ -147,8 +148,7 @@ class BlockJournal:
         own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
         notes = {"kept": kept.text()}
         _replace(self._block(index), lambda path: save_file(own, str(path), notes))
-        states = {str(place): tensor.contiguous().clone() for place, tensor in enumerate(hidden)}
-        _replace(self._hidden(index), lambda path: save_file(states, str(path)))
+        _replace(self._hidden(index), lambda path: _write(path, hidden))
         self._hidden(index - 1).unlink(missing_ok=True)
 
     def _block(self, index: int) -> Path:
@@ -182,6 +182,17 @@ def _stamps(files: Iterable[Path]) -> Iterator[str]:
     for file in sorted(files):
         found = file.stat()
         yield f"{file.name} {found.st_size} {found.st_mtime_ns}"
+
+
+def _write(path: Path, tensors: Iterable[Any]) -> None:
+    """A file of tensors by their places, none of which is copied in memory."""
+    file = TensorFile(path)
+    try:
+        for place, tensor in enumerate(tensors):
+            file.add(str(place), tensor)
+        file.close()
+    finally:
+        file.abandon()
 
 
 def _replace(path: Path, write: Any) -> None:

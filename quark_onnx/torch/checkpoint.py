@@ -59,7 +59,7 @@ class Reader:
     """The tensors of a checkpoint. The heads of its files are read; a tensor is read when it is asked for.
 
     Args:
-        folder: with model.safetensors, files that an index lists, or others of that kind.
+        folder: with model.safetensors, files that an index lists, or others of that kind; or one such file.
 
     Attributes:
         folder: the same.
@@ -71,6 +71,9 @@ class Reader:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        if folder.is_file():
+            self.tensors = _heads(folder)
+            return
         if (folder / INDEX).is_file():
             self.tensors = _listed(folder)
             return

@@ -69,7 +69,13 @@ def size(count: int) -> str:
 
 
 def estimate(
-    source: FloatCheckpoint, chosen: Layers, tokens: int, *, samples: int = 1, algorithms: tuple[Any, ...] = ()
+    source: FloatCheckpoint,
+    chosen: Layers,
+    tokens: int,
+    *,
+    spilled: bool = False,
+    samples: int = 1,
+    algorithms: tuple[Any, ...] = (),
 ) -> Estimate:
     """What it takes to quantize layers of a checkpoint file to file, in this process and at the speed of this machine.
 
@@ -77,6 +83,7 @@ def estimate(
         source: the checkpoint.
         chosen: the layers that are quantized, of its empty model.
         tokens: of the data that the blocks are run on; 0 where they are not run.
+        spilled: whether their hidden states are kept in files.
         samples: that the tokens are in.
         algorithms: those of the configuration.
     """
@@ -99,7 +106,7 @@ def estimate(
     if not tokens:
         return Estimate(memory + alone + more.memory, disk, seconds, unknown)
     block = shapes.block + max(map(_count, blocks), default=0) * max(1.0, codes / max(count, 1))
-    states = tokens * int(getattr(model.config, "hidden_size", 0) or 0) * dtype.itemsize
+    states = 0 if spilled else tokens * int(getattr(model.config, "hidden_size", 0) or 0) * dtype.itemsize
     states *= 2 if any(each.stage == "weights" for each in algorithms) else 1
     held = _count(_in_front(source, blocks)) * dtype.itemsize + int(block) + states + more.memory
     return Estimate(memory + max(alone, held), disk, seconds + shapes.weights * tokens / _product_rate(dtype), unknown)

@@ -15,6 +15,7 @@ from quark_onnx.progress import Progress
 from quark_onnx.torch.algorithms.base import Layers
 from quark_onnx.torch.algorithms.rotate import rotate_sources
 from quark_onnx.torch.block import (
+    check_apart,
     inside,
     missing_data,
     needs_data,
@@ -28,6 +29,7 @@ from quark_onnx.torch.checkpoint import SHARD, Writer, other_files, read_json
 from quark_onnx.torch.config import TorchConfig
 from quark_onnx.torch.export import check_experts, described, tensors_of, untied
 from quark_onnx.torch.float_checkpoint import FloatCheckpoint
+from quark_onnx.torch.hidden_states import spilling
 from quark_onnx.torch.layers import QuantizedLayer, kind_of, outputs_first
 from quark_onnx.torch.layouts import Layout, check_config, layout_named
 from quark_onnx.torch.memory import give_back
@@ -52,6 +54,7 @@ class Writing:
         trust_code: run Python files that the checkpoint brings along.
         resume: a folder where each block that is done is kept, and found again by the same call; None keeps nothing.
         layout: how layers are stored, a key of ``quark_onnx.torch.layouts.LAYOUTS``.
+        spill: a folder where hidden states are kept while they are not used; None keeps them in memory.
     """
 
     pack_method: str = "reorder"
@@ -59,6 +62,7 @@ class Writing:
     trust_code: bool = False
     resume: Path | None = None
     layout: str = "quark"
+    spill: Path | None = None
 
     def __post_init__(self) -> None:
         layout_named(self.layout, self.pack_method)
@@ -109,7 +113,7 @@ def quantize_checkpoint(
         raise DataError(missing_data(chosen))
     report = TorchReport({name: spec for name, (_, spec) in chosen.items()}, kept)
     others, content = other_files(source.folder), read_json(source.folder / "config.json")
-    run = _Run(model, Sources(reader, model), config, chosen, report, layout)
+    run = _Run(model, Sources(reader, model), config, chosen, report, layout, writing.spill)
     run.check()
     rotated = [rotate_sources(model, run.sources, each) for each in rotations_of(config)]
     if any(each.untied for each in rotated):
@@ -140,6 +144,7 @@ class _Run:
     chosen: Layers
     report: TorchReport
     layout: Layout
+    spill: Path | None
 
     def check(self) -> None:
         """Raise an error for what would fail at the end only: layers without a weight, and codes that do not fit."""
@@ -195,6 +200,7 @@ class _Run:
         blocks = blocks_of(self.model)
         if not blocks:
             raise ModelError("the model has no list of blocks; quantize it in memory by quantize_model")
+        check_apart(self.model, blocks, self.config)
         outside = [name for name in self.chosen if not any(within(name, block) for block in blocks)]
         if any(self.chosen[name][1].measures for name in outside):
             raise ModelError(
@@ -204,18 +210,20 @@ class _Run:
         for name, module in self.model.named_modules():
             if not any(within(name, block) for block in blocks):
                 yield from self._one(name, module) if name in self.chosen else self._untouched(name, module)
-        with inference(self.model):
-            yield from self._blocks(blocks, data, journal, progress)
+        with inference(self.model), spilling(self.spill) as folder:
+            self._fill(next(iter(blocks)))
+            _fill_outside(self.model, blocks, self.sources)
+            embedding = self.model.get_input_embeddings()
+            if missing_of(embedding):
+                raise ModelError(
+                    f"the checkpoint {self.sources.reader.folder} has no tensor for the embedding of tokens"
+                )
+            walk = Walk(self.model, blocks, data or (), folder)
+            yield from self._blocks(blocks, walk, journal, progress)
 
     def _blocks(
-        self, blocks: dict[str, Any], data: Iterable[Any] | None, journal: BlockJournal, progress: bool | None
+        self, blocks: dict[str, Any], walk: Walk, journal: BlockJournal, progress: bool | None
     ) -> Iterator[tuple[str, Any]]:
-        self._fill(next(iter(blocks)))
-        _fill_outside(self.model, blocks, self.sources)
-        embedding = self.model.get_input_embeddings()
-        if missing_of(embedding):
-            raise ModelError(f"the checkpoint {self.sources.reader.folder} has no tensor for the embedding of tokens")
-        walk = Walk(self.model, blocks, data or ())
         if rounders_of(self.config):
             walk.split()
         journal.begin(walk.tensors())

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Mapping
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from quark_onnx.errors import ModelError
 from quark_onnx.torch.affine import Params
 from quark_onnx.torch.checkpoint import Reader, read_json
+from quark_onnx.torch.config import TorchConfig
 from quark_onnx.torch.layers import QuantizedLayer, kind_of, outputs_first
 from quark_onnx.torch.layouts import Layout, read_layout
+from quark_onnx.torch.quantized import Quantized
 from quark_onnx.torch.skeleton import config_of, dtype_of, skeleton_of
 from quark_onnx.torch.sources import Sources, fill, missing_of
 from quark_onnx.torch.spec import LayerSpec, TensorSpec
@@ -36,17 +41,33 @@ def load_checkpoint(folder: Path | str, *, dtype: Any = None, trust_code: bool =
     model = skeleton_of(config, trust_code=trust_code)
     sources = Sources(reader, model)
     if quantized is not None and layout is not None:
-        for name, (module, kind) in layers_of(model).items():
-            spec = quantized.spec_of(name, kind)
-            plain = spec is not None and (spec.weight is None or spec.weight.is_cast)
-            if spec is not None and (plain or any(f"{name}.{part}" in sources for part in layout.parts[1:])):
-                set_module(model, name, _layer(module, name, spec, sources, kept, layout))
+        put_layers(model, quantized, layout, sources, defaultdict(lambda: kept))
     fill(model, "", sources, dtype=dtype)
     if hasattr(model, "tie_weights"):
         model.tie_weights()
     if missing := missing_of(model):
         raise ModelError(f"the checkpoint {folder} has no tensor {missing[0]!r} ({len(missing)} are missing)")
     return model.eval()
+
+
+def put_layers(model: Any, config: TorchConfig, layout: Layout, sources: Sources, types: Mapping[str, Any]) -> None:
+    """Put quantized layers in the place of float ones.
+
+    Args:
+        model: with empty parameters.
+        config: which layers are quantized, and how.
+        layout: of the tensors.
+        sources: has them.
+        types: what layers compute in, by their names.
+
+    Raises:
+        ModelError: a tensor is missing or damaged, or does not fit.
+    """
+    for name, (module, kind) in layers_of(model).items():
+        spec = config.spec_of(name, kind)
+        plain = spec is not None and (spec.weight is None or spec.weight.is_cast)
+        if spec is not None and (plain or any(f"{name}.{part}" in sources for part in layout.parts[1:])):
+            set_module(model, name, _layer(module, name, spec, sources, types[name], layout))
 
 
 def _layer(module: Any, name: str, spec: LayerSpec, sources: Sources, dtype: Any, layout: Layout) -> QuantizedLayer:
@@ -57,6 +78,7 @@ def _layer(module: Any, name: str, spec: LayerSpec, sources: Sources, dtype: Any
             shape = tuple(outputs_first(module.weight, kind_of(module)).shape)
             weight = layout.restored(parts, spec, shape, dtype)
             weight.dequantize()
+            _check_count(weight)
         except (RuntimeError, IndexError, ModelError) as error:
             raise ModelError(f"the tensors of {name} do not fit a weight of {spec.weight}: {error}") from error
     else:
@@ -65,6 +87,14 @@ def _layer(module: Any, name: str, spec: LayerSpec, sources: Sources, dtype: Any
         _scale(name, side, each, sources, layout) for side, each in (("input", spec.input), ("output", spec.output))
     )
     return QuantizedLayer(module, weight, spec, read, computed)
+
+
+def _check_count(weight: Quantized) -> None:
+    """Raise ModelError if there are more codes than the weight has numbers, and blocks have to be filled up with."""
+    columns, group = prod(weight.shape[1:]), weight.spec.group or 1
+    held = weight.codes.numel() // max(weight.shape[0], 1)
+    if held != -(-columns // group) * group:
+        raise ModelError(f"{held} codes are stored for each output, and {columns} are needed")
 
 
 def _scale(name: str, side: str, spec: TensorSpec | None, sources: Sources, layout: Layout) -> Params | None:

@@ -10,7 +10,7 @@ import torch
 
 from calibrators import MinMax, Range
 from quark_onnx.errors import DataError
-from quark_onnx.torch import affine
+from quark_onnx.torch import affine, ranks
 from quark_onnx.torch.affine import Params
 from quark_onnx.torch.formats import TwoLevel
 from quark_onnx.torch.shared_exponent import whole_for
@@ -23,11 +23,11 @@ _AT_ONCE = 1 << 22
 class Watched:
     """The statistic of one activation."""
 
-    def __init__(self, spec: TensorSpec, name: str) -> None:
+    def __init__(self, spec: TensorSpec, name: str, device: Any) -> None:
         self.spec, self._name = spec, name
         self._statistic = spec.calibrator.statistic()
         self._model: Any = None
-        self._device: Any = None
+        self._device: Any = device
 
     def observe(self, x: Any) -> None:
         """Take in what a run has shown.
@@ -37,7 +37,7 @@ class Watched:
         """
         if not x.numel():
             return
-        self._model, self._device = x.dtype, x.device
+        self._model = x.dtype
         ends = torch.stack(torch.aminmax(x)).float().cpu().numpy()
         if not np.isfinite(ends).all():
             raise DataError(
@@ -52,6 +52,16 @@ class Watched:
         self._statistic.observe(values[::step].float().cpu().numpy().reshape(1, -1))
         if step > 1:  # the ends may have been left out
             self._statistic.observe(ends.reshape(1, 2))
+
+    def over_ranks(self) -> None:
+        """Take in what other processes have seen."""
+        if ranks.count() == 1:
+            return
+        parts = [part for part in ranks.gathered((self._statistic, self._model)) if part[1] is not None]
+        self._statistic = self.spec.calibrator.statistic()
+        for statistic, model in parts:
+            self._model = model
+            self._statistic.merge(statistic)
 
     def params(self, least: float = 0.0) -> Params | None:
         """The scale; None where nothing was seen.
@@ -86,16 +96,19 @@ class Watching:
     def __enter__(self) -> Watching:
         for name, (module, spec) in self._layers.items():
             if spec.input is not None and spec.input.measured:
-                watched = self.inputs[name] = Watched(spec.input, f"the input of {name}")
+                watched = self.inputs[name] = Watched(spec.input, f"the input of {name}", module.weight.device)
                 self._hooks.append(module.register_forward_pre_hook(_reading(watched), with_kwargs=True))
             if spec.output is not None and spec.output.measured:
-                watched = self.outputs[name] = Watched(spec.output, f"the output of {name}")
+                watched = self.outputs[name] = Watched(spec.output, f"the output of {name}", module.weight.device)
                 self._hooks.append(module.register_forward_hook(_computing(watched)))
         return self
 
     def __exit__(self, *error: object) -> None:
         for hook in self._hooks:
             hook.remove()
+        if error[0] is None:
+            for watched in (*self.inputs.values(), *self.outputs.values()):
+                watched.over_ranks()
 
     def scales(self, least: float = 0.0) -> tuple[dict[str, Params], dict[str, Params]]:
         """Those of what layers read, and of what they compute, by their names; of layers that were run.

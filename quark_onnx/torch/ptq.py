@@ -127,7 +127,8 @@ def ptq(
         windows = read_windows(text.source, tokenizer, text.length, text.count)
     judges = [] if evaluate is None else read_windows(evaluate.source, tokenizer, evaluate.length, evaluate.count)
     layers, tokens = chosen_layers(source.model, config)[0], sum(map(len, windows))
-    expected = estimate(source, layers, tokens, samples=len(windows), algorithms=config.algorithms)
+    spilled = writing.spill is not None
+    expected = estimate(source, layers, tokens, spilled=spilled, samples=len(windows), algorithms=config.algorithms)
     if announce is not None:
         announce(expected)
     batches = [window[None] for window in windows] if windows else None

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Iterator
 from fnmatch import fnmatchcase
 from typing import Any
 
 from quark_onnx.errors import ConfigError, DataError, ModelError
 from quark_onnx.progress import Progress
+from quark_onnx.torch import ranks
 from quark_onnx.torch.algorithms.base import Layers
 from quark_onnx.torch.algorithms.rotate import rotate
 from quark_onnx.torch.block import (
+    check_apart,
     finish,
     inside,
     measures,
@@ -76,13 +79,15 @@ def _no_layers(model: Any, layers: Container[str]) -> dict[str, str]:
 def quantize_model(
     model: Any, config: TorchConfig, data: Iterable[Any] | None = None, *, progress: bool | None = None
 ) -> TorchReport:
-    """Quantize a model in place.
+    """Quantize a model in place. Where this fails, its layers are float, and it computes what it did: what rotations
+    and rescalings have done to weights that far may stay.
 
     Args:
         model: any module; the blocks of a language model are found by its structure, and stacks of experts are taken
             apart.
         data: batches: tensors, dicts of keywords or lists of arguments; read once, and only where scales of
-            activations are to be found, or an algorithm learns from it.
+            activations are to be found, or an algorithm learns from it. Where torch.distributed is initialized, each
+            process gets all of it, and runs a part.
         progress: whether to show a progress bar; None shows it if stderr is a terminal.
 
     Raises:
@@ -93,6 +98,9 @@ def quantize_model(
     _check_float(model)
     unfuse_experts(model)
     chosen, kept = chosen_layers(model, config)
+    if data is None and needs_data(chosen, config):
+        raise DataError(missing_data(chosen))
+    _check_ranks(config)
     notes = list[str]()
     for each in rotations_of(config):
         data = None if data is None else list(batches(data))
@@ -100,7 +108,7 @@ def quantize_model(
         chosen = rotated.renamed(chosen)
         notes += rotated.notes
     report = TorchReport({name: spec for name, (_, spec) in chosen.items()}, kept, notes)
-    if not needs_data(chosen, config):
+    if data is None or not needs_data(chosen, config):
         made = dict[str, Any]()
         with Progress(progress, len(chosen), "quantizing", "layer") as bar:
             for done, (name, (module, spec)) in enumerate(chosen.items(), 1):
@@ -108,13 +116,28 @@ def quantize_model(
                 bar.update(done)
         put_modules(model, made)
         return report
-    if data is None:
-        raise DataError(missing_data(chosen))
-    data = list(batches(data))
-    with inference(model):
+    data = ranks.own_part(list(batches(data)))
+    with inference(model), _float_again(model, chosen):
         if not _walk(model, chosen, data, config, progress, report):
             _whole(model, chosen, data, config, report)
     return report
+
+
+@contextlib.contextmanager
+def _float_again(model: Any, layers: Layers) -> Iterator[None]:
+    """Context manager: what fails inside brings the float layers back, those of blocks that were done among them."""
+    try:
+        yield
+    except BaseException:
+        put_modules(model, {name: module for name, (module, _) in layers.items()})
+        raise
+
+
+def _check_ranks(config: TorchConfig) -> None:
+    """Raise ConfigError for an algorithm that does not learn from sums."""
+    for each in config.algorithms:
+        if ranks.count() > 1 and not getattr(each, "sums", True):
+            raise ConfigError(f"{each.name} needs all samples at once; run it in one process")
 
 
 def _learned_on(chosen: Layers, config: TorchConfig) -> Layers:
@@ -151,6 +174,7 @@ def _walk(
             raise ModelError(f"{next(iter(rest))} lies outside of the blocks, and its activations are measured")
         if shared_among(model, blocks, chosen):
             raise ModelError("two blocks have a layer in common")
+        check_apart(model, blocks, config)
         if not config.algorithms and not any(map(measures, parts.values())):
             return False
         walk = Walk(model, blocks, data)

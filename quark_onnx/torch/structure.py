@@ -100,6 +100,22 @@ def put_modules(model: Any, made: Mapping[str, Any]) -> None:
                 setattr(owner, child, new[id(old)])
 
 
+def shared_parameter(model: Any, blocks: Mapping[str, Any]) -> str | None:
+    """The name of a parameter that two blocks have, or a block and what lies outside of all; None if there is none.
+
+    >>> model = nn.ModuleList([nn.LayerNorm(2), nn.LayerNorm(2)])
+    >>> model[1].bias = model[0].bias
+    >>> shared_parameter(model, {"0": model[0], "1": model[1]})
+    '1.bias'
+    """
+    owners = dict[int, str]()
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        block = next((block for block in blocks if within(name, block)), "")
+        if owners.setdefault(id(parameter), block) != block:
+            return str(name)
+    return None
+
+
 def shared_among(model: Any, blocks: Mapping[str, Any], layers: Mapping[str, Any]) -> bool:
     """Whether a layer is part of two blocks, or of a block and of what lies outside of all."""
     own = {id(model.get_submodule(name)) for name in layers}

@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from quark_onnx.errors import DataError, ModelError
+from quark_onnx.torch.hidden_states import HiddenStates
 
 _NO_WALK = "the model cannot be walked block by block"
 
@@ -78,8 +80,8 @@ class Call:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def run(self, block: Any) -> Any:
-        """The hidden states that a block computes of it."""
-        found = block(self.hidden, *self.args, **self.kwargs)
+        """The hidden states that a block computes of it; a block may change its own copy of what it reads."""
+        found = block(self.hidden.clone(), *self.args, **self.kwargs)
         return found if isinstance(found, torch.Tensor) else found[0]
 
 
@@ -94,22 +96,23 @@ class Walk:
         model: the model.
         blocks: its blocks, by name, in their order.
         data: what the model is run on; read once.
+        folder: where hidden states are kept; in memory if None.
 
     Raises:
         DataError: there is no data, or the model cannot be run on it.
         ModelError: the model does not run its blocks one after the other.
     """
 
-    def __init__(self, model: Any, blocks: Mapping[str, Any], data: Iterable[Any]) -> None:
+    def __init__(self, model: Any, blocks: Mapping[str, Any], data: Iterable[Any], folder: Path | None = None) -> None:
         devices = (each.device for each in model.parameters() if each.device.type != "meta")
         self._device = next(devices, torch.device("cpu"))
-        recorder = _Recorder(blocks)
+        recorder = _Recorder(blocks, HiddenStates(folder))
         for batch in batches(data):
             recorder.run(model, moved(batch, self._device))
-        self.hidden: list[Any] = recorder.hidden
+        self.hidden = recorder.hidden
         if not self.hidden:
             raise DataError("the calibration data is empty")
-        self.quantized: list[Any] | None = None
+        self.quantized: HiddenStates | None = None
         self._arguments = recorder.arguments
 
     def __len__(self) -> int:
@@ -117,7 +120,7 @@ class Walk:
 
     def tensors(self) -> Iterator[Any]:
         """The hidden states, and all tensors that blocks read beside them, once each."""
-        found = {id(tensor): tensor for tensor in _tensors((self.hidden, self._arguments))}
+        found = {id(tensor): tensor for tensor in _tensors(([*self.hidden], self._arguments))}
         return iter(found.values())
 
     @property
@@ -128,14 +131,14 @@ class Walk:
     @states.setter
     def states(self, states: Sequence[Any]) -> None:
         count = len(self.hidden)
-        self.hidden[:] = states[:count]
-        if self.quantized is not None:
-            self.quantized[:] = states[count:]
+        for place, state in enumerate(states):
+            own = self.hidden if place < count or self.quantized is None else self.quantized
+            own[place % count] = state
 
     def split(self) -> None:
         """From now on, keep what quantized blocks have left beside the hidden states of the float model."""
         if self.quantized is None:
-            self.quantized = list(self.hidden)
+            self.quantized = self.hidden.copy()
 
     def calls(self, name: str, quantized: bool = False) -> list[Call]:
         """What a block is called with for the samples that reach it.
@@ -156,9 +159,9 @@ class Walk:
             block: what stands for it now.
             quantized: whether it reads what quantized blocks have left.
         """
-        for index, one in enumerate(self.calls(name, quantized)):
-            own = (self.quantized if quantized else None) or self.hidden
-            own[index] = one.run(block)
+        own = (self.quantized if quantized else None) or self.hidden
+        for index, rest in enumerate(self._arguments[name]):
+            own[index] = Call(own[index], *rest).run(block)
             yield index + 1
 
 
@@ -187,11 +190,11 @@ class _Recorder:
     """Records what each block is called with. Blocks are skipped: they hand on what they read, in the form in which the
     first one, which is run once, returns it."""
 
-    def __init__(self, blocks: Mapping[str, Any]) -> None:
+    def __init__(self, blocks: Mapping[str, Any], hidden: HiddenStates) -> None:
         self._blocks = blocks
         self._last = list(blocks)[-1]
         self._form: Any = None
-        self.hidden: list[Any] = []
+        self.hidden = hidden
         self.arguments: dict[str, list[tuple[tuple[Any, ...], dict[str, Any]]]] = {name: [] for name in blocks}
 
     def run(self, model: Any, batch: Any) -> None:

@@ -254,7 +254,18 @@ def threads() -> Iterator[Executor]:
         yield pool
 
 
-pools = pytest.mark.parametrize("pool", ["processes", "threads"])
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Executor]:
+    distributed = pytest.importorskip("distributed")
+    with (
+        distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as here,
+        distributed.Client(here) as client,
+        client.get_executor() as executor,
+    ):
+        yield executor
+
+
+pools = pytest.mark.parametrize("pool", ["processes", "threads", "cluster"])
 
 
 @pools
@@ -298,7 +309,7 @@ def test_a_pool_serves_one_model_after_another(processes: Executor) -> None:
 # Errors and progress
 
 
-@pytest.mark.parametrize("pool", ["", "processes", "threads"])
+@pytest.mark.parametrize("pool", ["", "processes", "threads", "cluster"])
 @pytest.mark.parametrize("bad", [0, 6, 9])
 def test_an_error_names_its_sample(pool: str, bad: int, request: pytest.FixtureRequest) -> None:
     samples = [sample(index) for index in range(10)]
@@ -313,7 +324,7 @@ def test_a_missing_input_names_its_sample() -> None:
         collect(NET, [Observation("y", MINMAX)], [EVEN[0], {"x": EVEN[0]["x"]}])
 
 
-@pytest.mark.parametrize("pool", ["", "processes", "threads"])
+@pytest.mark.parametrize("pool", ["", "processes", "threads", "cluster"])
 def test_an_error_in_the_data_comes_through(pool: str, request: pytest.FixtureRequest) -> None:
     def broken() -> Iterator[Sample]:
         yield from EVEN[:6]
@@ -324,7 +335,7 @@ def test_an_error_in_the_data_comes_through(pool: str, request: pytest.FixtureRe
         collect(NET, [Observation("y", MinMax())], broken(), executor=executor)
 
 
-@pytest.mark.parametrize("pool", ["", "processes", "threads"])
+@pytest.mark.parametrize("pool", ["", "processes", "threads", "cluster"])
 def test_progress_rises_to_the_number_of_samples(pool: str, request: pytest.FixtureRequest) -> None:
     counts: list[int] = []
     executor = request.getfixturevalue(pool) if pool else None

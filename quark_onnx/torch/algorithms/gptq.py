@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
-
 from quark_onnx.errors import ConfigError, DataError
 from quark_onnx.registry import ALGORITHMS
 from quark_onnx.torch.algorithms.base import BlockJob, Outcome
@@ -96,8 +94,6 @@ class GPTQ:
         """Choose codes of layers that read the same."""
         if gram.own is None:
             return [Outcome(name, self.name, 0.0, 0.0, "the data has not reached it") for name in group]
-        if not torch.isfinite(gram.own.diagonal()).all():
-            raise DataError(f"what {group[0]} reads is infinite or no number on the calibration data")
         try:
             solver = Solver.of(gram.own, self._damping(gram.own), self.act_order)
         except ArithmeticError as error:

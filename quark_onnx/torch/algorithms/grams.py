@@ -7,8 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
+from quark_onnx.errors import DataError
+from quark_onnx.torch import ranks
 from quark_onnx.torch.algorithms.base import BlockJob
 from quark_onnx.torch.algorithms.stages import Stage
+from quark_onnx.torch.layers import kind_of, outputs_first
 from quark_onnx.torch.walk import Call
 
 
@@ -37,6 +42,19 @@ class Gram:
             if self.off is None:
                 self.off = x.new_zeros((x.shape[1], x.shape[1]))
             self.off.addmm_(x.t(), exact - x)
+
+    def over_ranks(self, inputs: int, device: Any) -> Gram:
+        """The sums over all processes."""
+        if ranks.count() == 1:
+            return self
+        tokens = ranks.number(self.count)
+        if not tokens:
+            return Gram()
+        known = ranks.number(int(self.off is not None))
+        own, off = (
+            torch.zeros(inputs, inputs, device=device) if part is None else part for part in (self.own, self.off)
+        )
+        return Gram(ranks.summed(own), ranks.summed(off) if known else None, tokens)
 
 
 class _Enough(Exception):
@@ -86,6 +104,9 @@ def grams_of(job: BlockJob, stage: Stage, before: Mapping[str, Any], *, exact: b
 
     Returns:
         By the name of the first layer of each group.
+
+    Raises:
+        DataError: a layer reads numbers that are infinite or none.
     """
     leaders = {group[0]: job.block.get_submodule(job.local(group[0])) for group in stage.groups}
     rounding: dict[str, Any] = {name: layer.input for name, layer in job.quantized({}, leaders).items()}
@@ -101,6 +122,11 @@ def grams_of(job: BlockJob, stage: Stage, before: Mapping[str, Any], *, exact: b
             plain_rows = _rows(wanted[name]) if name in wanted else None
             aligned = plain_rows is not None and len(left) == len(plain_rows) == tokens
             found[name].add(left, plain_rows if aligned else None)
+    weights = {name: outputs_first(layer.weight, kind_of(layer)) for name, layer in leaders.items()}
+    found = {name: gram.over_ranks(weights[name].shape[1], weights[name].device) for name, gram in found.items()}
+    for name, gram in found.items():
+        if gram.own is not None and not torch.isfinite(gram.own.diagonal()).all():
+            raise DataError(f"what {name} reads is infinite or no number on the calibration data")
     return found
 
 

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from quark_onnx.errors import DataError
+from quark_onnx.torch import ranks
+from quark_onnx.torch.algorithms.pairs import inputs_last
 from quark_onnx.torch.walk import Call
 
 #: Layers with more inputs keep tokens in place of all products of inputs.
@@ -85,6 +87,25 @@ class _Gathering:
             step = -(-len(x) // self._share)
             self._tokens.append(x[step // 2 :: step].clone())
 
+    def over_ranks(self, like: Any) -> None:
+        """Take in what other processes have seen.
+
+        Args:
+            like: (inputs,) floats on the device of the layer.
+        """
+        if ranks.count() == 1:
+            return
+        zeros = torch.zeros_like(like, dtype=torch.float32)
+        self.count = ranks.number(self.count)
+        self._sum = ranks.summed(zeros.clone() if self._sum is None else self._sum)
+        lo, hi = self._ends or [zeros + torch.inf, zeros - torch.inf]
+        self._ends = [ranks.least(lo), ranks.greatest(hi)]
+        if self._products and len(zeros) <= _PRODUCTS:
+            second = zeros.new_zeros((len(zeros), len(zeros))) if self._second is None else self._second
+            self._second = ranks.summed(second)
+        else:
+            self._tokens = [tensor.to(zeros.device) for part in ranks.gathered(self._tokens) for tensor in part]
+
     def moments(self, name: str) -> Moments:
         """What was seen.
 
@@ -123,6 +144,8 @@ def moments_of(block: Any, calls: Sequence[Call], names: Iterable[str], *, produ
     finally:
         for hook in hooks:
             hook.remove()
+    for name, each in gathered.items():
+        each.over_ranks(inputs_last(block.get_submodule(name))[0])
     return {name: each.moments(name) for name, each in gathered.items() if each.count}
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from quark_onnx.torch import ranks
 from quark_onnx.torch.algorithms.base import BlockJob, Outcome
 from quark_onnx.torch.algorithms.moments import Moments, moments_of
 from quark_onnx.torch.algorithms.pairs import Pair, find_pairs, inputs_last, pattern_of
@@ -104,7 +105,8 @@ def rescale(job: BlockJob, algorithm: str, choose: Choose, *, products: bool) ->
     if not job.floats:
         return []
     quantized = {job.local(name) for name, (_, spec) in job.layers.items() if spec.weight is not None}
-    pairs = [pair for pair in find_pairs(job.block, job.floats[0]) if not quantized.isdisjoint(pair.readers)]
+    everywhere = ranks.from_first(find_pairs(job.block, job.floats[0]))
+    pairs = [pair for pair in everywhere if not quantized.isdisjoint(pair.readers)]
     leaders = [pair.readers[0] for pair in pairs]  # experts come behind what reads all tokens
     moments = moments_of(job.block, job.calls, leaders, products=products)
     outcomes = list[Outcome]()
@@ -130,7 +132,7 @@ def _rescale_alike(
                 outcomes += [Outcome(name, algorithm, one / power, two / power) for name, power, one, two in rows]
                 if best.scale is not None:
                     pair.apply(block, best.scale)
-        change = float((call.run(block).float() - before).norm() / before.norm())
+        change = float(ranks.greatest((call.run(block).float() - before).norm() / before.norm()))
         if change <= (_BOUND if kept[0][0].dtype == torch.float32 else _BOUND_SHORT):
             return outcomes
         for tensor, values in kept:

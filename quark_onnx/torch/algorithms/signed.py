@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from quark_onnx.errors import ConfigError
+from quark_onnx.errors import ConfigError, DataError
 from quark_onnx.optimizers.base import require_flag, require_number, require_whole
 from quark_onnx.registry import ALGORITHMS
 from quark_onnx.torch.algorithms.base import BlockJob, Outcome
@@ -50,6 +50,7 @@ class SignedRounding:
     """
 
     name: ClassVar[str] = "autoround"
+    sums: ClassVar[bool] = False
     stage: ClassVar[str] = "weights"
     needs_data: ClassVar[bool] = True
 
@@ -74,7 +75,11 @@ class SignedRounding:
             )
 
     def __call__(self, job: BlockJob, made: Mapping[str, Quantized]) -> tuple[dict[str, Quantized], list[Outcome]]:
-        """Choose codes; the block's error on all of the data is no greater than it was."""
+        """Choose codes; the block's error on all of the data is no greater than it was.
+
+        Raises:
+            DataError: what the float block computes is infinite or no number.
+        """
         trained, outcomes = dict[str, TrainableWeight](), list[Outcome]()
         for name, weight, _ in job.weights():
             if (steps := Steps.of(made[name])) is not None:
@@ -86,6 +91,8 @@ class SignedRounding:
             return dict(made), outcomes
         layers = {name: Training(layer, trained.get(name)) for name, layer in job.quantized(made).items()}
         block = _Block(job, list(layers.values()))
+        if not all(torch.isfinite(target).all() for target in job.targets):
+            raise DataError(f"what {job.name} computes is infinite or no number on the calibration data")
         with job.put(layers):
             before, after = self._train(block, list(trained.values()))
         power = sum(float(target.float().square().sum()) for target in job.targets) or 1.0

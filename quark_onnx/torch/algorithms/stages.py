@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from quark_onnx.torch import ranks
 from quark_onnx.torch.algorithms.base import Layers
 from quark_onnx.torch.spec import LayerSpec as LayerSpec
 from quark_onnx.torch.walk import Call
@@ -63,7 +64,7 @@ def stages_of(block: Any, layers: Layers, call: Call) -> list[Stage]:
         leaders = tuple(tuple(group) for group in found[level].values())
         last = max((group[0] for group in leaders), key=places.__getitem__) if always else None
         stages.append(Stage(leaders, last))
-    return stages
+    return list(ranks.from_first(stages))  # another sample may reach other experts
 
 
 def _twins(name: str, other: str) -> bool:

@@ -25,6 +25,8 @@ from quark_onnx.torch.quantized import Quantized
 _SHARES = (0.1, 1.0)
 #: How far a value may be shifted, in steps.
 _REACH = 0.5
+#: How far from the middle of what is rounded to a code, in steps, a value begins that an algorithm has moved there.
+_FROM_MIDDLE = 0.45
 
 
 class _Through(torch.autograd.Function):
@@ -93,13 +95,21 @@ class TrainableWeight:
         return each.reshape(*each.shape, *[1] * (self._reals.ndim - each.ndim)) if each.ndim else each
 
     def _reproduce(self) -> Any:
-        """Shift values that are not at their nearest to where their codes are; the greatest shift that is allowed."""
+        """Shift values that are not at their nearest to where their codes are; the greatest shift that is allowed.
+
+        They come to lie close to the end of what is rounded to the code, on the side of the value: those that an
+        algorithm has moved for no lasting reason find back.
+        """
         scale, zero = self._grid()
         units, wanted = self._reals / scale, self._matrix(self._start.dequantize(torch.float32))
         other = self._values(units, zero) * scale != wanted
         if not other.any():
             return torch.full((), _REACH, device=units.device)
-        self.shift = torch.where(other, (wanted / scale - units) / self._spacing(units), self.shift)
+        middle = (wanted / scale - units) / self._spacing(units)
+        self.shift = torch.where(other, middle - _FROM_MIDDLE * middle.sign(), self.shift)
+        # small floats lie closer on one side than on the other
+        other &= self._values(units, zero) * scale != wanted
+        self.shift = torch.where(other, middle, self.shift)
         return self.shift.abs().clamp(min=_REACH)
 
     def leaves(self) -> list[Any]:

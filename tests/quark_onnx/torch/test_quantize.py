@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from quark_onnx.errors import ConfigError, DataError
+from quark_onnx.errors import ConfigError, DataError, ModelError
 from quark_onnx.torch.config import KVCache, TorchConfig
 from quark_onnx.torch.export import export_safetensors
 from quark_onnx.torch.layers import QuantizedLayer
@@ -195,6 +195,59 @@ def test_a_model_is_left_as_it_was_where_it_fails() -> None:
     with pytest.raises(DataError):
         quantize_model(model, TorchConfig(INT8, exclude=("lm_head",)), [torch.tensor([[10**6]])], progress=False)
     assert torch.equal(logits(model, tokens()[0]), before) and model.config.use_cache
+
+
+@pytest.mark.parametrize("algorithms", [(), ("awq", "gptq"), ("autoround:steps=2",)])
+def test_blocks_that_were_done_are_float_again_where_a_later_one_fails(algorithms: tuple[str, ...]) -> None:
+    model, data = made(llama(num_hidden_layers=3)), tokens()
+    weight = model.model.layers[2].mlp.up_proj.weight
+    kept = weight[0, 0].item()
+    before = logits(model, data[0])
+    with torch.no_grad():
+        weight[0, 0] = float("nan")
+    with pytest.raises((DataError, ModelError), match=r"layers\.2"):
+        quantize_model(model, TorchConfig(INT8, exclude=("lm_head",), algorithms=algorithms), data, progress=False)
+    with torch.no_grad():
+        weight[0, 0] = kept
+    assert not any(isinstance(module, QuantizedLayer) for module in model.modules())
+    assert torch.allclose(logits(model, data[0]), before, atol=1e-4)
+
+
+def test_nothing_is_rotated_where_data_is_missing() -> None:
+    model = made(llama())
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(DataError, match="no calibration data was given"):
+        quantize_model(model, TorchConfig(INT8, exclude=("lm_head",), algorithms="rotation"), progress=False)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+class Residual(nn.Module):
+    """A block that adds to what it reads, in place or not."""
+
+    def __init__(self, inplace: bool) -> None:
+        super().__init__()
+        self.up, self.down, self._inplace = nn.Linear(32, 32), nn.Linear(32, 32), inplace
+
+    def forward(self, x: Any) -> Any:
+        found = self.down(torch.relu(self.up(x)))
+        if self._inplace:
+            x += found
+            return x
+        return x + found
+
+
+@pytest.mark.parametrize("algorithms", [(), ("gptq",), ("gptaq",), ("awq",)])
+def test_blocks_that_change_what_they_read(algorithms: tuple[str, ...]) -> None:
+    spec, found = LayerSpec(TensorSpec("int4", block_size=32), TensorSpec("int8")), []
+    for inplace in (False, True):
+        torch.manual_seed(0)
+        model = nn.Module()
+        model.layers = nn.ModuleList(Residual(inplace) for _ in range(3))
+        model.forward = nn.Sequential(*model.layers).forward
+        data = [torch.randn(1, 8, 32) for _ in range(3)]
+        quantize_model(model, TorchConfig(spec, algorithms=algorithms), data, progress=False)
+        found.append(model.state_dict())
+    assert all(torch.equal(tensor, found[1][name]) for name, tensor in found[0].items())
 
 
 def test_blocks_that_return_tuples_are_walked() -> None:

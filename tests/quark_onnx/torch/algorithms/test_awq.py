@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from quark_onnx.errors import ConfigError
+from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.torch.algorithms import moments
 from quark_onnx.torch.algorithms.awq import AWQ
 from quark_onnx.torch.algorithms.base import BlockJob
@@ -194,6 +194,21 @@ def test_experts_that_no_token_reaches() -> None:
     _, outcomes = refined(job, [Clip()])
     unseen = {each.layer for each in outcomes if each.note == "the data has not reached it"}
     assert unseen and all("experts" in name for name in unseen)
+
+
+@pytest.mark.parametrize("shared", ["weight", "module"])
+def test_norms_of_two_blocks_that_are_one(shared: str, tmp_path: Path) -> None:
+    """Rescaling one of the blocks would change the other."""
+    model = made(llama())
+    first, second = model.model.layers
+    if shared == "module":
+        second.post_attention_layernorm = first.post_attention_layernorm
+    else:
+        second.post_attention_layernorm.weight = first.post_attention_layernorm.weight
+    config = TorchConfig(UINT4, exclude=("lm_head",), algorithms="awq")
+    with pytest.raises(ModelError, match=r"layers\.1\.post_attention_layernorm\.weight is a parameter of something"):
+        quantize_model(model, config, tokens(1), progress=False)
+    quantize_model(model, config.with_(algorithms="gptq"), tokens(1), progress=False)
 
 
 def test_memory_and_files_agree(tmp_path: Path) -> None:

@@ -249,7 +249,7 @@ def test_models_come_nearer_to_the_float_one(name: str) -> None:
     config = TorchConfig(scheme(name), exclude=("lm_head",))
     data = tokens(16, 48)
     quantize_model(plain, config, data, progress=False)
-    report = quantize_model(better, config.with_(algorithms=SignedRounding(60)), data, progress=False)
+    report = quantize_model(better, config.with_(algorithms=SignedRounding(40)), data, progress=False)
     assert all(each.after < each.before for each in report.outcomes)
     held_out = [torch.randint(0, 96, (1, 48), generator=torch.Generator().manual_seed(seed)) for seed in range(4)]
     found = [torch.cat([logits(model, batch) for batch in held_out]) for model in models]

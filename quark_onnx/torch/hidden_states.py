@@ -1,0 +1,99 @@
+"""HiddenStates: what blocks hand on, for all samples; in memory, or in files that are mapped when they are read."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, overload
+
+import torch
+
+from quark_onnx.errors import ConfigError
+
+_NUMBERS = count()
+
+
+@contextlib.contextmanager
+def spilling(folder: Path | None) -> Iterator[Path | None]:
+    """Context manager: a folder inside of another for as long as it is needed; None for None.
+
+    Raises:
+        ConfigError: it cannot be made.
+    """
+    if folder is None:
+        yield None
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        place = TemporaryDirectory(prefix="hidden-", dir=folder, ignore_cleanup_errors=True)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot hold hidden states: {error}") from error
+    with place as name:
+        yield Path(name)
+
+
+class HiddenStates:
+    """A list of tensors that grows.
+
+    Args:
+        folder: where each tensor has a file as long as it is in a list; None keeps them in memory.
+        states: the tensors.
+    """
+
+    def __init__(self, folder: Path | None = None, states: Iterable[Any] = ()) -> None:
+        self._folder = folder
+        self._kept: list[Any] = [self._keep(state) for state in states]
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    @overload
+    def __getitem__(self, place: int) -> Any: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Any]: ...
+    def __getitem__(self, place: int | slice) -> Any:
+        found = self._kept[place]
+        return [_read(each) for each in found] if isinstance(place, slice) else _read(found)
+
+    def __setitem__(self, place: int, state: Any) -> None:
+        self._kept[place] = self._keep(state)
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(_read, self._kept)
+
+    def append(self, state: Any) -> None:
+        """Add a tensor."""
+        self._kept.append(self._keep(state))
+
+    def copy(self) -> HiddenStates:
+        """The same tensors in a list of its own; files are shared."""
+        other = HiddenStates(self._folder)
+        other._kept = list(self._kept)
+        return other
+
+    def _keep(self, state: Any) -> Any:
+        return state if self._folder is None or not state.numel() else _File(self._folder, state)
+
+
+class _File:
+    """A tensor in a file, which goes when nobody knows of it any more. Tensors that were read of it live on."""
+
+    def __init__(self, folder: Path, state: Any) -> None:
+        self._path = folder / f"{next(_NUMBERS)}.hidden"
+        self._shape, self._dtype, self._device = state.shape, state.dtype, state.device
+        state.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tofile(self._path)
+
+    def read(self) -> Any:
+        flat = torch.from_file(str(self._path), shared=False, size=self._shape.numel(), dtype=self._dtype)
+        return flat.reshape(self._shape).to(self._device)
+
+    def __del__(self) -> None:
+        with contextlib.suppress(OSError):  # what is mapped cannot be removed everywhere; the folder goes at the end
+            self._path.unlink()
+
+
+def _read(kept: Any) -> Any:
+    return kept.read() if isinstance(kept, _File) else kept

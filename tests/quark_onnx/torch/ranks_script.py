@@ -1,0 +1,36 @@
+"""Quantizes a small model in each process of torch.distributed, and saves what became of it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from quark_onnx.torch.config import TorchConfig
+from quark_onnx.torch.layers import QuantizedLayer
+from quark_onnx.torch.quantize import quantize_model
+from quark_onnx.torch.schemes import scheme
+from tests import torch_families
+from tests.torch_models import made, tokens
+
+
+def quantized(family: str, name: str, algorithms: str) -> dict[str, Any]:
+    """What is left of the weights, and the scales of what layers read."""
+    model = made(torch_families.config_of(family))
+    config = TorchConfig(scheme(name), exclude=("lm_head",), algorithms=tuple(algorithms.split("+")))
+    quantize_model(model, config, tokens(5), progress=False)
+    layers = {key: each for key, each in model.named_modules() if isinstance(each, QuantizedLayer)}
+    found = {key: each.weight.contiguous() for key, each in layers.items()}
+    scales = {key: each.input.scale for key, each in layers.items() if each.input is not None}
+    return found | {f"{key} scale": scale for key, scale in scales.items() if scale is not None}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    folder, *what = sys.argv[1:]
+    torch.save(quantized(*what), Path(folder) / f"{dist.get_rank()}.pt")
+    dist.destroy_process_group()
