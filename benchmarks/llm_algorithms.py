@@ -72,7 +72,7 @@ def child(folder: str, windows: str, row: str, *algorithms: str) -> None:
     if row != "float":
         name, _, cache = row.partition("+")
         config = config_for(name, kv_cache="fp8" if cache else None).with_(algorithms=algorithms)
-        quantize_model(model, config, calibrate.split(1), progress=False)
+        quantize_model(model, config, calibrate.split(8), progress=False)
     seconds = time.perf_counter() - start
     value = perplexity(model, list(score), progress=False)
     print(json.dumps({"value": value, "seconds": seconds, "peak_mb": peak_mb()}))

@@ -32,11 +32,17 @@ def quantize_block(
     """
     block = model.get_submodule(name)
     rounders = rounders_of(config)
+    if rounders and walk.quantized is None:
+        job = BlockJob(name, block, layers, walk.calls(name), walk.calls(name))
+        made, outcomes = refined(job, rounders)
+        report.outcomes += outcomes
+        with job.put(job.quantized(made)):
+            yield from walk.run(name, block)
+        finish(model, layers, Watching({}), config, report, made)
+        return
     floats = walk.calls(name)
     job = BlockJob(name, block, layers, floats, walk.calls(name, quantized=True) if rounders else floats)
-    outcomes: list[Outcome] = []
-    for transform in (each for each in config.algorithms if each.stage == "block"):
-        outcomes += transform(job)
+    outcomes = [found for transform in transforms_of(config) for found in transform(job)]
     with Watching(layers) as watching:
         yield from walk.run(name, block)
     made = dict[str, Quantized]()
@@ -66,6 +72,19 @@ def check_apart(model: Any, blocks: Mapping[str, Any], config: TorchConfig) -> N
 def rounders_of(config: TorchConfig) -> list[Any]:
     """The algorithms that choose codes."""
     return [each for each in config.algorithms if each.stage == "weights"]
+
+
+def transforms_of(config: TorchConfig) -> list[Any]:
+    """The algorithms that rewrite blocks."""
+    return [each for each in config.algorithms if each.stage == "block"]
+
+
+def has_two_streams(layers: Layers, config: TorchConfig) -> bool:
+    """Whether what the float model computes is to be known beside what quantized blocks leave: for scales of
+    activations, for algorithms that aim at it, and for those that rewrite float blocks."""
+    rounders = rounders_of(config)
+    aimed = bool(transforms_of(config)) or measures(layers) or any(each.aims_at_float for each in rounders)
+    return bool(rounders) and aimed
 
 
 def rotations_of(config: TorchConfig) -> list[Any]:

@@ -16,12 +16,12 @@ from quark_onnx.torch.algorithms.base import Layers
 from quark_onnx.torch.algorithms.rotate import rotate_sources
 from quark_onnx.torch.block import (
     check_apart,
+    has_two_streams,
     inside,
     missing_data,
     needs_data,
     quantize_block,
     rotations_of,
-    rounders_of,
     weight_alone,
 )
 from quark_onnx.torch.blockjournal import BlockJournal, Kept
@@ -224,7 +224,7 @@ class _Run:
     def _blocks(
         self, blocks: dict[str, Any], walk: Walk, journal: BlockJournal, progress: bool | None
     ) -> Iterator[tuple[str, Any]]:
-        if rounders_of(self.config):
+        if has_two_streams(self.chosen, self.config):
             walk.split()
         journal.begin(walk.tensors())
         with Progress(progress, len(blocks) * len(walk), "quantizing", "sample") as bar:

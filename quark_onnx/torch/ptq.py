@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from quark_onnx.errors import ConfigError
 from quark_onnx.torch.config import KVCache, TorchConfig
@@ -26,6 +28,10 @@ logger = logging.getLogger(__name__)
 
 #: Formats of keys and values.
 KV_CACHES = ("fp8",)
+
+
+#: Tokens that a block runs at once.
+_TOKENS = 2048
 
 
 @dataclass(frozen=True)
@@ -131,7 +137,7 @@ def ptq(
     expected = estimate(source, layers, tokens, spilled=spilled, samples=len(windows), algorithms=config.algorithms)
     if announce is not None:
         announce(expected)
-    batches = [window[None] for window in windows] if windows else None
+    batches = _batched(windows) if windows else None
     report = quantize_checkpoint(source, output, config, batches, writing=writing, progress=progress)
     if not judges:
         return Outcome(report, expected)
@@ -140,6 +146,11 @@ def ptq(
         for folder in (source.folder, output)
     ]
     return Outcome(report, expected, *scores)
+
+
+def _batched(windows: Sequence[Any]) -> list[Any]:
+    """Windows that are run together, (windows, length); larger products are faster."""
+    return list(torch.stack(list(windows)).split(max(1, _TOKENS // len(windows[0]))))
 
 
 def tokenizer_of(folder: Path, trust_code: bool = False) -> Any:

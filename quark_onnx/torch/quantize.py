@@ -16,6 +16,7 @@ from quark_onnx.torch.algorithms.rotate import rotate
 from quark_onnx.torch.block import (
     check_apart,
     finish,
+    has_two_streams,
     inside,
     measures,
     missing_data,
@@ -178,7 +179,7 @@ def _walk(
         if not config.algorithms and not any(map(measures, parts.values())):
             return False
         walk = Walk(model, blocks, data)
-        if rounders_of(config):
+        if has_two_streams(chosen, config):
             walk.split()
     except ModelError as error:
         if config.algorithms:

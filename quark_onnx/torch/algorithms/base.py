@@ -118,10 +118,17 @@ class Transform(Protocol):
 
 @runtime_checkable
 class Rounder(Protocol):
-    """Chooses the codes of a block's weights."""
+    """Chooses the codes of a block's weights.
+
+    Attributes:
+        aims_at_float: whether it reads ``job.floats`` or ``job.targets``, and not what quantized blocks leave alone.
+    """
 
     name: ClassVar[str]
     stage: ClassVar[str]  # "weights"
+
+    @property
+    def aims_at_float(self) -> bool: ...
 
     def __call__(self, job: BlockJob, made: Mapping[str, Quantized]) -> tuple[dict[str, Quantized], list[Outcome]]:
         """Better codes.

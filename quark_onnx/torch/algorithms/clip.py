@@ -35,6 +35,7 @@ class Clip:
 
     name: ClassVar[str] = "clip"
     stage: ClassVar[str] = "weights"
+    aims_at_float: ClassVar[bool] = False
     needs_data: ClassVar[bool] = True
 
     steps: int = 20

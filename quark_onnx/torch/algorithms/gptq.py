@@ -66,6 +66,11 @@ class GPTQ:
         """How much of what the layers before have done wrong is made good."""
         return 0.0
 
+    @property
+    def aims_at_float(self) -> bool:
+        """Whether what the layers before have done wrong counts."""
+        return self._share > 0
+
     def _damping(self, gram: Any) -> float:
         """As a share of the mean of the diagonal."""
         return self.damping
@@ -82,7 +87,7 @@ class GPTQ:
             return result, outcomes
         before: list[str] = []
         for stage in stages_of(job.block, {name: job.layers[name] for name in weights}, job.calls[0]):
-            grams = grams_of(job, stage, job.quantized(result, before), exact=self._share > 0)
+            grams = grams_of(job, stage, job.quantized(result, before), exact=self.aims_at_float)
             for group in stage.groups:
                 outcomes += self._group(group, weights, grams.pop(group[0]), result)
             before += [name for group in stage.groups for name in group]

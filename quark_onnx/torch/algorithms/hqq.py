@@ -43,6 +43,7 @@ class HQQ:
 
     name: ClassVar[str] = "hqq"
     stage: ClassVar[str] = "weights"
+    aims_at_float: ClassVar[bool] = False
     needs_data: ClassVar[bool] = False
 
     p: float = 0.7
