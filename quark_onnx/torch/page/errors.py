@@ -42,11 +42,10 @@ def errors(report: TorchReport, width: float, height: float, class_: str) -> str
     parts = []
     for outcome in outcomes:
         own = algorithms.index(outcome.algorithm)
-        inside = [place for name, place in places.items() if name.startswith(f"{outcome.layer}.")]
         if outcome.layer in places:
             at = frame.x(places[outcome.layer]) + step * (own - (len(algorithms) - 1) / 2)
             drawn = _layer(frame, outcome, at, min(max(0.4 * step, _LEAST), _GREATEST), stem=frame.slot >= _APART)
-        elif inside:
+        elif inside := [place for name, place in places.items() if name.startswith(f"{outcome.layer}.")]:
             drawn = _whole(frame, outcome, frame.x(inside[0] - 0.4), frame.x(inside[-1] + 0.4))
         else:
             continue

@@ -206,6 +206,8 @@ def test_the_command(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(command(source, *chosen, "--report", str(tmp_path / "report"), "--json")) == 0
     document = json.loads(capsys.readouterr().out)
     assert json.loads((tmp_path / "report" / "report.json").read_text(encoding="utf-8")) == document
+    page = (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
+    assert f"{document['mixture']['bits']:.3f}" in page and "Mixed precision" in page
     assert validate(tmp_path / "out", "vllm").right
     # what lies in the files is what was said, and so are the bits
     mixture, reader = document["mixture"], Reader(tmp_path / "out")
