@@ -131,6 +131,7 @@ def quantize_checkpoint(
         writer.write_json("config.json", described(content, model, config, layout, report.quantized))
         for file in others:
             writer.copy(file)
+    report.note_idle(config.algorithms)
     return report
 
 
@@ -207,6 +208,7 @@ class _Run:
                 f"{outside[0]} lies outside of the blocks, where no scales are measured; exclude it, or quantize the "
                 "model in memory by quantize_model"
             )
+        self.report.note_outside(outside, self.config.algorithms)
         for name, module in self.model.named_modules():
             if not any(within(name, block) for block in blocks):
                 yield from self._one(name, module) if name in self.chosen else self._untouched(name, module)

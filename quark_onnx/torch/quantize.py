@@ -116,11 +116,13 @@ def quantize_model(
                 made[name] = QuantizedLayer(module, weight_alone(name, module, spec, config, report), spec)
                 bar.update(done)
         put_modules(model, made)
+        report.note_idle(config.algorithms)
         return report
     data = ranks.own_part(list(batches(data)))
     with inference(model), _float_again(model, chosen):
         if not _walk(model, chosen, data, config, progress, report):
             _whole(model, chosen, data, config, report)
+    report.note_idle(config.algorithms)
     return report
 
 
@@ -190,7 +192,9 @@ def _walk(
         for index, name in enumerate(blocks):
             for done in quantize_block(model, name, parts[name], walk, config, report):
                 bar.update(index * len(walk) + done)
-    finish(model, rest, Watching({}), config, report)
+    report.note_outside(rest, config.algorithms)
+    alone = {name: weight_alone(name, module, spec, config, report) for name, (module, spec) in rest.items()}
+    finish(model, rest, Watching({}), config, report, {name: each for name, each in alone.items() if each is not None})
     return True
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from quark_onnx.torch.algorithms.base import Outcome
 from quark_onnx.torch.spec import LayerSpec
@@ -37,6 +39,29 @@ class TorchReport:
             middle = f", by {100 * less[len(less) // 2]:.0f} % in the middle" if less else ""
             found[name] = f"the error of {len(less)} of {len(own)} is less{middle}"
         return found
+
+    def note_idle(self, algorithms: Iterable[Any]) -> None:
+        """Note the algorithms that have said nothing of any layer."""
+        told = {each.algorithm for each in self.outcomes}
+        for each in algorithms:
+            if each.stage != "model" and each.name not in told:
+                self.notes.append(
+                    f"{each.name} has changed nothing: it has found nothing in the blocks that it works on"
+                )
+
+    def note_outside(self, names: Iterable[str], algorithms: Iterable[Any]) -> None:
+        """Note the layers outside of blocks whose weights no algorithm sees.
+
+        Args:
+            names: of the layers.
+        """
+        rounders = [each for each in algorithms if each.stage == "weights"]
+        learning = " and ".join(each.name for each in rounders if each.needs_data)
+        alone = " and ".join(each.name for each in rounders if not each.needs_data)
+        how = f"by {alone} alone" if alone else "to the nearest"
+        for name in names:
+            if learning and self.quantized[name].weight is not None:
+                self.notes.append(f"{name} lies outside of the blocks that {learning} works on: it is rounded {how}")
 
     def weight_only(self, name: str) -> LayerSpec:
         """Note that the data has not reached a layer, and return how it is quantized then."""

@@ -16,6 +16,7 @@ import torch
 
 from quark_onnx.errors import DataError, ModelError
 from quark_onnx.torch.hidden_states import HiddenStates
+from quark_onnx.torch.padding import unpadded
 
 _NO_WALK = "the model cannot be walked block by block"
 
@@ -36,14 +37,14 @@ def call(model: Any, batch: Any) -> Any:
 
 
 def batches(data: Any) -> Iterator[Any]:
-    """What calibration data yields.
+    """What calibration data yields, without padding.
 
     Raises:
         DataError: it is nothing that can yield.
     """
     if not isinstance(data, Iterable):
         raise DataError(f"the calibration data is a {type(data).__name__}; a list of batches, or a loader, is needed")
-    return iter(data)
+    return (part for batch in data for part in unpadded(batch))
 
 
 @contextlib.contextmanager

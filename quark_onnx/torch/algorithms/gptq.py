@@ -82,7 +82,12 @@ class GPTQ:
     def __call__(self, job: BlockJob, made: Mapping[str, Quantized]) -> tuple[dict[str, Quantized], list[Outcome]]:
         """Choose codes, stage after stage; no output of a layer is worse than it was."""
         weights = {name: weight for name, weight, _ in job.weights() if kind_of(job.layers[name][0]) in _KINDS}
-        result, outcomes = dict(made), list[Outcome]()
+        kinds = {name: kind_of(module) for name, (module, _) in job.layers.items() if name in made}
+        others = {name: kind for name, kind in kinds.items() if name not in weights}
+        result = dict(made)
+        outcomes = [
+            Outcome(name, self.name, 0.0, 0.0, f"{kind} layers keep their codes") for name, kind in others.items()
+        ]
         if not weights or not job.calls:
             return result, outcomes
         before: list[str] = []
@@ -125,7 +130,9 @@ class GPTQ:
             best, error = better(best, error, found, loss(found))
         result[name] = best
         scale = float(loss.power()) or 1.0
-        return Outcome(name, self.name, float(plain.sum()) / scale, float(error.sum()) / scale, f"{gram.count} tokens")
+        rest = 0.0 if pull is None else self._share**2 * float(((weight @ gram.gap) * weight).sum())
+        before, after = (max(float(each.sum()) + rest, 0.0) / scale for each in (plain, error))
+        return Outcome(name, self.name, before, after, f"{gram.count} tokens")
 
 
 #: Steps of the power iteration.

@@ -25,11 +25,13 @@ class Gram:
         own: (inputs, inputs) float32, products of two inputs, as they are rounded, in the quantized model.
         off: (inputs, inputs), products of such an input with how far another one is from that of the float model, the
             second one along the rows; None where nothing is known of it.
+        gap: (inputs, inputs), products of how far two inputs are from those of the float model; None as ``off``.
         count: tokens.
     """
 
     own: Any = None
     off: Any = None
+    gap: Any = None
     count: int = 0
 
     def add(self, x: Any, exact: Any = None) -> None:
@@ -40,8 +42,9 @@ class Gram:
         self.count += len(x)
         if exact is not None:
             if self.off is None:
-                self.off = x.new_zeros((x.shape[1], x.shape[1]))
+                self.off, self.gap = (x.new_zeros((x.shape[1], x.shape[1])) for _ in range(2))
             self.off.addmm_(x.t(), exact - x)
+            self.gap.addmm_((exact - x).t(), exact - x)
 
     def over_ranks(self, inputs: int, device: Any) -> Gram:
         """The sums over all processes."""
@@ -51,10 +54,13 @@ class Gram:
         if not tokens:
             return Gram()
         known = ranks.number(int(self.off is not None))
-        own, off = (
-            torch.zeros(inputs, inputs, device=device) if part is None else part for part in (self.own, self.off)
+        own, off, gap = (
+            torch.zeros(inputs, inputs, device=device) if part is None else part
+            for part in (self.own, self.off, self.gap)
         )
-        return Gram(ranks.summed(own), ranks.summed(off) if known else None, tokens)
+        if not known:
+            return Gram(ranks.summed(own), count=tokens)
+        return Gram(ranks.summed(own), ranks.summed(off), ranks.summed(gap), tokens)
 
 
 class _Enough(Exception):

@@ -221,6 +221,26 @@ def test_nothing_is_rotated_where_data_is_missing() -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("algorithms", [(), ("gptq",), ("awq",), ("autoround:steps=2",)])
+def test_nothing_is_learned_from_padding(side: str, algorithms: tuple[str, ...]) -> None:
+    """Samples of three lengths in one batch, and each alone."""
+    alone = [{"input_ids": torch.cat(tokens(1, size), 1)} for size in (5, 12, 8)]
+    padded: dict[str, list[Any]] = {"input_ids": [], "attention_mask": []}
+    for each in alone:
+        ids = each["input_ids"]
+        filled, mask = (torch.full((1, 12 - ids.shape[1]), value) for value in (3, 0))
+        for key, parts in (("input_ids", (filled, ids)), ("attention_mask", (mask, torch.ones_like(ids)))):
+            padded[key].append(torch.cat(parts if side == "left" else parts[::-1], 1))
+    config = TorchConfig(INT8, exclude=("lm_head",), algorithms=algorithms)
+    models = []
+    for data in (alone, [{key: torch.cat(parts) for key, parts in padded.items()}]):
+        models.append(made(llama()))
+        quantize_model(models[-1], config, data, progress=False)
+    wanted, found = (model.state_dict() for model in models)
+    assert all(torch.equal(tensor, found[name]) for name, tensor in wanted.items())
+
+
 class Residual(nn.Module):
     """A block that adds to what it reads, in place or not."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -278,6 +279,32 @@ def test_a_run_that_was_ended_goes_on_with_the_same_bytes(
     assert run("out", tmp_path / "resume") == wanted
 
 
+@torch.no_grad()
+@pytest.mark.parametrize(("make", "share"), [(GPTQ(), 0.0), (GPTAQ(alpha=0.5), 0.5), (Qronos(), 1.0)])
+def test_errors_are_those_of_what_layers_compute(make: Any, share: float) -> None:
+    """Against what the layer should compute, with its own inputs and as much of the float model's as is made good."""
+    model = made(llama())
+    job = first_block(model, TorchConfig(UINT4, exclude=("lm_head",)), tokens(3, 16))
+    generator = torch.Generator().manual_seed(0)
+    noise = [0.3 * torch.randn(call.hidden.shape, generator=generator) for call in job.floats]
+    job.calls = [replace(call, hidden=call.hidden + each) for call, each in zip(job.floats, noise, strict=True)]
+    layers = {name: entry for name, entry in job.layers.items() if name.endswith("q_proj")}
+    job = replace(job, layers=layers)
+    (name, weight, spec), *_ = job.weights()
+    assert spec.weight is not None
+    plain = quantize(weight, spec.weight)
+    found, (outcome,) = make(job, {name: plain})
+    norm = model.model.layers[0].input_layernorm
+    x, exact = (
+        torch.cat([norm(call.hidden) for call in calls]).flatten(0, 1).double() for calls in (job.calls, job.floats)
+    )
+    wanted = (x + share * (exact - x)) @ weight.double().T
+    power = (x @ weight.double().T).square().sum()
+    for left, told in ((plain, outcome.before), (found[name], outcome.after)):
+        error = (x @ left.dequantize().double().T - wanted).square().sum()
+        assert told == pytest.approx(float(error / power), rel=1e-3)
+
+
 def test_inputs_that_say_little_are_no_failure() -> None:
     """One token, again and again: of rank one; and a channel that is always zero."""
     model = made(llama())
@@ -322,6 +349,22 @@ def test_names_and_order() -> None:
         algorithm("gptq:dampening=2")
     with pytest.raises(ConfigError, match="it must be an algorithm"):
         TorchConfig(UINT4, algorithms=(GPTQ,))
+
+
+def test_what_algorithms_do_not_touch_is_told(tmp_path: Path) -> None:
+    mxfp4 = TorchConfig(scheme("mxfp4_weight_only"), exclude=("lm_head",), algorithms="clip")
+    nothing = TorchConfig(LayerSpec(None, scheme("fp8").input), exclude=("lm_head",), algorithms="gptq")
+    for config, name in ((mxfp4, "clip"), (nothing, "gptq")):
+        report = quantize_model(made(llama()), config, tokens(1), progress=False)
+        assert report.outcomes == []
+        assert [note.split(":")[0] for note in report.notes] == [f"{name} has changed nothing"]
+    whole = TorchConfig(UINT4, algorithms="gptq")
+    source = saved(made(llama(tie_word_embeddings=False)), tmp_path / "model")
+    for report in (
+        quantize_model(made(llama()), whole, tokens(1), progress=False),
+        quantize_checkpoint(source, tmp_path / "out", whole, tokens(1), progress=False),
+    ):
+        assert report.notes == ["lm_head lies outside of the blocks that gptq works on: it is rounded to the nearest"]
 
 
 def test_data_and_blocks_are_needed() -> None:

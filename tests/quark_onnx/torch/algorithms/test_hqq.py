@@ -180,3 +180,14 @@ def test_settings_that_make_no_sense(settings: dict[str, Any], message: str) -> 
     with pytest.raises(ConfigError, match=message):
         HQQ(**settings)
     assert algorithm("hqq:iterations=40") == HQQ(iterations=40)
+
+
+def test_the_head_is_solved_for_whether_blocks_are_run_or_not() -> None:
+    spec = LayerSpec(TensorSpec("uint4", symmetric=False, block_size=32))
+    alone, beside = made(llama()), made(llama())
+    quantize_model(alone, TorchConfig(spec, algorithms="hqq"), progress=False)
+    quantize_model(beside, TorchConfig(spec, algorithms=("gptq", "hqq")), tokens(1), progress=False)
+    assert spec.weight is not None
+    plain = quantize(made(llama()).lm_head.weight, spec.weight)
+    assert torch.equal(alone.lm_head.codes, beside.lm_head.codes)
+    assert not torch.equal(alone.lm_head.codes, plain.codes)
