@@ -28,6 +28,8 @@ _STYLE = STYLE + (
     "figure svg + svg.wide { margin-top: 16px; }\n"
     "table.layers { font-size: 13px; min-width: 820px; } .layers .number { text-align: right; white-space: nowrap; }\n"
     ".layers .number + :not(.number) { padding-left: 12px; }\n"
+    ".layers tr > :nth-child(1):not([colspan]), .layers tr > :nth-child(3) { white-space: nowrap; }\n"
+    ".layers tr > :nth-child(6) { min-width: 90px; }\n"
     ".layers thead th { border-bottom: 1px solid var(--faint); }\n"
     ".layers td { padding-top: 4px; padding-bottom: 4px; color: var(--soft); border: 0;\n"
     "  border-top: 1px solid var(--line); } .layers tr.more td { border-top: 0; padding-top: 0; }\n"
@@ -94,8 +96,14 @@ def _errors(report: TorchReport) -> str:
     return (
         '<section>\n<h2>Errors along the model</h2>\n<p class="note">Of what a layer computes on the data: the mean '
         "squared error as a share of the mean square of what the float one computes. Rings: before an algorithm; dots: "
-        f"behind it. Lines are those of whole blocks.</p>\n{figure}\n</section>"
+        f"behind it. Lines are those of whole blocks.{_hidden(report)}</p>\n{figure}\n</section>"
     )
+
+
+def _hidden(report: TorchReport) -> str:
+    """What a logarithmic scale has no place for: errors that are counted from another one, and may be below 0."""
+    count = sum(bool(each.before or each.after) and not shown(each) for each in report.outcomes)
+    return f" {count} that are below 0, or no number, are in the table alone." if count else ""
 
 
 def _mixture(mixture: Mixture | None) -> str:
@@ -157,7 +165,8 @@ def _row(name: str, spec: LayerSpec | None, outcome: Outcome | None, place: int)
         start = f'<tr><td class="name">{escape(local)}</td><td>{escape(_words(spec))}</td>'
     if outcome is None:
         return f'{start}<td></td><td class="number"></td><td class="number"></td><td></td></tr>'
-    numbers = [f"{each:#.3g}" if shown(outcome) else "–" for each in (outcome.before, outcome.after)]
+    told = outcome.before or outcome.after
+    numbers = [f"{each:#.3g}".replace("-", "−") if told else "–" for each in (outcome.before, outcome.after)]
     better = "<b>{}</b>" if outcome.after < outcome.before else "{}"
     return (
         f'{start}<td>{escape(outcome.algorithm)}</td><td class="number">{numbers[0]}</td>'

@@ -107,6 +107,18 @@ def test_odd_errors(before: float, after: float) -> None:
     assert ("Errors along the model" in text) is (before > 0 and math.isfinite(after))
 
 
+def test_errors_below_zero_are_in_the_table() -> None:
+    """Those that are counted from what layers before have done wrong are known up to a constant."""
+    names = ("m.0.q", "m.0.k", "m.0.v")
+    outcomes = [
+        Outcome(names[0], "gptaq", 0.2, 0.1),
+        Outcome(names[1], "gptaq", -1e-3, -0.25),
+        Outcome(names[2], "gptaq", 0, 0),
+    ]
+    text = render(Found(TorchReport(dict.fromkeys(names, scheme("int8")), outcomes=outcomes), Estimate(1, 1, 1.0)))
+    assert "−0.00100" in text and "−0.250" in text and "1 that are below 0" in text and ">–<" in text
+
+
 def test_a_report_without_anything_to_show() -> None:
     text = render(Found(TorchReport(), Estimate(1, 1, 1.0)))
     assert "<svg" not in text and "Quantization report" in text
