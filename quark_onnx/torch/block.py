@@ -59,7 +59,11 @@ def quantize_block(
 
 
 def check_apart(model: Any, blocks: Mapping[str, Any], config: TorchConfig) -> None:
-    """Raise ModelError where an algorithm rewrites weights of a block that are those of something else, too."""
+    """Raise ModelError where an algorithm rewrites weights of a block that are those of something else, too, or where
+    blocks are layers themselves, so that there is nothing to take apart."""
+    bare = next((name for name, block in blocks.items() if kind_of(block) is not None), None)
+    if bare is not None and any(each.stage != "model" for each in config.algorithms):
+        raise ModelError(f"{bare} is a {type(blocks[bare]).__name__} alone, and no block of layers")
     name = shared_parameter(model, blocks)
     rewriting = next((each.name for each in config.algorithms if each.stage == "block"), None)
     if rewriting is not None and name is not None:
