@@ -375,5 +375,5 @@ def test_data_and_blocks_are_needed() -> None:
         quantize_model(nn.Sequential(nn.Linear(4, 4)), config, [torch.ones(1, 4)], progress=False)
     bare = nn.Module()
     bare.layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
-    with pytest.raises(ModelError, match="gptq works block by block: layers.0 is a Linear alone"):
+    with pytest.raises(ModelError, match=r"gptq works block by block: layers\.0 is a Linear alone"):
         quantize_model(bare, config, [torch.ones(1, 4)], progress=False)
