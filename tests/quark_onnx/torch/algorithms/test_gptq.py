@@ -305,6 +305,14 @@ def test_errors_are_those_of_what_layers_compute(make: Any, share: float) -> Non
         assert told == pytest.approx(float(error / power), rel=1e-3)
 
 
+@pytest.mark.parametrize("name", ["gptq", "autoround:steps=2"])
+def test_levels_beyond_float32_stay_as_they_are(name: str) -> None:
+    model, spec = made(llama()), LayerSpec(TensorSpec("int32", per_channel=True))
+    report = quantize_model(model, TorchConfig(spec, exclude=("lm_head",), algorithms=name), tokens(1), progress=False)
+    assert len(report.outcomes) == 14 and all(each.note.startswith("int32 ") for each in report.outcomes)
+    assert torch.allclose(logits(model, tokens(1)[0]), logits(made(llama()), tokens(1)[0]), atol=1e-4)
+
+
 def test_inputs_that_say_little_are_no_failure() -> None:
     """One token, again and again: of rank one; and a channel that is always zero."""
     model = made(llama())
