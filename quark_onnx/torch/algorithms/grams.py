@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,10 +74,10 @@ class _Reading:
     block: Any
     leaders: Mapping[str, Any]
     last: str | None
-    found: dict[str, Any] = field(default_factory=dict)
+    found: dict[str, list[Any]] = field(default_factory=dict)
 
-    def run(self, call: Call) -> dict[str, Any]:
-        """(tokens, inputs) float32 for each layer that the call reaches."""
+    def run(self, call: Call) -> dict[str, list[Any]]:
+        """What each layer that the call reaches reads, each time that it is run."""
         self.found = {}
         hooks = [
             layer.register_forward_pre_hook(self._hook(name), with_kwargs=True) for name, layer in self.leaders.items()
@@ -93,7 +93,7 @@ class _Reading:
     def _hook(self, name: str) -> Any:
         def hook(module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
             x = args[0] if args else named["input"]
-            self.found[name] = x.detach()
+            self.found.setdefault(name, []).append(x.detach())
             if name == self.last:
                 raise _Enough
 
@@ -123,8 +123,8 @@ def grams_of(job: BlockJob, stage: Stage, before: Mapping[str, Any], *, exact: b
         with job.put(before):
             seen = reading.run(call)
         tokens = call.hidden.numel() // call.hidden.shape[-1]
-        for name, x in seen.items():
-            left = _rows(x if rounding[name] is None else rounding[name](x))
+        for name, reads in seen.items():
+            left = _rows(reads if rounding[name] is None else map(rounding[name], reads))
             plain_rows = _rows(wanted[name]) if name in wanted else None
             aligned = plain_rows is not None and len(left) == len(plain_rows) == tokens
             found[name].add(left, plain_rows if aligned else None)
@@ -136,5 +136,7 @@ def grams_of(job: BlockJob, stage: Stage, before: Mapping[str, Any], *, exact: b
     return found
 
 
-def _rows(x: Any) -> Any:
-    return x.reshape(-1, x.shape[-1]).float()
+def _rows(reads: Iterable[Any]) -> Any:
+    """(tokens, inputs) float32, of all runs of a layer."""
+    parts = [x.reshape(-1, x.shape[-1]).float() for x in reads]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

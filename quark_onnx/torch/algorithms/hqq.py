@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from quark_onnx.dtypes import Integer
-from quark_onnx.errors import ConfigError
 from quark_onnx.kernels.hqq import HalfQuadratic, half_quadratic
+from quark_onnx.optimizers.base import require_number, require_whole
 from quark_onnx.registry import ALGORITHMS
 from quark_onnx.torch.affine import Params, scale_type
 from quark_onnx.torch.algorithms.base import BlockJob, Outcome
@@ -52,10 +52,9 @@ class HQQ:
     iterations: int = 20
 
     def __post_init__(self) -> None:
-        try:
-            HalfQuadratic(**asdict(self))
-        except TypeError as error:
-            raise ConfigError(f"the settings of hqq must be numbers: {error}") from error
+        require_number(self, "p", "beta", "kappa")
+        require_whole(self, "iterations", least=0)
+        HalfQuadratic(**asdict(self))
 
     def __call__(self, job: BlockJob, made: Mapping[str, Quantized]) -> tuple[dict[str, Quantized], list[Outcome]]:
         """Choose scales, zero points and codes; no output of a layer is worse than it was."""

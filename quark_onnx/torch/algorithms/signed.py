@@ -87,7 +87,9 @@ class SignedRounding:
                 trained[name] = TrainableWeight(weight, made[name], steps)
             else:
                 kind = made[name].spec.dtype.name
-                outcomes.append(Outcome(name, self.name, 0.0, 0.0, f"{kind} has no scale of its own; its codes stay"))
+                outcomes.append(
+                    Outcome(name, self.name, 0.0, 0.0, f"{kind} has no steps that can be trained; its codes stay")
+                )
         if not trained or not job.calls:
             return dict(made), outcomes
         layers = {name: Training(layer, trained.get(name)) for name, layer in job.quantized(made).items()}

@@ -20,7 +20,8 @@ class Stage:
 
     Attributes:
         groups: their names; layers of a group read the very same tensor, and round it alike.
-        last: that layer which is run last in every run; None where experts are chosen, so that nobody knows.
+        last: that layer which is run last in every run; None where experts are chosen, so that nobody knows, or a layer
+            is run several times.
     """
 
     groups: tuple[tuple[str, ...], ...]
@@ -60,7 +61,7 @@ def stages_of(block: Any, layers: Layers, call: Call) -> list[Stage]:
     stages = []
     for level in sorted(found):
         names = [name for group in found[level].values() for name in group]
-        always = all(name in places and trace.read[name][1][:-1].numel() == tokens for name in names)
+        always = all(name in places and trace.once(name, tokens) for name in names)
         leaders = tuple(tuple(group) for group in found[level].values())
         last = max((group[0] for group in leaders), key=places.__getitem__) if always else None
         stages.append(Stage(leaders, last))
@@ -82,7 +83,7 @@ class _Trace:
         self._inputs: dict[str, Any] = {}
         self._own: dict[Any, str] = {}
         self._alive: list[Any] = []  # so that no tensor takes the place of another
-        self.read: dict[str, Any] = {}
+        self.read: dict[str, tuple[Any, ...]] = {}  # address and shape, for each time that it is run
 
     def __enter__(self) -> _Trace:
         for name, layer in self._layers.items():
@@ -98,13 +99,17 @@ class _Trace:
             x = args[0] if args else named["input"]
             self._alive.append(x)
             self._inputs[name] = x.grad_fn
-            self.read[name] = (x.data_ptr(), x.shape)
+            self.read[name] = (*self.read.get(name, ()), (x.data_ptr(), x.shape))
             # a node of its own, as a layer without gradients has none
             found = found.detach().requires_grad_().clone() if found.grad_fn is None else found.clone()
             self._own[found.grad_fn] = name
             return found
 
         return hook
+
+    def once(self, name: str, tokens: int) -> bool:
+        """Whether a layer is run a single time, on all tokens."""
+        return [shape[:-1].numel() for _, shape in self.read[name]] == [tokens]
 
     def levels(self) -> dict[str, int]:
         """How many layers stand in front of each, one behind the other."""

@@ -15,6 +15,8 @@ from quark_onnx.torch.affine import code_type
 from quark_onnx.torch.formats import TwoLevel, element_of
 from quark_onnx.torch.quantized import Quantized
 
+#: Of integers whose levels are whole numbers in float32, sums with a zero point included.
+_MOST_BITS = 16
 _FLOAT8 = {"fp8e4m3": E4M3, "fp8e5m2": E5M2}
 
 
@@ -36,10 +38,11 @@ class Steps:
 
     @classmethod
     def of(cls, quantized: Quantized) -> Steps | None:
-        """Those of a weight with its scales as they are; None for formats whose scales are part of the codes."""
+        """Those of a weight with its scales as they are; None for formats whose scales are part of the codes, and those
+        with more levels than float32 can tell apart."""
         spec, rows = quantized.spec, quantized.shape[0]
         columns = prod(quantized.shape[1:])
-        if quantized.scale is None:
+        if quantized.scale is None or (isinstance(spec.dtype, Integer) and spec.dtype.bits > _MOST_BITS):
             return None
 
         def spread(part: Any) -> Any:

@@ -203,7 +203,10 @@ def load_quant_algo_config_from_file(file_path: Path | str) -> AlgoConfig:
     except ConfigError as error:
         raise ConfigError(f"{file_path}: {error}") from error
     if isinstance(online := found.get("online_config"), dict):
-        found["online_config"] = OnlineRotationConfig(**online)
+        try:
+            found["online_config"] = OnlineRotationConfig(**online)
+        except TypeError as error:
+            raise ConfigError(f"{file_path}: online_config must say whether it is shared_parallel") from error
     config: AlgoConfig = cls(**found)
     return config
 
@@ -248,15 +251,6 @@ def algorithm_for(config: AlgoConfig) -> Any:
         return AutoSmoothQuant()
     if isinstance(config, AWQConfig):
         return AWQ()
-    if isinstance(config, AutoRoundConfig):
-        return SignedRounding(
-            config.iters,
-            lr=config.lr,
-            minmax_lr=config.minmax_lr,
-            batch=config.batch_size,
-            tune_ranges=config.enable_minmax_tuning,
-            optimizer="sign",
-        )
     if isinstance(config, RotationConfig):
         if config.online_r1_rotation or config.online_config is not None:
             raise ConfigError("RotationConfig: the residual stream is rotated in weights; leave online settings out")

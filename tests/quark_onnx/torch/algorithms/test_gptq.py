@@ -34,7 +34,7 @@ from quark_onnx.torch.quantized import quantize
 from quark_onnx.torch.schemes import scheme
 from quark_onnx.torch.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.structure import blocks_of
-from quark_onnx.torch.walk import Walk, inference
+from quark_onnx.torch.walk import Call, Walk, inference
 from tests import torch_families
 from tests.torch_models import VOCABULARY, llama, logits, made, saved, tokens
 
@@ -303,6 +303,41 @@ def test_errors_are_those_of_what_layers_compute(make: Any, share: float) -> Non
     for left, told in ((plain, outcome.before), (found[name], outcome.after)):
         error = (x @ left.dequantize().double().T - wanted).square().sum()
         assert told == pytest.approx(float(error / power), rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["gptq", "autoround:steps=2"])
+def test_levels_beyond_float32_stay_as_they_are(name: str) -> None:
+    model, spec = made(llama()), LayerSpec(TensorSpec("int32", per_channel=True))
+    report = quantize_model(model, TorchConfig(spec, exclude=("lm_head",), algorithms=name), tokens(1), progress=False)
+    assert len(report.outcomes) == 14 and all(each.note.startswith("int32 ") for each in report.outcomes)
+    assert torch.allclose(logits(model, tokens(1)[0]), logits(made(llama()), tokens(1)[0]), atol=1e-4)
+
+
+def test_layers_that_are_run_twice() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.again, self.down = nn.Linear(32, 32), nn.Linear(32, 32)
+
+        def forward(self, x: Any) -> Any:
+            return x + self.down(torch.relu(self.again(torch.tanh(3 * self.again(x)))))
+
+    torch.manual_seed(0)
+    block = Block()
+    calls = [Call(torch.randn(1, 8, 32)) for _ in range(3)]
+    job = BlockJob("0", block, {f"0.{name}": (layer, UINT4) for name, layer in block.named_children()}, calls, calls)
+    first = stages_of(block, job.layers, calls[0])[0]
+    seen = list[Any]()
+    hook = block.again.register_forward_pre_hook(lambda module, args: seen.append(args[0][0].double()))
+    with torch.no_grad():
+        found = grams_of(job, first, {}, exact=False)["0.again"]
+        seen.clear()
+        for call in calls:
+            call.run(block)
+    hook.remove()
+    x = torch.cat(seen)
+    assert found.count == len(x) == 48
+    assert torch.allclose(found.own.double(), x.T @ x, rtol=1e-4, atol=1e-4)
 
 
 def test_inputs_that_say_little_are_no_failure() -> None:

@@ -172,8 +172,9 @@ def test_a_model_comes_nearer_to_the_float_one() -> None:
     [
         ({"p": 2.0}, "p is 2.0; it must be above 0 and at most 1"),
         ({"beta": 0}, "beta is 0; it must be above 0"),
-        ({"iterations": -1}, "iterations is -1; it must be at least 0"),
-        ({"kappa": "big"}, "the settings of hqq must be numbers"),
+        ({"iterations": -1}, "iterations of hqq is -1; it must be a whole number of at least 0"),
+        ({"iterations": 2.5}, "iterations of hqq is 2.5; it must be a whole number of at least 0"),
+        ({"kappa": "big"}, "kappa of hqq is 'big'; it must be a number"),
     ],
 )
 def test_settings_that_make_no_sense(settings: dict[str, Any], message: str) -> None:

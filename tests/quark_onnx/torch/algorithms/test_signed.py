@@ -230,7 +230,7 @@ def test_formats_without_scales_keep_their_codes() -> None:
         job, start = job_of(normal(4, 32), normal(2, 2, 32), LayerSpec(TensorSpec(name)))
         found, outcomes = SignedRounding(5)(job, start)
         assert found == start
-        assert [each.note for each in outcomes] == [f"{name} has no scale of its own; its codes stay"]
+        assert [each.note for each in outcomes] == [f"{name} has no steps that can be trained; its codes stay"]
 
 
 @pytest.mark.parametrize("family", torch_families.FAMILIES)

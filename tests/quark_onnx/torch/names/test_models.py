@@ -404,6 +404,8 @@ def test_algorithms_from_files(tmp_path: Path) -> None:
         load({"name": "gptk"})
     with pytest.raises(ConfigError, match=r"algorithm\.json: GPTQConfig has no setting 'damp'; known: .*damp_percent"):
         load({"name": "gptq", "damp": 0.1})
+    with pytest.raises(ConfigError, match=r"algorithm\.json: online_config must say whether it is shared_parallel"):
+        load({"name": "rotation", "online_config": {}})
     with pytest.raises(ConfigError, match="must hold an object with the name"):
         load({"damp": 0.1})
     with pytest.raises(ModelError, match=r"algorithm\.json holds list; an object is needed"):
