@@ -37,7 +37,7 @@ from quark_onnx.torch.quantize import chosen_layers
 from quark_onnx.torch.quantized import check_finite
 from quark_onnx.torch.report import TorchReport
 from quark_onnx.torch.sources import Sources, empty, fill, missing_of
-from quark_onnx.torch.structure import blocks_of, within
+from quark_onnx.torch.structure import blocks_of, heads_of, within
 from quark_onnx.torch.walk import Walk, inference
 
 #: Layers after which free memory is given back; it takes a while to get it again.
@@ -290,10 +290,10 @@ def _as_stored(tensor: Any, stored: Any) -> Any:
 
 def _fill_outside(model: Any, blocks: dict[str, Any], sources: Sources) -> None:
     """Read what is run in front of the blocks; heads are not run."""
-    heads = {id(module) for module in (model.get_output_embeddings(),) if module is not None}
+    heads = heads_of(model)
     for name, module in list(model.named_modules()):
         inner = any(within(name, block) for block in blocks)
-        if not inner and id(module) not in heads and not list(module.children()):
+        if not inner and name not in heads and not list(module.children()):
             fill(module, name, sources)
 
 
