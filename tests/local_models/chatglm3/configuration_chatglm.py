@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from transformers import PreTrainedConfig
 
@@ -11,7 +11,7 @@ class ChatGLMConfig(PreTrainedConfig):
     """The settings of THUDM/chatglm3-6b that change what is computed, by their names and with their values there."""
 
     model_type = "chatglm"
-    attribute_map = {
+    attribute_map: ClassVar[dict[str, str]] = {
         "num_hidden_layers": "num_layers",
         "vocab_size": "padded_vocab_size",
         "max_position_embeddings": "seq_length",

@@ -1,5 +1,5 @@
-"""Grok-1: two of several experts for each token, norms in front of and behind attention and experts, logits of attention
-that are bounded, and factors of embeddings, attention and logits."""
+"""Grok-1: two of several experts for each token, norms in front of and behind attention and experts, bounded logits of
+attention, and factors of embeddings, attention and logits."""
 
 from __future__ import annotations
 

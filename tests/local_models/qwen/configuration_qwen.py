@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from transformers import PreTrainedConfig
 
@@ -11,7 +11,7 @@ class QWenConfig(PreTrainedConfig):
     """The settings of Qwen/Qwen-7B that change what is computed, by their names and with their values there."""
 
     model_type = "qwen"
-    attribute_map = {"max_position_embeddings": "seq_length"}
+    attribute_map: ClassVar[dict[str, str]] = {"max_position_embeddings": "seq_length"}
 
     def __init__(
         self,
