@@ -14,6 +14,7 @@ from quark_onnx.errors import ConfigError, DataError, ModelError
 from quark_onnx.progress import Progress
 from quark_onnx.torch.algorithms.base import Layers
 from quark_onnx.torch.algorithms.rotate import rotate_sources
+from quark_onnx.torch.attention import hand_keys_over
 from quark_onnx.torch.block import (
     check_apart,
     inside,
@@ -210,7 +211,10 @@ class _Run:
         for name, module in self.model.named_modules():
             if not any(within(name, block) for block in blocks):
                 yield from self._one(name, module) if name in self.chosen else self._untouched(name, module)
-        with inference(self.model), spilling(self.spill) as folder:
+        with ExitStack() as stack:
+            stack.callback(hand_keys_over(self.model, self.chosen))
+            stack.enter_context(inference(self.model))
+            folder = stack.enter_context(spilling(self.spill))
             self._fill(next(iter(blocks)))
             _fill_outside(self.model, blocks, self.sources)
             embedding = self.model.get_input_embeddings()

@@ -160,7 +160,7 @@ class Training(nn.Module):
         if layer.input is not None and layer.kind not in ("Embedding", "EmbeddingBag"):
             input = through(input, layer.input(input.detach()))
         found = layer.compute(input, self.weight, more, named)
-        return found if layer.output is None else through(found, layer.output(found.detach()))
+        return found if layer.output is None else through(found, layer.rounded(found.detach()))
 
 
 class _Block:
