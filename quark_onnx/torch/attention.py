@@ -41,8 +41,8 @@ def hand_keys_over(model: Any, layers: Layers) -> Callable[[], None]:
         if own is None or not hasattr(_code_of(attention), "ALL_ATTENTION_FUNCTIONS"):
             undo()
             raise ModelError(
-                f"kv_cache: {name} belongs to a {type(attention).__name__}, which hands its rotated keys to no attention "
-                "function of transformers; round them where they are projected (where='projection')"
+                f"kv_cache: {name} belongs to a {type(attention).__name__}, which hands its rotated keys to no "
+                "attention function of transformers; round them where they are projected (where='projection')"
             )
         if not own.startswith(_PREFIX):
             before.append((attention.config, own))

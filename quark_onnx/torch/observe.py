@@ -137,8 +137,8 @@ def _rotated(watched: Watched, name: str, outputs: int) -> Any:
     def hook(keys: Any) -> Any:
         if keys.shape[1] * keys.shape[3] % outputs:
             raise ModelError(
-                f"kv_cache: {name} computes {outputs} numbers for a token, which are not the keys that attention reads; "
-                "round them where they are projected (where='projection')"
+                f"kv_cache: {name} computes {outputs} numbers for a token, which are not the keys that attention "
+                "reads; round them where they are projected (where='projection')"
             )
         watched.observe(keys.detach())
         return keys

@@ -41,7 +41,8 @@ def save_params(
         reorder: how nibbles are ordered.
 
     Raises:
-        ConfigError: no layer is quantized, keys are rounded after they are rotated, or the layout has no place for a format.
+        ConfigError: no layer is quantized, keys are rounded after they are rotated, or the layout has no place for a
+            format.
     """
     _check_mode(quant_mode)
     quantized = {name: module for name, module in model.named_modules() if isinstance(module, QuantizedLayer)}

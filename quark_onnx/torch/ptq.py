@@ -73,7 +73,7 @@ def config_for(
     Args:
         name: the scheme.
         group_size: values to a block, for schemes that leave it open.
-        kv_cache: "fp8", "fp8-rope" for keys that are rounded after they are rotated, or None to leave keys and values as
+        kv_cache: "fp8"; "fp8-rope" for keys that are rounded after they are rotated; None to leave keys and values as
             they are.
         least_kv_scale: the least scale of keys and values.
         layers: globs of names and the schemes that these layers get instead.

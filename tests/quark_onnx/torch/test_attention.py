@@ -7,15 +7,18 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from quark_onnx.cli import main
 from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.torch.checkpoint import Reader
 from quark_onnx.torch.config import KVCache, TorchConfig
 from quark_onnx.torch.export import export_safetensors
 from quark_onnx.torch.files import Writing, quantize_checkpoint
 from quark_onnx.torch.load import load_checkpoint
+from quark_onnx.torch.observe import Watching
 from quark_onnx.torch.params import save_params
 from quark_onnx.torch.quantize import quantize_model
 from quark_onnx.torch.schemes import scheme
@@ -186,3 +189,21 @@ def test_what_has_no_word_for_it(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="k_proj has keys that are rounded after they are rotated"):
         save_params(model, "llama", export_dir=tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_other_numbers_than_keys_are_refused() -> None:
+    layer = torch.nn.Linear(4, 6)
+    with Watching({"k_proj": (layer, LayerSpec(output=FP8, rotated=True))}):
+        assert torch.equal(layer.round_keys(torch.ones(1, 3, 5, 2)), torch.ones(1, 3, 5, 2))
+        with pytest.raises(ModelError, match="k_proj computes 6 numbers for a token, which are not the keys"):
+            layer.round_keys(torch.ones(1, 2, 5, 4))
+    assert not hasattr(layer, "round_keys")
+
+
+def test_the_command(tmp_path: Path) -> None:
+    np.save(tmp_path / "tokens.npy", torch.cat(tokens(6)).numpy())
+    source, out = saved(made(llama()), tmp_path / "source"), tmp_path / "out"
+    command = ["llm", "ptq", str(source), "-o", str(out), "--scheme", "fp8", "--kv-cache", "fp8-rope", "--quiet"]
+    assert main([*command, "--data", str(tmp_path / "tokens.npy"), "--samples", "6", "--length", "12"]) == 0
+    keys = load_checkpoint(out).get_submodule(K)
+    assert keys.spec.rotated and keys.round_keys is keys.output
