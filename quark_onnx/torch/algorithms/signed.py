@@ -154,6 +154,12 @@ class Training(nn.Module):
         """What it computes with."""
         return self.layer.weight if self.current is None else self.current
 
+    @property
+    def round_keys(self) -> Any:
+        """What attention rounds rotated keys by; None where the layer computes none."""
+        own = self.layer.round_keys
+        return None if own is None else lambda keys: through(keys, own(keys.detach()))
+
     def forward(self, input: Any, *more: Any, **named: Any) -> Any:
         """What the quantized layer computes."""
         layer = self.layer

@@ -13,6 +13,7 @@ import torch
 
 from quark_onnx.cli import main
 from quark_onnx.errors import ConfigError, ModelError
+from quark_onnx.torch.algorithms.signed import Training
 from quark_onnx.torch.checkpoint import Reader
 from quark_onnx.torch.config import KVCache, TorchConfig
 from quark_onnx.torch.export import export_safetensors
@@ -98,8 +99,16 @@ def test_keys_as_projected_and_as_rotated_have_scales_of_their_own() -> None:
     assert scales[0][0] != pytest.approx(scales[1][0], rel=1e-4) and scales[0][1] == scales[1][1]
 
 
-@pytest.mark.parametrize("algorithms", [(), ("awq", "gptq")], ids=str)
-@pytest.mark.parametrize("family", ["llama3", "opt", "qwen3_moe", "gemma2", "cohere", "gpt_oss"])
+@pytest.mark.parametrize(
+    ("family", "algorithms"),
+    [
+        *((family, ()) for family in ("llama3", "opt", "qwen3_moe", "gemma2", "cohere", "gpt_oss")),
+        *((family, ("awq", "gptq")) for family in ("llama3", "qwen3_moe")),
+        ("llama3", ("autoround:steps=3",)),
+        ("llama3", ("rotation",)),
+    ],
+    ids=str,
+)
 def test_written_and_read_again(family: str, algorithms: tuple[str, ...], tmp_path: Path) -> None:
     model, plain = (made(torch_families.config_of(family)) for _ in range(2))
     source, config = saved(plain, tmp_path / "source"), FULL.with_(algorithms=algorithms)
@@ -198,6 +207,29 @@ def test_other_numbers_than_keys_are_refused() -> None:
         with pytest.raises(ModelError, match="k_proj computes 6 numbers for a token, which are not the keys"):
             layer.round_keys(torch.ones(1, 2, 5, 4))
     assert not hasattr(layer, "round_keys")
+
+
+def test_what_is_trained_reads_rounded_keys() -> None:
+    model, seen = made(llama(num_hidden_layers=1)), list[Any]()
+    plain = copy.deepcopy(model)
+    keys = parts_by_hand(plain, tokens()[0])[2]
+
+    class Watched(Training):
+        @property
+        def round_keys(self) -> Any:
+            own = super().round_keys
+            return None if own is None else lambda keys: seen.append((keys, own(keys))) or seen[-1][1]
+
+    quantize_model(model, CACHE, tokens(), progress=False)
+    attention = model.model.layers[0].self_attn
+    scale = attention.k_proj.output.scale
+    attention.k_proj = Watched(attention.k_proj, None)
+    loss = model(tokens()[0]).logits.square().sum()
+    [(read, rounded)] = seen
+    torch.testing.assert_close(read[0], keys, rtol=1e-4, atol=1e-5)
+    assert torch.equal(rounded, to_fp8(read, scale))
+    [gradient] = torch.autograd.grad(loss, model.model.embed_tokens.weight)
+    assert float(gradient.norm()) > 0
 
 
 def test_the_command(tmp_path: Path) -> None:
