@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from transformers import AutoConfig
@@ -75,10 +76,22 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_oss": ("gpt_oss", _DENSE | {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2}),
     "olmo": ("olmo", _DENSE),
     "granite": ("granite", _DENSE),
+    "chatglm3": ("local", {}),
+    "qwen": ("local", {}),
+    "grok1": ("local", {}),
 }
+#: Heads that are not called "lm_head".
+_HEADS_OF = {"chatglm3": "transformer.output_layer"}
 
 
 def config_of(family: str) -> Any:
-    """The configuration of a family."""
+    """The configuration of a family; some bring their own code along, in a folder."""
     kind, settings = FAMILIES[family]
+    if kind == "local":
+        return AutoConfig.from_pretrained(Path(__file__).with_name("local_models") / family, trust_remote_code=True)
     return AutoConfig.for_model(kind, **settings)
+
+
+def head_of(family: str) -> str:
+    """The name of the layer that computes logits."""
+    return _HEADS_OF.get(family, "lm_head")

@@ -30,7 +30,7 @@ def llama(**settings: Any) -> Any:
 def made(config: Any, dtype: Any = torch.float32, seed: int = 0) -> Any:
     """The model of a configuration with random weights that matter."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=True).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim >= 2:

@@ -47,7 +47,11 @@ def ptq_options(parser: Parser) -> None:
     parser.add_argument(
         "--group-size", type=count, metavar="N", help="values to a block, where the scheme leaves it open"
     )
-    parser.add_argument("--kv-cache", choices=["fp8"], help="how keys and values are quantized")
+    parser.add_argument(
+        "--kv-cache",
+        choices=["fp8", "fp8-rope"],
+        help="how keys and values are quantized: as they are projected, or keys after they are rotated",
+    )
     parser.add_argument("--min-kv-scale", type=number, default=0.0, metavar="X", help="their least scale (default: 0)")
     parser.add_argument(
         "--layer",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -32,17 +33,22 @@ class KVCache:
         spec: how; one scale for each tensor, from data.
         layers: names of the projections whose outputs they are.
         least: the least scale.
+        where: "projection" rounds what these layers compute; "rope" rounds keys after attention has rotated them, as
+            clients do that keep them rounded.
     """
 
     spec: TensorSpec
     layers: tuple[str, ...] = ("*k_proj", "*v_proj")
     least: float = 0.0
+    where: str = "projection"
 
     def __post_init__(self) -> None:
         if not self.spec.measured:
             raise ConfigError(f"kv_cache is {self.spec}; keys and values have a scale that data tells")
         if not self.least >= 0:
             raise ConfigError(f"the least scale of the KV cache is {self.least!r}; it must be 0 or more")
+        if self.where not in ("projection", "rope"):
+            raise ConfigError(f"where is {self.where!r}{nearest(self.where, ('projection', 'rope'))}")
 
 
 @dataclass(frozen=True)
@@ -104,7 +110,8 @@ class TorchConfig:
         if found is None:
             return None
         if self.kv_cache is not None and any(fnmatchcase(name, glob) for glob in self.kv_cache.layers):
-            found = found.with_(output=self.kv_cache.spec)
+            rotated = self.kv_cache.where == "rope" and _side(name) == "k"
+            found = found.with_(output=self.kv_cache.spec, rotated=rotated)
         return found if found != LayerSpec() else None
 
     def _excludes(self, name: str) -> bool:
@@ -137,6 +144,12 @@ class TorchConfig:
                 raise ConfigError(
                     f"kv_cache names {glob!r}, but these layers are excluded; exclude less, or no kv_cache"
                 )
+            if where == "kv_cache" and self.kv_cache and self.kv_cache.where == "rope":
+                for name in (name for name in found if _side(name) not in ("k", "v")):
+                    raise ConfigError(
+                        f"kv_cache names {glob!r}, but {name} computes more than keys or values, so that keys cannot "
+                        "be rounded after they are rotated; round them where they are projected (where='projection')"
+                    )
 
     @property
     def specs(self) -> list[LayerSpec]:
@@ -153,3 +166,13 @@ class TorchConfig:
     def needs_data(self) -> bool:
         """Whether the model has to be run: there are scales that only data can tell, or an algorithm learns from it."""
         return self.measures or any(algorithm.needs_data for algorithm in self.algorithms)
+
+
+def _side(name: str) -> str:
+    """Whether a layer computes keys ("k") or values ("v"); something else where it is called otherwise.
+
+    >>> _side("layers.0.self_attn.k_proj"), _side("layers.0.attention.query_key_value")
+    ('k', '')
+    """
+    found = re.fullmatch(r"([kv])(ey|alue)?(_proj)?", name.rpartition(".")[2])
+    return found[1] if found else ""

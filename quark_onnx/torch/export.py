@@ -63,6 +63,7 @@ def export_safetensors(
     names = DiskNames(model)
     check_experts(form, model, {name: names(f"{name}.weight").removesuffix(".weight") for name in quantized})
     with Writer(Path(folder), max_shard) as writer:
+        _copy_code(model, writer.staging)
         model.config.save_pretrained(writer.staging)
         content = read_json(writer.staging / "config.json")
         # of the model as it is, and not as it once was loaded
@@ -77,6 +78,14 @@ def export_safetensors(
             model.generation_config.save_pretrained(writer.staging)
         if tokenizer is not None:
             tokenizer.save_pretrained(writer.staging)
+
+
+def _copy_code(model: Any, folder: Path) -> None:
+    """Copy the Python files that a model has brought along; its configuration does so with its own."""
+    if getattr(model, "_auto_class", None) is not None:
+        from transformers.dynamic_module_utils import custom_object_save
+
+        custom_object_save(model, folder, config=model.config)
 
 
 def check_experts(layout: Layout, model: Any, keys: Mapping[str, str]) -> None:

@@ -14,6 +14,7 @@ from quark_onnx.errors import ConfigError, DataError, ModelError
 from quark_onnx.progress import Progress
 from quark_onnx.torch.algorithms.base import Layers
 from quark_onnx.torch.algorithms.rotate import rotate_sources
+from quark_onnx.torch.attention import hand_keys_over
 from quark_onnx.torch.block import (
     check_apart,
     has_two_streams,
@@ -37,7 +38,7 @@ from quark_onnx.torch.quantize import chosen_layers
 from quark_onnx.torch.quantized import check_finite
 from quark_onnx.torch.report import TorchReport
 from quark_onnx.torch.sources import Sources, empty, fill, missing_of
-from quark_onnx.torch.structure import blocks_of, within
+from quark_onnx.torch.structure import blocks_of, heads_of, within
 from quark_onnx.torch.walk import Walk, inference
 
 #: Layers after which free memory is given back; it takes a while to get it again.
@@ -212,7 +213,10 @@ class _Run:
         for name, module in self.model.named_modules():
             if not any(within(name, block) for block in blocks):
                 yield from self._one(name, module) if name in self.chosen else self._untouched(name, module)
-        with inference(self.model), spilling(self.spill) as folder:
+        with ExitStack() as stack:
+            stack.callback(hand_keys_over(self.model, self.chosen))
+            stack.enter_context(inference(self.model))
+            folder = stack.enter_context(spilling(self.spill))
             self._fill(next(iter(blocks)))
             _fill_outside(self.model, blocks, self.sources)
             embedding = self.model.get_input_embeddings()
@@ -292,10 +296,10 @@ def _as_stored(tensor: Any, stored: Any) -> Any:
 
 def _fill_outside(model: Any, blocks: dict[str, Any], sources: Sources) -> None:
     """Read what is run in front of the blocks; heads are not run."""
-    heads = {id(module) for module in (model.get_output_embeddings(),) if module is not None}
+    heads = heads_of(model)
     for name, module in list(model.named_modules()):
         inner = any(within(name, block) for block in blocks)
-        if not inner and id(module) not in heads and not list(module.children()):
+        if not inner and name not in heads and not list(module.children()):
             fill(module, name, sources)
 
 

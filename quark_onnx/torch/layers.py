@@ -131,7 +131,16 @@ class QuantizedLayer(_Coded):
         if self.input is not None and self.kind not in ("Embedding", "EmbeddingBag"):
             input = self.input(input)
         found = self.compute(input, self.weight, more, named)
-        return found if self.output is None else self.output(found)
+        return self.rounded(found)
+
+    def rounded(self, found: Any) -> Any:
+        """What is left of what the layer computes."""
+        return found if self.output is None or self.spec.rotated else self.output(found)
+
+    @property
+    def round_keys(self) -> Any:
+        """What attention rounds rotated keys by; None where the layer computes none."""
+        return self.output if self.spec.rotated else None
 
     def compute(self, x: Any, weight: Any, more: Sequence[Any], named: Mapping[str, Any]) -> Any:
         """What the float layer computes with another weight; nothing is rounded.

@@ -10,6 +10,7 @@ from typing import Any
 
 from quark_onnx.errors import ModelError
 from quark_onnx.torch.affine import Params
+from quark_onnx.torch.attention import hand_keys_over
 from quark_onnx.torch.checkpoint import Reader, read_json
 from quark_onnx.torch.config import TorchConfig
 from quark_onnx.torch.layers import QuantizedLayer, kind_of, outputs_first
@@ -42,6 +43,8 @@ def load_checkpoint(folder: Path | str, *, dtype: Any = None, trust_code: bool =
     sources = Sources(reader, model)
     if quantized is not None and layout is not None:
         put_layers(model, quantized, layout, sources, defaultdict(lambda: kept))
+        layers = {name: module for name, module in model.named_modules() if isinstance(module, QuantizedLayer)}
+        hand_keys_over(model, {name: (layer, layer.spec) for name, layer in layers.items()})
     fill(model, "", sources, dtype=dtype)
     if hasattr(model, "tie_weights"):
         model.tie_weights()

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from calibrators import MinMax, Range
-from quark_onnx.errors import DataError
+from quark_onnx.errors import DataError, ModelError
 from quark_onnx.torch import affine, ranks
 from quark_onnx.torch.affine import Params
 from quark_onnx.torch.formats import TwoLevel
@@ -100,12 +100,17 @@ class Watching:
                 self._hooks.append(module.register_forward_pre_hook(_reading(watched), with_kwargs=True))
             if spec.output is not None and spec.output.measured:
                 watched = self.outputs[name] = Watched(spec.output, f"the output of {name}", module.weight.device)
-                self._hooks.append(module.register_forward_hook(_computing(watched)))
+                if spec.rotated:
+                    module.round_keys = _rotated(watched, name, len(module.weight))
+                else:
+                    self._hooks.append(module.register_forward_hook(_computing(watched)))
         return self
 
     def __exit__(self, *error: object) -> None:
         for hook in self._hooks:
             hook.remove()
+        for module, _ in self._layers.values():
+            vars(module).pop("round_keys", None)
         if error[0] is None:
             for watched in (*self.inputs.values(), *self.outputs.values()):
                 watched.over_ranks()
@@ -124,6 +129,19 @@ class Watching:
 def _reading(watched: Watched) -> Any:
     def hook(module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         watched.observe((args[0] if args else named["input"]).detach())
+
+    return hook
+
+
+def _rotated(watched: Watched, name: str, outputs: int) -> Any:
+    def hook(keys: Any) -> Any:
+        if keys.shape[1] * keys.shape[3] % outputs:
+            raise ModelError(
+                f"kv_cache: {name} computes {outputs} numbers for a token, which are not the keys that attention "
+                "reads; round them where they are projected (where='projection')"
+            )
+        watched.observe(keys.detach())
+        return keys
 
     return hook
 

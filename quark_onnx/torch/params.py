@@ -41,12 +41,15 @@ def save_params(
         reorder: how nibbles are ordered.
 
     Raises:
-        ConfigError: no layer is quantized, or the layout has no place for a format.
+        ConfigError: no layer is quantized, keys are rounded after they are rotated, or the layout has no place for a
+            format.
     """
     _check_mode(quant_mode)
     quantized = {name: module for name, module in model.named_modules() if isinstance(module, QuantizedLayer)}
     if not quantized:
         raise ConfigError("no layer of the model is quantized; ModelQuantizer(config).quantize_model comes first")
+    if rotated := [name for name, layer in quantized.items() if layer.spec.rotated]:
+        raise ConfigError(f"{rotated[0]} has keys that are rounded after they are rotated; export a checkpoint instead")
     layout = layout_named("quark", "reorder" if reorder else "order")
     config = TorchConfig(layers=tuple((name, layer.spec) for name, layer in quantized.items()))
     check_config(layout, config)

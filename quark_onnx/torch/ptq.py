@@ -27,7 +27,7 @@ from quark_onnx.torch.text import read_windows
 logger = logging.getLogger(__name__)
 
 #: Formats of keys and values.
-KV_CACHES = ("fp8",)
+KV_CACHES = ("fp8", "fp8-rope")
 
 
 #: Tokens that a block runs at once.
@@ -79,7 +79,8 @@ def config_for(
     Args:
         name: the scheme.
         group_size: values to a block, for schemes that leave it open.
-        kv_cache: "fp8", or None to leave keys and values as they are.
+        kv_cache: "fp8"; "fp8-rope" for keys that are rounded after they are rotated; None to leave keys and values as
+            they are.
         least_kv_scale: the least scale of keys and values.
         layers: globs of names and the schemes that these layers get instead.
         exclude: globs of names that stay float.
@@ -94,7 +95,8 @@ def config_for(
         raise ConfigError(f"kv_cache is {kv_cache!r}; it must be one of: {', '.join(KV_CACHES)}")
     if kv_cache is None and least_kv_scale:
         raise ConfigError(f"the least scale of the KV cache is {least_kv_scale}, but keys and values stay float")
-    cache = None if kv_cache is None else KVCache(TensorSpec("fp8e4m3"), least=least_kv_scale)
+    where = "rope" if kv_cache == "fp8-rope" else "projection"
+    cache = None if kv_cache is None else KVCache(TensorSpec("fp8e4m3"), least=least_kv_scale, where=where)
     own = tuple((glob, scheme(each, group_size)) for glob, each in layers)
     return TorchConfig(scheme(name, group_size), layers=own, exclude=exclude, kv_cache=cache)
 

@@ -56,7 +56,7 @@ def to_json(config: TorchConfig, exclude: Iterable[str] | None = None, method: s
             "weight_merge_groups": None,
         },
         "global_quant_config": layer_to_json(config.default),
-        "kv_cache_post_rope": False,
+        "kv_cache_post_rope": kv is not None and kv.where == "rope",
         "kv_cache_quant_config": cache,
         "layer_quant_config": {name: entry for name, entry in layers.items() if "*" not in name} | cache | layers,
         "layer_type_quant_config": {name: layer_to_json(spec) for name, spec in config.types},
@@ -88,12 +88,17 @@ def from_json(found: Mapping[str, Any]) -> tuple[TorchConfig, str]:
         ),
         exclude=tuple(found.get("exclude") or ()),
     )
-    config = with_layers(config, layers, kv_layers, float(export.get("min_kv_scale") or 0.0))
+    where = "rope" if found.get("kv_cache_post_rope") else "projection"
+    config = with_layers(config, layers, kv_layers, float(export.get("min_kv_scale") or 0.0), where)
     return config, str(export.get("pack_method") or "reorder")
 
 
 def with_layers(
-    config: TorchConfig, layers: Mapping[str, LayerSpec], kv_layers: Collection[str], least: float = 0.0
+    config: TorchConfig,
+    layers: Mapping[str, LayerSpec],
+    kv_layers: Collection[str],
+    least: float = 0.0,
+    where: str = "projection",
 ) -> TorchConfig:
     """The configuration with layers of their own, where those that make keys and values are entries like others.
 
@@ -102,6 +107,7 @@ def with_layers(
         layers: by glob.
         kv_layers: globs among them whose output is kept; they come first.
         least: the least scale of keys and values.
+        where: keys are rounded, "projection" or "rope".
     """
     outputs = [layers[glob].output for glob in kv_layers if glob in layers]
     if not outputs or outputs[0] is None:
@@ -112,7 +118,9 @@ def with_layers(
     others = {glob: spec for glob, spec in layers.items() if glob not in own}
     if not others and not config.types and all(spec == config.default for spec in own.values()):
         own = {}  # nothing comes in between
-    return config.with_(layers=tuple((own | others).items()), kv_cache=KVCache(outputs[0], tuple(kv_layers), least))
+    return config.with_(
+        layers=tuple((own | others).items()), kv_cache=KVCache(outputs[0], tuple(kv_layers), least, where)
+    )
 
 
 def layer_to_json(spec: LayerSpec) -> dict[str, Any]:

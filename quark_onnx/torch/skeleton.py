@@ -45,6 +45,11 @@ def config_of(folder: Path, *, trust_code: bool = False) -> Any:
     try:
         config = transformers.AutoConfig.from_pretrained(str(folder), trust_remote_code=trust_code)
     except Exception as error:
+        if not trust_code and "auto_map" in read_json(folder / "config.json"):
+            raise ModelError(
+                f"{folder} brings Python files along, which are run only if you trust them: give --trust-code "
+                "(trust_code=True)"
+            ) from error
         raise ModelError(f"transformers cannot read {folder / 'config.json'}: {error}") from error
     if hasattr(config, "quantization_config"):
         del config.quantization_config

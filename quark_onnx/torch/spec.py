@@ -94,6 +94,7 @@ class LayerSpec:
         weight: the weight.
         input: what the layer reads.
         output: what it computes.
+        rotated: whether attention rounds the output, after it has rotated it; the layer itself does not.
 
     >>> LayerSpec(TensorSpec("int8")).weight_only
     True
@@ -102,6 +103,7 @@ class LayerSpec:
     weight: TensorSpec | None = None
     input: TensorSpec | None = None
     output: TensorSpec | None = None
+    rotated: bool = False
 
     def __post_init__(self) -> None:
         for name in ("weight", "input", "output"):

@@ -128,7 +128,15 @@ def shared_among(model: Any, blocks: Mapping[str, Any], layers: Mapping[str, Any
 
 
 def heads_of(model: Any) -> tuple[str, ...]:
-    """Names of the layers of a language model that compute logits; none where it has no head."""
-    find = getattr(model, "get_output_embeddings", None)
-    head = None if find is None else find()
-    return tuple(name for name, module in model.named_modules() if module is head and head is not None)
+    """Names of the layers of a language model that compute logits; none where it has no head.
+
+    Models that bring their code along may not say which; it is a layer behind the blocks, with one output for each row
+    of the embedding of tokens.
+    """
+    if not hasattr(model, "get_output_embeddings"):
+        return ()
+    if (head := model.get_output_embeddings()) is not None:
+        return tuple(name for name, module in model.named_modules() if module is head)
+    rows, blocks = len(model.get_input_embeddings().weight), blocks_of(model)
+    outside = ((name, module) for name, module in model.named_modules() if not any(within(name, b) for b in blocks))
+    return tuple(name for name, module in outside if isinstance(module, nn.Linear) and module.out_features == rows)

@@ -158,13 +158,19 @@ class Training(nn.Module):
         """What it computes with."""
         return self.layer.weight if self.current is None else self.current
 
+    @property
+    def round_keys(self) -> Any:
+        """What attention rounds rotated keys by; None where the layer computes none."""
+        own = self.layer.round_keys
+        return None if own is None else lambda keys: through(keys, own(keys.detach()))
+
     def forward(self, input: Any, *more: Any, **named: Any) -> Any:
         """What the quantized layer computes."""
         layer = self.layer
         if layer.input is not None and layer.kind not in ("Embedding", "EmbeddingBag"):
             input = through(input, layer.input(input.detach()))
         found = layer.compute(input, self.weight, more, named)
-        return found if layer.output is None else through(found, layer.output(found.detach()))
+        return found if layer.output is None else through(found, layer.rounded(found.detach()))
 
 
 class _Block:

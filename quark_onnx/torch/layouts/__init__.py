@@ -57,6 +57,11 @@ def check_config(layout: Layout, config: TorchConfig) -> None:
         cache = config.kv_cache.spec
         others = [name for name, other in LAYOUTS.items() if not other().cache_refusal(cache)]
         raise ConfigError(f"kv_cache, {cache}, {_no_place(layout, reason, others)}")
+    if config.kv_cache is not None and config.kv_cache.where == "rope" and layout.name != QuarkLayout.name:
+        raise ConfigError(
+            f"kv_cache: a checkpoint of the layout {layout.name!r} cannot say that keys are rounded after they are "
+            f"rotated; choose the layout {QuarkLayout.name!r}, or where='projection'"
+        )
 
 
 def _no_place(layout: Layout, reason: str, others: list[str]) -> str:

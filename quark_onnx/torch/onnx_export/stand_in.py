@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from quark_onnx.errors import ConfigError
 from quark_onnx.torch.layers import QuantizedLayer, Rounding
 from quark_onnx.torch.structure import set_module
 
@@ -59,7 +60,7 @@ class StandIn(nn.Module):
         if layer.input is not None and input.is_floating_point():  # an embedding reads integers
             input = layer.input(input)
         found = self._exported(input, more, named)
-        return found if layer.output is None else layer.output(found)
+        return layer.rounded(found)
 
     def _exported(self, x: Any, more: Sequence[Any], named: Mapping[str, Any]) -> Any:
         layer, attributes = self.layer, {"layer": self.name}
@@ -84,7 +85,16 @@ def standing_in(model: Any, dtype: Any) -> tuple[Any, dict[str, QuantizedLayer]]
     Args:
         model: as ``quantize_model`` leaves it.
         dtype: torch.float32 or torch.float16.
+
+    Raises:
+        ConfigError: keys are rounded after they are rotated, which no node stands for.
     """
+    for name, module in model.named_modules():
+        if isinstance(module, QuantizedLayer) and module.spec.rotated:
+            raise ConfigError(
+                f"{name}: an ONNX model has no node for keys that are rounded after they are rotated; quantize with "
+                "where='projection', or without kv_cache"
+            )
     memo = dict[int, Any]()
     for module in model.modules():
         own = dict(module.named_parameters(recurse=False))

@@ -15,9 +15,12 @@ from quark_onnx.torch import float_checkpoint
 from quark_onnx.torch.estimate import Estimate
 from quark_onnx.torch.files import quantize_checkpoint
 from quark_onnx.torch.float_checkpoint import FloatCheckpoint
+from quark_onnx.torch.layers import QuantizedLayer
+from quark_onnx.torch.load import load_checkpoint
 from quark_onnx.torch.ptq import Text, config_for, ptq
+from quark_onnx.torch.structure import heads_of
 from tests import torch_families
-from tests.torch_models import llama, made, saved, tokens
+from tests.torch_models import llama, logits, made, saved, tokens
 
 
 @pytest.fixture
@@ -78,5 +81,27 @@ def test_a_model_that_was_handed_over_is_made_anew(source: Path) -> None:
         FloatCheckpoint(source.parent / "fp8")
 
 
-def test_heads_have_the_names_of_their_model(tmp_path: Path) -> None:
-    assert FloatCheckpoint(saved(made(torch_families.config_of("gpt2")), tmp_path / "gpt2")).heads == ("lm_head",)
+@pytest.mark.parametrize("family", torch_families.FAMILIES)
+def test_heads_have_the_names_of_their_model(family: str) -> None:
+    assert heads_of(made(torch_families.config_of(family))) == (torch_families.head_of(family),)
+
+
+@pytest.mark.parametrize("family", ["chatglm3", "qwen", "grok1"])
+def test_code_that_a_model_brings_along_is_run_if_the_user_trusts_it(
+    family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.save(tmp_path / "tokens.npy", torch.cat(tokens(6)).numpy())
+    model = made(torch_families.config_of(family))
+    source, out = saved(model, tmp_path / "source"), tmp_path / "out"
+    command = ["llm", "ptq", str(source), "-o", str(out), "--scheme", "uint4_wo_32", "--algorithm", "awq", "gptq"]
+    command += ["--data", str(tmp_path / "tokens.npy"), "--samples", "6", "--length", "12"]
+    assert main(command) == 2 and not out.exists()
+    assert "--trust-code" in capsys.readouterr().err
+    assert main([*command, "--trust-code", "--evaluate", str(tmp_path / "tokens.npy"), "--quiet"]) == 0
+    loaded = load_checkpoint(out, trust_code=True)
+    layers = {name for name, module in loaded.named_modules() if isinstance(module, QuantizedLayer)}
+    head = torch_families.head_of(family)
+    linear = {name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+    assert layers == {name for name in linear if name != head and not name.endswith("moe_block.gate")}
+    before, after = logits(model, tokens()[0]), logits(loaded, tokens()[0])
+    assert 1e-4 < float((after - before).norm() / before.norm()) < 0.6

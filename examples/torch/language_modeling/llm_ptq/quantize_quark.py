@@ -31,6 +31,7 @@ def arguments() -> argparse.Namespace:
     add("--group_size", type=int, help="values to a block, where the scheme leaves it open")
     add("--layer_quant_scheme", nargs=2, action="append", default=[], metavar=("PATTERN", "SCHEME"))
     add("--kv_cache_dtype", choices=["fp8"], help="how keys and values are quantized")
+    add("--kv_cache_post_rope", action="store_true", help="round keys after they are rotated")
     add("--min_kv_scale", type=float, default=0.0, help="the least scale of keys and values")
     add("--quant_algo", help="names of algorithms, with commas")
     add("--exclude_layers", nargs="*", help="globs of layers that stay float")
@@ -64,6 +65,7 @@ def main() -> None:
         exclude_layers=args.exclude_layers,
         group_size=args.group_size,
     )
+    config.kv_cache_post_rope = args.kv_cache_post_rope
     judges = None if args.skip_evaluation or not args.evaluation_dataset else Text(args.evaluation_dataset)
     limit = None if args.num_eval_data < 0 else args.num_eval_data
     tasks = args.tasks and Tasks(args.tasks, shots=args.num_fewshot, limit=limit, batch=args.eval_batch_size)

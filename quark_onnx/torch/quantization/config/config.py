@@ -120,7 +120,6 @@ def _check_axis(config: QTensorConfig, fine: Mapping[QSchemeType, tuple[int, ...
 #: Fields whose other values ask for what is not done, and why.
 _NOT_DONE: dict[str, str] = {
     "softmax_quant_spec": "attention is computed in float",
-    "kv_cache_post_rope": "keys are quantized as their projection computes them",
     "shared_scale_groups": "each layer has scales of its own",
     "sync_moe_expert_input_amax": "each expert has scales of its own",
     "quant_mode": "layers are replaced in the model (eager_mode)",
@@ -140,6 +139,7 @@ class QConfig(Fields):
         layer_type_quant_config: by the class of layers.
         layer_quant_config: by globs of names; the first that matches wins.
         kv_cache_quant_config: by globs of the names of layers that compute keys and values; wins over all others.
+        kv_cache_post_rope: whether keys are rounded after they are rotated.
     """
 
     ENUMS: ClassVar[Mapping[str, type[Enum]]] = {"quant_mode": QuantizationMode, "quant_flow": QuantFlow}
@@ -188,7 +188,8 @@ class QConfig(Fields):
         )
         entries = self.layer_quant_config | self.kv_cache_quant_config
         layers = {glob: _layer(each, f"the layers {glob!r}") for glob, each in entries.items()}
-        return quark_json.with_layers(config, layers, self._kv_layers(layers), self.min_kv_scale)
+        where = "rope" if self.kv_cache_post_rope else "projection"
+        return quark_json.with_layers(config, layers, self._kv_layers(layers), self.min_kv_scale, where)
 
     def _kv_layers(self, layers: Mapping[str, LayerSpec]) -> list[str]:
         """Globs of the layers that compute keys and values."""
@@ -200,8 +201,9 @@ class QConfig(Fields):
         for glob in named:
             if glob not in layers or layers[glob].output is None:
                 raise ConfigError(f"{glob!r} is to compute keys or values, but there are no output_tensors for it")
-        if self.min_kv_scale and not named:
-            raise ConfigError(f"min_kv_scale is {self.min_kv_scale}, but there is no kv_cache_quant_config")
+        for setting in ("min_kv_scale", "kv_cache_post_rope"):
+            if (value := getattr(self, setting)) and not named:
+                raise ConfigError(f"{setting} is {value}, but there is no kv_cache_quant_config")
         return named
 
     def _check(self) -> None:

@@ -195,7 +195,7 @@ def test_grams_are_sums_over_what_layers_read() -> None:
 )
 def test_families(family: str, chosen: Any) -> None:
     model = made(torch_families.config_of(family))
-    config = TorchConfig(UINT4, exclude=("lm_head",), algorithms=(chosen,))
+    config = TorchConfig(UINT4, exclude=(torch_families.head_of(family),), algorithms=(chosen,))
     report = quantize_model(model, config, tokens(2), progress=False)
     assert report.outcomes and {each.algorithm for each in report.outcomes} == {chosen.name}
     for each in report.outcomes:

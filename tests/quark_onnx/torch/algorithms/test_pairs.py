@@ -79,6 +79,24 @@ EXPECTED: dict[str, tuple[str, ...]] = {
     "olmo": (_ATTENTION[1], _MLP[1]),  # norms without weights
     "gemma2": _GEMMA,
     "gemma3": _GEMMA,
+    "chatglm3": (
+        "input_layernorm -> self_attention.query_key_value",
+        "self_attention.query_key_value -> self_attention.dense",
+        "post_attention_layernorm -> mlp.dense_h_to_4h",
+        "mlp.dense_h_to_4h -> mlp.dense_4h_to_h",
+    ),
+    "qwen": (
+        "ln_1 -> attn.c_attn",
+        "attn.c_attn -> attn.c_proj",
+        "ln_2 -> mlp.w1 mlp.w2",
+        "mlp.w1 -> mlp.c_proj",
+    ),
+    "grok1": (
+        "pre_attn_norm -> attn.q_proj attn.k_proj attn.v_proj",
+        "attn.v_proj -> attn.o_proj",
+        "pre_moe_norm -> moe_block.gate moe_block.experts.*.linear moe_block.experts.*.linear_v",
+        "moe_block.experts.*.linear_v -> moe_block.experts.*.linear_1",
+    ),
 }
 
 

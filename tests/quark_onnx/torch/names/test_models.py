@@ -26,6 +26,7 @@ from quark_onnx.torch import (  # noqa: E402
     import_model_from_safetensors,
 )
 from quark_onnx.torch.export import ExporterConfig, JsonExporterConfig  # noqa: E402
+from quark_onnx.torch.load import load_checkpoint  # noqa: E402
 from quark_onnx.torch.quantization import (  # noqa: E402
     AutoSmoothQuantConfig,
     AWQConfig,
@@ -95,7 +96,7 @@ def test_a_layer_that_gets_nothing_stays_float(model: Any) -> None:
         ({"quant_mode": "fx_graph_mode"}, "quant_mode is 'fx_graph_mode', which is not supported"),
         ({"quant_mode": "eager"}, "quant_mode is 'eager'; did you mean 'eager_mode'"),
         ({"softmax_quant_spec": FP8}, "softmax_quant_spec is .*attention is computed in float"),
-        ({"kv_cache_post_rope": True}, "kv_cache_post_rope is True"),
+        ({"kv_cache_post_rope": True}, "kv_cache_post_rope is True, but there is no kv_cache_quant_config"),
         ({"shared_scale_groups": [["a"]]}, "each layer has scales of its own"),
         ({"algo_config": [GPTQConfig(static_groups=False)]}, "desc_act without static_groups needs an index"),
         ({"algo_config": AutoSmoothQuantConfig(compute_scale_loss="RMSE")}, "scales are chosen by MSE"),
@@ -318,6 +319,19 @@ def test_the_group_may_come_with_the_export(model: Any, batches: list[Any], tmp_
     exporter(tmp_path / "out", kv_cache_group=["*k_proj", "*v_proj"]).export_safetensors_model(model, config)
     entry = json.loads((tmp_path / "out" / "config.json").read_text(encoding="utf-8"))["quantization_config"]
     assert list(entry["kv_cache_quant_config"]) == ["*k_proj", "*v_proj"]
+
+
+def test_keys_may_be_rounded_after_they_are_rotated(model: Any, batches: list[Any], tmp_path: Path) -> None:
+    config = LLAMA.get_config("fp8", kv_cache_scheme="fp8")
+    config.kv_cache_post_rope = True
+    ModelQuantizer(config).quantize_model(model, batches)
+    exporter(tmp_path / "out").export_safetensors_model(model, config)
+    entry = json.loads((tmp_path / "out" / "config.json").read_text(encoding="utf-8"))["quantization_config"]
+    assert entry["kv_cache_post_rope"] is config.to_dict()["kv_cache_post_rope"] is True
+    scales = load_file(tmp_path / "out" / "model.safetensors")
+    assert "model.layers.0.self_attn.k_proj.output_scale" in scales
+    loaded = load_checkpoint(tmp_path / "out")
+    assert torch.equal(loaded(batches[0]).logits, model(batches[0]).logits)
 
 
 @pytest.mark.parametrize(

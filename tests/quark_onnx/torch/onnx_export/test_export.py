@@ -236,6 +236,13 @@ def test_decoders_with_rounded_activations(name: str, tmp_path: Path) -> None:
     assert "output QuantizeLinear to fp8e4m3" in result.layers["model.layers.0.self_attn.k_proj"]
 
 
+def test_rotated_keys_have_no_node(tmp_path: Path) -> None:
+    cache = KVCache(TensorSpec("fp8e4m3"), where="rope")
+    model = quantized(decoder("llama"), "int8", tokens(2, 11), kv_cache=cache, exclude=("lm_head",))
+    with pytest.raises(ConfigError, match="k_proj: an ONNX model has no node for keys that are rounded after"):
+        export_onnx(model, tmp_path / "m.onnx", tokens(2, 11))
+
+
 def test_a_model_in_bfloat16_computes_in_float32(tmp_path: Path) -> None:
     model, inputs = quantized(decoder("llama").bfloat16(), "uint4_wo_32"), tokens(2, 11)
     path = export_onnx(model, tmp_path / "m.onnx", inputs).path
