@@ -1,0 +1,389 @@
+"""quantize_graph: quantize a model that torch.export has traced, operators between its layers among what is rounded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import ExportedProgram
+from torch.fx import Graph, GraphModule
+
+from quark_onnx.errors import ConfigError, DataError, ModelError
+from quark_onnx.torch import ranks
+from quark_onnx.torch.affine import Params
+from quark_onnx.torch.block import weight_of
+from quark_onnx.torch.config import TorchConfig
+from quark_onnx.torch.graph_calls import (
+    KINDS,
+    LayerCalls,
+    activations_of,
+    attribute,
+    check_evaluation,
+    fold_batch_norms,
+    fused,
+    is_float,
+    layers_of_graph,
+    operator_name,
+    operator_of,
+    operators_of,
+    root_of,
+    without_mutations,
+)
+from quark_onnx.torch.layers import QuantizedLayer, Rounding
+from quark_onnx.torch.observe import Watched
+from quark_onnx.torch.report import TorchReport
+from quark_onnx.torch.spec import LayerSpec, TensorSpec
+from quark_onnx.torch.structure import routers_of
+from quark_onnx.torch.walk import batches, call, inference
+
+_NEEDS_EXPORT = (
+    "graph mode needs an exported model: give torch.export.export(model, args).module(), or example_args to quantize_graph"
+)
+
+
+def quantize_graph(
+    model: Any,
+    config: TorchConfig,
+    data: Iterable[Any] | None = None,
+    example_args: Any = None,
+    *,
+    dynamic_shapes: Any = None,
+) -> tuple[GraphModule, TorchReport]:
+    """Quantize a graph of ATen operators.
+
+    Layers become QuantizedLayers under the names they had. Batch norms are multiplied into the convolutions before
+    them. What add, mul, cat, pooling and activations read and compute is rounded where the configuration says so: by
+    name, by type, or by its default where that has a scale from data; not between an operator and the activation that
+    is computed with it. All readers of a tensor share its scale, and pooling and changes of shape keep it.
+
+    Args:
+        model: an ExportedProgram, its ``module()``, or any module with ``example_args``; it is not changed.
+        config: how; algorithms work on modules, not here.
+        data: batches: tensors, dicts of keywords or lists of arguments; needed only where there are scales to find.
+        example_args: what a module is exported with: a tensor, a dict of keywords or a list of arguments.
+        dynamic_shapes: which of its axes may vary, as torch.export takes it.
+
+    Returns:
+        A new module, and what became of its layers.
+
+    Raises:
+        ConfigError: a name matches no layer or operator, or an algorithm is asked for.
+        DataError: data is needed and missing, or the model cannot be run on it.
+        ModelError: the model cannot be exported, or was exported in training mode.
+    """
+    if config.algorithms:
+        raise ConfigError(f"{config.algorithms[0].name} works on modules, not on exported graphs; leave it out there")
+    report = TorchReport()
+    graph_module = _graph_of(model, example_args, dynamic_shapes, report)
+    check_evaluation(graph_module.graph)
+    mutating = without_mutations(graph_module.graph)
+    routers = routers_of(model) if not isinstance(model, ExportedProgram) else []
+    layers, operators = _chosen(graph_module, config, routers, report)
+    if mutating and any(not spec.weight_only for _, spec in (*layers.values(), *operators.values())):
+        raise ModelError(
+            f"{mutating} writes into a tensor that others read; run_decompositions({{}}) of the exported program "
+            "makes operators that do not, or quantize weights alone"
+        )
+    weights = {name: calls for name, (calls, spec) in layers.items() if spec.weight is not None}
+    if folded := fold_batch_norms(graph_module, weights):
+        report.notes.append(f"batch norms are part of the weights of {', '.join(folded)}")
+    roundings = _Roundings(graph_module, layers, operators, config.kv_cache.least if config.kv_cache else 0.0)
+    roundings.measure(data)
+    for name, (calls, spec) in layers.items():
+        layer = QuantizedLayer(calls.layer, weight_of(calls.layer, spec, name), spec)
+        layer.input = roundings.module(roundings.inputs.get(name))
+        layer.output = roundings.module(roundings.outputs.get(name))
+        _put(graph_module, name, layer, calls)
+    roundings.put()
+    graph_module.graph.eliminate_dead_code()
+    graph_module.graph.lint()
+    return _fresh(graph_module, graph_module.graph), report
+
+
+def _graph_of(model: Any, example: Any, dynamic_shapes: Any, report: TorchReport) -> GraphModule:
+    """A graph of ATen operators that may be changed; parameters are shared with the model."""
+    if isinstance(model, ExportedProgram):
+        found = model.module()
+        graph_module = _fresh(found, found.graph)
+    elif isinstance(model, GraphModule) and any(map(operator_of, model.graph.nodes)):
+        graph_module = _fresh(model, _copied(model.graph))
+    elif example is None:
+        raise ConfigError(f"{type(model).__name__} is no exported graph; {_NEEDS_EXPORT}")
+    else:
+        found = _exported(model, example, dynamic_shapes, report)
+        graph_module = _fresh(found, found.graph)
+    for name, module in graph_module.named_modules():
+        if name and isinstance(module, GraphModule) and any(operator_of(node) in KINDS for node in module.graph.nodes):
+            report.notes.append(f"layers in {name}, a graph within the graph, stay float")
+    return graph_module
+
+
+def _fresh(root: Any, graph: Any) -> GraphModule:
+    """A module of what a graph needs, in evaluation mode; exported modules refuse to change theirs."""
+    return GraphModule(root, graph, type(root).__name__).eval()
+
+
+def _copied(graph: Any) -> Graph:
+    """A copy of a graph that takes and returns the same."""
+    copied = Graph()
+    copied.output(copied.graph_copy(graph, {}))
+    copied.set_codegen(graph._codegen)
+    return copied
+
+
+def _exported(model: Any, example: Any, dynamic_shapes: Any, report: TorchReport) -> Any:
+    if isinstance(example, Mapping):
+        args, named = (), dict(example)
+    else:
+        args, named = (example,) if isinstance(example, torch.Tensor) else tuple(example), {}
+    if model.training:
+        report.notes.append("the model was in training mode; it is exported as it computes in evaluation mode")
+    with inference(model):
+        try:
+            program = torch.export.export(model, args, named, dynamic_shapes=dynamic_shapes, strict=False)
+        except Exception as error:  # torch raises several unrelated types
+            text = "\n".join(str(error).strip().splitlines()[:6])[:800]
+            raise ModelError(f"torch cannot export the {type(model).__name__}: {text or type(error).__name__}") from error
+        return program.module()
+
+
+def _chosen(
+    module: GraphModule, config: TorchConfig, routers: Sequence[str], report: TorchReport
+) -> tuple[dict[str, tuple[LayerCalls, LayerSpec]], dict[Any, LayerSpec]]:
+    """What is quantized: layers by name, and calls of operators."""
+    found, kept = layers_of_graph(module)
+    named = {node: operator_name(node) for node in operators_of(module)}
+    together = activations_of(module.graph)
+    config.check([*found, *named.values()])
+    report.kept |= kept
+    layers, operators = dict[str, tuple[LayerCalls, LayerSpec]](), dict[Any, LayerSpec]()
+    for name, calls in found.items():
+        spec = config.spec_of(name, calls.kind)
+        if name in routers and name not in [glob for glob, _ in config.layers]:
+            report.kept[name] = "it chooses among experts"
+        elif spec is None:
+            report.kept[name] = "excluded" if config.exclude else "nothing asks for it"
+        else:
+            spec = spec.with_(input=None) if calls.kind == "Embedding" else spec
+            layers[name], report.quantized[name] = (calls, spec), spec
+    for node, name in named.items():
+        spec = config.spec_of(name, operator_of(node))
+        if spec is None:
+            continue
+        own = spec.with_(weight=None)
+        if spec == config.default:  # each token of a language model has its scale where a layer reads it, and only there
+            own = LayerSpec(None, *(each if each and each.measured else None for each in (spec.input, spec.output)))
+        own = own.with_(input=None) if node in together else own
+        if own != LayerSpec():
+            operators[node] = report.quantized[name] = own
+    return layers, operators
+
+
+def _put(module: GraphModule, name: str, layer: QuantizedLayer, calls: LayerCalls) -> None:
+    """Put a layer in the place of its calls."""
+    for node, read in zip(calls.nodes, calls.inputs, strict=True):
+        node.op, node.target, node.args, node.kwargs = "call_module", name, (read,), {}
+    for node in module.graph.nodes:  # what others read of the module that had the name
+        if node.op == "get_attr" and node.users and f"{node.target}.".startswith(f"{name}."):
+            value, target = attribute(module, str(node.target)), f"{node.name}_kept"
+            if isinstance(value, nn.Parameter):
+                module.register_parameter(target, value)
+            else:
+                module.register_buffer(target, value)
+            node.target = target
+    parent, _, last = name.rpartition(".")
+    owner = module.get_submodule(parent)
+    if hasattr(owner, last):
+        delattr(owner, last)
+    module.add_submodule(name, layer)
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """Which tensors are rounded by one scale, and how.
+
+    Attributes:
+        roots: the tensors that the scale comes from.
+        spec: how.
+        least: the least scale.
+    """
+
+    roots: tuple[Any, ...]
+    spec: TensorSpec
+    least: float = 0.0
+
+
+class _Roundings:
+    """What is rounded where, and by which scale.
+
+    Args:
+        module: the graph; it is changed by ``put`` alone.
+        layers, operators: what is quantized.
+        least: the least scale of what layers compute.
+
+    Attributes:
+        inputs, outputs: the scales that layers round by themselves, by their names.
+    """
+
+    def __init__(
+        self,
+        module: GraphModule,
+        layers: Mapping[str, tuple[LayerCalls, LayerSpec]],
+        operators: Mapping[Any, LayerSpec],
+        least: float,
+    ) -> None:
+        self._module = module
+        self._names = dict[_Scale, str]()
+        self._made = dict[_Scale, Rounding]()
+        self._places = dict[_Scale, str]()
+        self._params = dict[_Scale, Params]()
+        self._behind = list[tuple[Any, _Scale]]()  # tensors that are rounded for all readers
+        self._read = list[tuple[Any, Any, _Scale]]()  # readers, and tensors that are rounded for them
+        self.inputs = dict[str, _Scale]()
+        self.outputs = dict[str, _Scale]()
+        for name, (calls, spec) in layers.items():
+            if spec.input is not None:
+                self.inputs[name] = self._scale(calls.inputs, spec.input, f"the input of {name}")
+            if spec.output is not None:
+                ends = tuple(map(fused, calls.nodes))
+                scale = self._scale(ends, spec.output, f"the output of {name}", least)
+                if ends == calls.nodes:
+                    self.outputs[name] = scale
+                    for node in ends:
+                        node.meta["rounds"] = (node, scale)
+                else:
+                    self._behind += [(end, scale) for end in ends]
+        for node, spec in operators.items():
+            name = operator_name(node)
+            if spec.output is not None:
+                end = fused(node)
+                self._behind.append((end, self._scale((end,), spec.output, f"the output of {name}")))
+            if spec.input is not None:
+                for read in node.all_input_nodes:
+                    if is_float(module, read):
+                        scale = self._scale((read,), spec.input, f"the input of {name}")
+                        self._read.append((node, read, scale))
+
+    def _scale(self, tensors: Iterable[Any], spec: TensorSpec, what: str, least: float = 0.0) -> _Scale:
+        """The scale of tensors; those that a run computes belong to the tensor itself."""
+        roots = tuple(dict.fromkeys(map(root_of, tensors) if spec.measured else tensors))
+        scale = _Scale(roots, spec, least)
+        self._names.setdefault(scale, what)
+        return scale
+
+    def measure(self, data: Iterable[Any] | None) -> None:
+        """Find the scales that only data can tell, on the float graph."""
+        wanted = {scale: what for scale, what in self._names.items() if scale.spec.measured}
+        if not wanted:
+            return
+        if data is None:
+            raise DataError("scales of activations are to be found, but no calibration data was given")
+        data = ranks.own_part(list(batches(data)))
+        if not data:
+            raise DataError("the calibration data is empty")
+        graph = self._module.graph
+        device = next((each.device for each in self._module.parameters()), torch.device("cpu"))
+        watched, nodes = dict[_Scale, Watched](), list[Any]()
+        for scale, what in wanted.items():
+            watched[scale] = Watched(scale.spec, what, device)
+            name = f"watch_{len(nodes)}"
+            self._module.add_submodule(name, _Watch(watched[scale]))
+            nodes += [self._call(name, root) for root in scale.roots]
+        self._module.recompile()
+        try:
+            with inference(self._module):
+                for count, batch in enumerate(data):
+                    _run(self._module, batch, count)
+        finally:
+            for node in nodes:
+                graph.erase_node(node)
+        for scale, one in watched.items():
+            one.over_ranks()
+            if (params := one.params(scale.least)) is None:
+                raise DataError(f"{wanted[scale]} is empty on all the calibration data")
+            self._params[scale] = params
+
+    def module(self, scale: _Scale | None) -> Rounding | None:
+        """What rounds by a scale; one module for all that do."""
+        if scale is not None and scale not in self._made:
+            self._made[scale] = Rounding(scale.spec, self._params.get(scale))
+        return None if scale is None else self._made[scale]
+
+    def put(self) -> None:
+        """Put roundings into the graph, where layers do not round by themselves."""
+        for tensor, scale in self._behind:
+            if not self._rounded(tensor, scale):
+                readers = list(tensor.users)
+                node = self._call(self._place(scale), tensor)
+                for reader in readers:
+                    reader.replace_input_with(tensor, node)
+                node.meta["rounds"] = (tensor, scale)
+        done = dict[tuple[Any, _Scale], Any]()
+        for reader, tensor, scale in self._read:
+            source = next(each for each in reader.all_input_nodes if _origin(each) is tensor)
+            if self._rounded(source, scale):
+                continue
+            if (source, scale) not in done:
+                done[source, scale] = self._call(self._place(scale), source)
+                done[source, scale].meta["rounds"] = (tensor, scale)
+            reader.replace_input_with(source, done[source, scale])
+
+    def _rounded(self, node: Any, scale: _Scale) -> bool:
+        """Whether a tensor holds nothing but what a scale has left of it."""
+        while operator_of(node) and root_of(node) is not node and "rounds" not in node.meta:
+            node = node.args[0]
+        rounds = node.meta.get("rounds")
+        return rounds is not None and scale.spec.measured and rounds[1] == scale
+
+    def _place(self, scale: _Scale) -> str:
+        """Where in the module a rounding is."""
+        if scale not in self._places:
+            name = place = f"{scale.roots[0].name.rstrip('_')}_rounding"
+            count = 0
+            while hasattr(self._module, place):
+                count += 1
+                place = f"{name}_{count}"
+            self._module.add_submodule(place, self.module(scale))
+            self._places[scale] = place
+        return self._places[scale]
+
+    def _call(self, name: str, tensor: Any) -> Any:
+        """A call of a module on a tensor, right behind it."""
+        graph = self._module.graph
+        behind = tensor
+        if tensor.op in ("get_attr", "placeholder"):
+            nodes = list(graph.nodes)
+            behind = nodes[max(place for place, node in enumerate(nodes) if node is tensor or node.op == "placeholder")]
+        with graph.inserting_after(behind):
+            return graph.call_module(name, (tensor,))
+
+
+def _origin(node: Any) -> Any:
+    """The tensor that a node has rounded, or else the node."""
+    return node.meta["rounds"][0] if "rounds" in node.meta else node
+
+
+class _Watch(nn.Module):
+    """Shows a statistic what passes."""
+
+    def __init__(self, watched: Watched) -> None:
+        super().__init__()
+        self._watched = watched
+
+    def forward(self, x: Any) -> None:
+        """Take a tensor in."""
+        self._watched.observe(x.detach())
+
+
+def _run(module: GraphModule, batch: Any, count: int) -> None:
+    try:
+        call(module, batch)
+    except DataError:
+        raise
+    except Exception as error:
+        raise DataError(f"the model cannot be run on sample {count}: {error}") from error
+
+
