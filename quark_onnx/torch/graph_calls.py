@@ -16,13 +16,26 @@ from quark_onnx.torch.config import OPERATORS
 
 #: Operators that are layers, by the class of the module that calls them.
 KINDS = {"linear": "Linear", "conv2d": "Conv2d", "conv_transpose2d": "ConvTranspose2d", "embedding": "Embedding"}
+#: Other layers, and what decompositions make of layers.
+_OTHER_LAYERS = ("addmm", "bilinear", "conv1d", "conv3d", "convolution", "embedding_bag", "lstm", "gru", "mm")
 #: What is computed together with the operator before it, whose result nobody else reads.
 ACTIVATIONS = ("relu", "relu6", "hardtanh")
 _BEFORE_ACTIVATIONS = (*KINDS, "add", "batch_norm")
 #: Operators whose result holds nothing but values that they read: it has the scale of what they read.
 _SAME_VALUES = (
     *("max_pool2d", "flatten", "reshape", "view", "squeeze", "unsqueeze", "transpose", "permute", "contiguous"),
-    *("clone", "alias", "detach", "expand", "dropout", "feature_dropout", "identity"),
+    *(
+        "view_as",
+        "reshape_as",
+        "expand_as",
+        "clone",
+        "alias",
+        "detach",
+        "expand",
+        "dropout",
+        "feature_dropout",
+        "identity",
+    ),
 )
 
 
@@ -38,7 +51,7 @@ def arguments(node: Any) -> dict[str, Any]:
     """What an ATen operator is called with, by the names of its parameters, defaults among them."""
     parameters = node.target._schema.arguments
     found = {each.name: each.default_value for each in parameters if each.has_default_value()}
-    return found | dict(zip((each.name for each in parameters), node.args, strict=False)) | node.kwargs
+    return {**found, **dict(zip((each.name for each in parameters), node.args, strict=False)), **node.kwargs}
 
 
 def attribute(module: Any, target: str) -> Any:
@@ -92,7 +105,8 @@ class LayerCalls:
     @property
     def inputs(self) -> tuple[Any, ...]:
         """What each call reads; indices, for an embedding."""
-        return tuple(node.args[1 if self.kind == "Embedding" else 0] for node in self.nodes)
+        name = "indices" if self.kind == "Embedding" else "input"
+        return tuple(arguments(node)[name] for node in self.nodes)
 
 
 def layers_of_graph(module: Any) -> tuple[dict[str, LayerCalls], dict[str, str]]:
@@ -101,6 +115,8 @@ def layers_of_graph(module: Any) -> tuple[dict[str, LayerCalls], dict[str, str]]
     for node in module.graph.nodes:
         kind = KINDS.get(operator_of(node))
         if kind is None:
+            if operator_of(node) in _OTHER_LAYERS:
+                kept[operator_name(node)] = f"aten.{operator_of(node)} is none of: {', '.join(KINDS)}"
             continue
         weight = arguments(node)["weight"]
         name, cls = _module_of(node)
@@ -232,7 +248,7 @@ def fold_batch_norms(module: GraphModule, layers: dict[str, LayerCalls]) -> list
     taken = list[str]()
     for name, calls in layers.items():
         node = calls.nodes[0]
-        norm = next(iter(node.users), None)
+        norm: Any = next(iter(node.users), None)
         if len(calls.nodes) > 1 or len(node.users) != 1 or operator_of(norm) != "batch_norm":
             continue
         if calls.kind not in ("Conv2d", "ConvTranspose2d"):
@@ -245,10 +261,23 @@ def fold_batch_norms(module: GraphModule, layers: dict[str, LayerCalls]) -> list
             None if part is None else attribute(module, str(part.target)).detach().double() for part in parts
         )
         _take_in(calls, weight, bias, mean, (variance + given["eps"]).rsqrt())
+        _set_parameters(module, node, calls.layer)
         norm.replace_all_uses_with(node)
         module.graph.erase_node(norm)
         taken.append(name)
     return taken
+
+
+def _set_parameters(module: GraphModule, node: Any, layer: Any) -> None:
+    """Let a call of a convolution read the weight and the bias of a layer."""
+    own = list[Any]()
+    for side in ("weight", "bias"):
+        target = f"{node.name}_folded_{side}"
+        module.register_parameter(target, getattr(layer, side))
+        with module.graph.inserting_before(node):
+            own.append(module.graph.get_attr(target))
+    node.args = (arguments(node)["input"], *own, *node.args[3:])
+    node.kwargs = {name: value for name, value in node.kwargs.items() if name not in ("weight", "bias")}
 
 
 def _take_in(calls: LayerCalls, weight: Any, bias: Any, mean: Any, factor: Any) -> None:

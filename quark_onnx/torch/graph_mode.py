@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,9 +10,7 @@ from torch import nn
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule
 
-from quark_onnx.errors import ConfigError, DataError, ModelError
-from quark_onnx.torch import ranks
-from quark_onnx.torch.affine import Params
+from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.torch.block import weight_of
 from quark_onnx.torch.config import TorchConfig
 from quark_onnx.torch.graph_calls import (
@@ -23,24 +20,22 @@ from quark_onnx.torch.graph_calls import (
     attribute,
     check_evaluation,
     fold_batch_norms,
-    fused,
-    is_float,
     layers_of_graph,
     operator_name,
     operator_of,
     operators_of,
-    root_of,
     without_mutations,
 )
-from quark_onnx.torch.layers import QuantizedLayer, Rounding
-from quark_onnx.torch.observe import Watched
+from quark_onnx.torch.graph_roundings import Roundings
+from quark_onnx.torch.layers import QuantizedLayer
 from quark_onnx.torch.report import TorchReport
-from quark_onnx.torch.spec import LayerSpec, TensorSpec
+from quark_onnx.torch.spec import LayerSpec
 from quark_onnx.torch.structure import routers_of
-from quark_onnx.torch.walk import batches, call, inference
+from quark_onnx.torch.walk import inference
 
 _NEEDS_EXPORT = (
-    "graph mode needs an exported model: give torch.export.export(model, args).module(), or example_args to quantize_graph"
+    "graph mode needs an exported model: give torch.export.export(model, args).module(), or example_args to "
+    "quantize_graph"
 )
 
 
@@ -76,13 +71,16 @@ def quantize_graph(
     """
     if config.algorithms:
         raise ConfigError(f"{config.algorithms[0].name} works on modules, not on exported graphs; leave it out there")
+    if isinstance(model, nn.Module) and any(isinstance(module, QuantizedLayer) for module in model.modules()):
+        raise ModelError("the model is quantized already; start from the float model")
     report = TorchReport()
     graph_module = _graph_of(model, example_args, dynamic_shapes, report)
     check_evaluation(graph_module.graph)
     mutating = without_mutations(graph_module.graph)
     routers = routers_of(model) if not isinstance(model, ExportedProgram) else []
     layers, operators = _chosen(graph_module, config, routers, report)
-    if mutating and any(not spec.weight_only for _, spec in (*layers.values(), *operators.values())):
+    specs = [*(spec for _, spec in layers.values()), *operators.values()]
+    if mutating and not all(spec.weight_only for spec in specs):
         raise ModelError(
             f"{mutating} writes into a tensor that others read; run_decompositions({{}}) of the exported program "
             "makes operators that do not, or quantize weights alone"
@@ -90,7 +88,7 @@ def quantize_graph(
     weights = {name: calls for name, (calls, spec) in layers.items() if spec.weight is not None}
     if folded := fold_batch_norms(graph_module, weights):
         report.notes.append(f"batch norms are part of the weights of {', '.join(folded)}")
-    roundings = _Roundings(graph_module, layers, operators, config.kv_cache.least if config.kv_cache else 0.0)
+    roundings = Roundings(graph_module, layers, operators, config.kv_cache.least if config.kv_cache else 0.0)
     roundings.measure(data)
     for name, (calls, spec) in layers.items():
         layer = QuantizedLayer(calls.layer, weight_of(calls.layer, spec, name), spec)
@@ -146,7 +144,9 @@ def _exported(model: Any, example: Any, dynamic_shapes: Any, report: TorchReport
             program = torch.export.export(model, args, named, dynamic_shapes=dynamic_shapes, strict=False)
         except Exception as error:  # torch raises several unrelated types
             text = "\n".join(str(error).strip().splitlines()[:6])[:800]
-            raise ModelError(f"torch cannot export the {type(model).__name__}: {text or type(error).__name__}") from error
+            raise ModelError(
+                f"torch cannot export the {type(model).__name__}: {text or type(error).__name__}"
+            ) from error
         return program.module()
 
 
@@ -174,7 +174,9 @@ def _chosen(
         if spec is None:
             continue
         own = spec.with_(weight=None)
-        if spec == config.default:  # each token of a language model has its scale where a layer reads it, and only there
+        if (
+            spec == config.default
+        ):  # each token of a language model has its scale where a layer reads it, and only there
             own = LayerSpec(None, *(each if each and each.measured else None for each in (spec.input, spec.output)))
         own = own.with_(input=None) if node in together else own
         if own != LayerSpec():
@@ -199,191 +201,3 @@ def _put(module: GraphModule, name: str, layer: QuantizedLayer, calls: LayerCall
     if hasattr(owner, last):
         delattr(owner, last)
     module.add_submodule(name, layer)
-
-
-@dataclass(frozen=True)
-class _Scale:
-    """Which tensors are rounded by one scale, and how.
-
-    Attributes:
-        roots: the tensors that the scale comes from.
-        spec: how.
-        least: the least scale.
-    """
-
-    roots: tuple[Any, ...]
-    spec: TensorSpec
-    least: float = 0.0
-
-
-class _Roundings:
-    """What is rounded where, and by which scale.
-
-    Args:
-        module: the graph; it is changed by ``put`` alone.
-        layers, operators: what is quantized.
-        least: the least scale of what layers compute.
-
-    Attributes:
-        inputs, outputs: the scales that layers round by themselves, by their names.
-    """
-
-    def __init__(
-        self,
-        module: GraphModule,
-        layers: Mapping[str, tuple[LayerCalls, LayerSpec]],
-        operators: Mapping[Any, LayerSpec],
-        least: float,
-    ) -> None:
-        self._module = module
-        self._names = dict[_Scale, str]()
-        self._made = dict[_Scale, Rounding]()
-        self._places = dict[_Scale, str]()
-        self._params = dict[_Scale, Params]()
-        self._behind = list[tuple[Any, _Scale]]()  # tensors that are rounded for all readers
-        self._read = list[tuple[Any, Any, _Scale]]()  # readers, and tensors that are rounded for them
-        self.inputs = dict[str, _Scale]()
-        self.outputs = dict[str, _Scale]()
-        for name, (calls, spec) in layers.items():
-            if spec.input is not None:
-                self.inputs[name] = self._scale(calls.inputs, spec.input, f"the input of {name}")
-            if spec.output is not None:
-                ends = tuple(map(fused, calls.nodes))
-                scale = self._scale(ends, spec.output, f"the output of {name}", least)
-                if ends == calls.nodes:
-                    self.outputs[name] = scale
-                    for node in ends:
-                        node.meta["rounds"] = (node, scale)
-                else:
-                    self._behind += [(end, scale) for end in ends]
-        for node, spec in operators.items():
-            name = operator_name(node)
-            if spec.output is not None:
-                end = fused(node)
-                self._behind.append((end, self._scale((end,), spec.output, f"the output of {name}")))
-            if spec.input is not None:
-                for read in node.all_input_nodes:
-                    if is_float(module, read):
-                        scale = self._scale((read,), spec.input, f"the input of {name}")
-                        self._read.append((node, read, scale))
-
-    def _scale(self, tensors: Iterable[Any], spec: TensorSpec, what: str, least: float = 0.0) -> _Scale:
-        """The scale of tensors; those that a run computes belong to the tensor itself."""
-        roots = tuple(dict.fromkeys(map(root_of, tensors) if spec.measured else tensors))
-        scale = _Scale(roots, spec, least)
-        self._names.setdefault(scale, what)
-        return scale
-
-    def measure(self, data: Iterable[Any] | None) -> None:
-        """Find the scales that only data can tell, on the float graph."""
-        wanted = {scale: what for scale, what in self._names.items() if scale.spec.measured}
-        if not wanted:
-            return
-        if data is None:
-            raise DataError("scales of activations are to be found, but no calibration data was given")
-        data = ranks.own_part(list(batches(data)))
-        if not data:
-            raise DataError("the calibration data is empty")
-        graph = self._module.graph
-        device = next((each.device for each in self._module.parameters()), torch.device("cpu"))
-        watched, nodes = dict[_Scale, Watched](), list[Any]()
-        for scale, what in wanted.items():
-            watched[scale] = Watched(scale.spec, what, device)
-            name = f"watch_{len(nodes)}"
-            self._module.add_submodule(name, _Watch(watched[scale]))
-            nodes += [self._call(name, root) for root in scale.roots]
-        self._module.recompile()
-        try:
-            with inference(self._module):
-                for count, batch in enumerate(data):
-                    _run(self._module, batch, count)
-        finally:
-            for node in nodes:
-                graph.erase_node(node)
-        for scale, one in watched.items():
-            one.over_ranks()
-            if (params := one.params(scale.least)) is None:
-                raise DataError(f"{wanted[scale]} is empty on all the calibration data")
-            self._params[scale] = params
-
-    def module(self, scale: _Scale | None) -> Rounding | None:
-        """What rounds by a scale; one module for all that do."""
-        if scale is not None and scale not in self._made:
-            self._made[scale] = Rounding(scale.spec, self._params.get(scale))
-        return None if scale is None else self._made[scale]
-
-    def put(self) -> None:
-        """Put roundings into the graph, where layers do not round by themselves."""
-        for tensor, scale in self._behind:
-            if not self._rounded(tensor, scale):
-                readers = list(tensor.users)
-                node = self._call(self._place(scale), tensor)
-                for reader in readers:
-                    reader.replace_input_with(tensor, node)
-                node.meta["rounds"] = (tensor, scale)
-        done = dict[tuple[Any, _Scale], Any]()
-        for reader, tensor, scale in self._read:
-            source = next(each for each in reader.all_input_nodes if _origin(each) is tensor)
-            if self._rounded(source, scale):
-                continue
-            if (source, scale) not in done:
-                done[source, scale] = self._call(self._place(scale), source)
-                done[source, scale].meta["rounds"] = (tensor, scale)
-            reader.replace_input_with(source, done[source, scale])
-
-    def _rounded(self, node: Any, scale: _Scale) -> bool:
-        """Whether a tensor holds nothing but what a scale has left of it."""
-        while operator_of(node) and root_of(node) is not node and "rounds" not in node.meta:
-            node = node.args[0]
-        rounds = node.meta.get("rounds")
-        return rounds is not None and scale.spec.measured and rounds[1] == scale
-
-    def _place(self, scale: _Scale) -> str:
-        """Where in the module a rounding is."""
-        if scale not in self._places:
-            name = place = f"{scale.roots[0].name.rstrip('_')}_rounding"
-            count = 0
-            while hasattr(self._module, place):
-                count += 1
-                place = f"{name}_{count}"
-            self._module.add_submodule(place, self.module(scale))
-            self._places[scale] = place
-        return self._places[scale]
-
-    def _call(self, name: str, tensor: Any) -> Any:
-        """A call of a module on a tensor, right behind it."""
-        graph = self._module.graph
-        behind = tensor
-        if tensor.op in ("get_attr", "placeholder"):
-            nodes = list(graph.nodes)
-            behind = nodes[max(place for place, node in enumerate(nodes) if node is tensor or node.op == "placeholder")]
-        with graph.inserting_after(behind):
-            return graph.call_module(name, (tensor,))
-
-
-def _origin(node: Any) -> Any:
-    """The tensor that a node has rounded, or else the node."""
-    return node.meta["rounds"][0] if "rounds" in node.meta else node
-
-
-class _Watch(nn.Module):
-    """Shows a statistic what passes."""
-
-    def __init__(self, watched: Watched) -> None:
-        super().__init__()
-        self._watched = watched
-
-    def forward(self, x: Any) -> None:
-        """Take a tensor in."""
-        self._watched.observe(x.detach())
-
-
-def _run(module: GraphModule, batch: Any, count: int) -> None:
-    try:
-        call(module, batch)
-    except DataError:
-        raise
-    except Exception as error:
-        raise DataError(f"the model cannot be run on sample {count}: {error}") from error
-
-

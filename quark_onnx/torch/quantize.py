@@ -44,7 +44,9 @@ def chosen_layers(model: Any, config: TorchConfig) -> tuple[dict[str, tuple[Any,
         ConfigError: a name of the configuration matches no layer.
     """
     if operators := [kind for kind, _ in config.types if kind in OPERATORS]:
-        raise ConfigError(f"types names {operators[0]!r}, an operator; quantize_graph quantizes those, in exported models")
+        raise ConfigError(
+            f"types names {operators[0]!r}, an operator; quantize_graph quantizes those, in exported models"
+        )
     found = layers_of(model)
     unlike = {name: why for name, module in model.named_modules() if (why := unlike_its_base(module))}
     for glob, _ in config.layers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -22,8 +23,8 @@ _SHORT = (torch.float16, torch.bfloat16)
 
 
 class MarkedRounding(nn.Module):
-    """Rounds an activation; in an export it is a node that names the layer and the side: "input" or "output", or "" where
-    it is a module of a graph and belongs to no layer."""
+    """Rounds an activation; in an export it is a node that names the layer and the side: "input" or "output", or "" for
+    a module of a graph that belongs to no layer."""
 
     def __init__(self, rounding: Rounding, layer: str, side: str) -> None:
         super().__init__()
@@ -95,7 +96,9 @@ def standing_in(model: Any, dtype: Any) -> tuple[Any, dict[str, QuantizedLayer],
             cast = not codes and tensor.is_floating_point() and (bool(own) or tensor.dtype in _SHORT)
             moved = tensor.detach().to("cpu", dtype if cast else tensor.dtype)
             memo[id(tensor)] = nn.Parameter(moved, requires_grad=False) if name in own else moved
-    copied = copy.deepcopy(model, memo)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of torch about its own, in exported graphs
+        copied = copy.deepcopy(model, memo)
     layers, made, between = dict[str, QuantizedLayer](), dict[int, StandIn](), dict[str, Rounding]()
     modules = dict(copied.named_modules(remove_duplicate=False))
     quantized = {name for name, module in modules.items() if isinstance(module, QuantizedLayer)}
