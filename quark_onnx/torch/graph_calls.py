@@ -116,7 +116,8 @@ def layers_of_graph(module: Any) -> tuple[dict[str, LayerCalls], dict[str, str]]
         kind = KINDS.get(operator_of(node))
         if kind is None:
             if operator_of(node) in _OTHER_LAYERS:
-                kept[operator_name(node)] = f"aten.{operator_of(node)} is none of: {', '.join(KINDS)}"
+                own = f"aten.{operator_of(node)}, which is none of {', '.join(KINDS)}"
+                kept[operator_name(node)] = f"it is {own}; export it without run_decompositions() if it was one"
             continue
         weight = arguments(node)["weight"]
         name, cls = _module_of(node)
@@ -205,6 +206,21 @@ def check_evaluation(graph: Any) -> None:
         named = {"batch_norm": "training", "dropout": "train", "feature_dropout": "train"}.get(operator_of(node))
         if named is not None and arguments(node)[named]:
             raise ModelError(f"{operator_name(node)} was exported in training mode; export model.eval()")
+
+
+def with_plain_batch_norms(graph: Any) -> None:
+    """Write batch norms as modules call them, where run_decompositions({}) has made another operator of them."""
+    for node in graph.nodes:
+        if operator_of(node) != "_native_batch_norm_legit_no_training":
+            continue
+        *tensors, momentum, eps = arguments(node).values()
+        with graph.inserting_before(node):
+            plain = graph.call_function(torch.ops.aten.batch_norm.default, (*tensors, False, momentum, eps, True))
+        plain.meta = {**node.meta, "val": node.meta["val"][0]}
+        for part in list(node.users):  # the others are statistics of training
+            if part.args[1] == 0:
+                part.replace_all_uses_with(plain)
+    graph.eliminate_dead_code()
 
 
 def without_mutations(graph: Any) -> str | None:

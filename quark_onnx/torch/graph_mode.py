@@ -24,6 +24,7 @@ from quark_onnx.torch.graph_calls import (
     operator_name,
     operator_of,
     operators_of,
+    with_plain_batch_norms,
     without_mutations,
 )
 from quark_onnx.torch.graph_roundings import Roundings
@@ -76,6 +77,7 @@ def quantize_graph(
     report = TorchReport()
     graph_module = _graph_of(model, example_args, dynamic_shapes, report)
     check_evaluation(graph_module.graph)
+    with_plain_batch_norms(graph_module.graph)
     mutating = without_mutations(graph_module.graph)
     routers = routers_of(model) if not isinstance(model, ExportedProgram) else []
     layers, operators = _chosen(graph_module, config, routers, report)

@@ -313,6 +313,50 @@ def test_models_in_training_mode() -> None:
         quantize_graph(torch.export.export(model.train(), (x,)), TorchConfig(BOTH), [x])
 
 
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # of torch about its own
+def test_graphs_that_were_decomposed() -> None:
+    model, (x,) = seeded(Residual), images()
+    program = torch.export.export(model, (x,))
+    expected, _ = quantize_graph(program, TorchConfig(BOTH), [x])
+    same, report = quantize_graph(program.run_decompositions({}), TorchConfig(BOTH), [x])
+    assert torch.equal(same(x), expected(x)) and report.notes
+    _, report = quantize_graph(program.run_decompositions(), TorchConfig(LayerSpec(INT8)))
+    assert not report.quantized and list(report.kept) == ["conv", "side", "fc"]
+    assert report.kept["fc"].startswith("it is aten.addmm, which is none of linear, conv2d")
+
+
+def test_weights_that_belong_to_no_layer_or_to_more_than_one_reader() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.own = nn.Parameter(torch.randn(4, 4))
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x: Any) -> Any:
+            x = F.linear(self.fc(x), self.own)
+            return F.linear(x, self.own * 2) + self.fc.weight.sum()
+
+    model, x = seeded(Net), torch.randn(2, 4)
+    graph, report = quantize_graph(model, TorchConfig(LayerSpec(INT8)), None, x)
+    assert list(report.quantized) == ["fc", "own"] and report.kept == {"linear_2": "its weight is computed"}
+
+    def left(weight: Any) -> Any:
+        return torch.from_numpy(rounded(weight.numpy())).float()
+
+    y = F.linear(F.linear(x, left(model.fc.weight), model.fc.bias), left(model.own))
+    y = F.linear(y, model.own * 2) + model.fc.weight.sum()  # what the other readers read stays float
+    assert torch.allclose(graph(x), y, atol=1e-5)
+
+
+def test_a_layer_that_is_called_twice_has_one_scale() -> None:
+    model, inputs = seeded(Kinds), (images(channels=4)[0], torch.tensor([1, 7]))
+    alone = tuple((kind, LayerSpec()) for kind in ("add", "relu", "relu6", "hardtanh"))
+    graph, _ = quantize_graph(model, TorchConfig(BOTH, types=alone), [inputs], inputs)
+    eager = copy.deepcopy(model)
+    quantize_model(eager, TorchConfig(BOTH), [inputs])
+    assert torch.equal(graph(*inputs), eager(*inputs))
+
+
 def test_what_is_wrong_is_named() -> None:
     model, (x,) = seeded(Residual), images()
     with pytest.raises(ConfigError, match=r"Residual is no exported graph; .*torch.export.export"):
@@ -327,6 +371,9 @@ def test_what_is_wrong_is_named() -> None:
         quantize_graph(model, TorchConfig(BOTH), [], x)
     with pytest.raises(DataError, match="cannot be run on sample 0"):
         quantize_graph(model, TorchConfig(BOTH), [x[:, :2]], x)
+    quantized, _ = quantize_graph(model, TorchConfig(LayerSpec(INT8)), None, x)
+    with pytest.raises(ModelError, match="quantized already"):
+        quantize_graph(quantized, TorchConfig(BOTH), [x])
     with pytest.raises(ModelError, match="torch cannot export the Residual"):
         quantize_graph(model, TorchConfig(BOTH), [x], x[:, :2])
 
