@@ -76,8 +76,6 @@ def quantize_graph(
         raise ModelError("the model is quantized already; start from the float model")
     report = TorchReport()
     graph_module = _graph_of(model, example_args, dynamic_shapes, report)
-    check_evaluation(graph_module.graph)
-    with_plain_batch_norms(graph_module.graph)
     mutating = without_mutations(graph_module.graph)
     routers = routers_of(model) if not isinstance(model, ExportedProgram) else []
     layers, operators = _chosen(graph_module, config, routers, report)
@@ -118,6 +116,8 @@ def _graph_of(model: Any, example: Any, dynamic_shapes: Any, report: TorchReport
     for name, module in graph_module.named_modules():
         if name and isinstance(module, GraphModule) and any(operator_of(node) in KINDS for node in module.graph.nodes):
             report.notes.append(f"layers in {name}, a graph within the graph, stay float")
+    check_evaluation(graph_module.graph)
+    with_plain_batch_norms(graph_module.graph)
     return graph_module
 
 
