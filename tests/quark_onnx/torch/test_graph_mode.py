@@ -17,7 +17,7 @@ from torch.nn import functional as F  # noqa: E402
 from torch.nn.utils import fuse_conv_bn_eval  # noqa: E402
 
 from quark_onnx.errors import ConfigError, DataError, ModelError  # noqa: E402
-from quark_onnx.torch import ModelQuantizer  # noqa: E402
+from quark_onnx.torch import ModelQuantizer, save_params  # noqa: E402
 from quark_onnx.torch.config import KVCache, TorchConfig  # noqa: E402
 from quark_onnx.torch.graph_calls import fold_batch_norms, layers_of_graph  # noqa: E402
 from quark_onnx.torch.graph_mode import quantize_graph  # noqa: E402
@@ -376,6 +376,20 @@ def test_what_is_wrong_is_named() -> None:
         quantize_graph(quantized, TorchConfig(BOTH), [x])
     with pytest.raises(ModelError, match="torch cannot export the Residual"):
         quantize_graph(model, TorchConfig(BOTH), [x], x[:, :2])
+
+
+def test_what_keeps_a_quantized_graph(tmp_path: Path) -> None:
+    model, (x,) = seeded(Residual), images()
+    graph, _ = quantize_graph(model, TorchConfig(BOTH), [x], x)
+    path = tmp_path / "graph.pt2"
+    torch.export.save(torch.export.export(graph, (x,)), path)
+    assert torch.allclose(torch.export.load(path).module()(x), graph(x), atol=1e-6)
+    other, _ = quantize_graph(model, TorchConfig(BOTH), [2 * x], x)
+    assert not torch.equal(other(x), graph(x))
+    other.load_state_dict(graph.state_dict())
+    assert torch.equal(other(x), graph(x))
+    with pytest.raises(ConfigError, match="is an exported graph, and these files hold layers alone"):
+        save_params(graph, "mine", export_dir=tmp_path)
 
 
 def test_by_the_names_of_amd_quark() -> None:
