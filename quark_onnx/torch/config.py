@@ -17,6 +17,11 @@ from quark_onnx.torch.spec import LayerSpec, TensorSpec
 DEFAULT_TYPES = ("Linear", "Conv1D", "Conv2d", "ConvTranspose2d")
 #: All types of layers that can be quantized.
 TYPES = (*DEFAULT_TYPES, "Embedding", "EmbeddingBag")
+#: Operators between layers that can be quantized in exported graphs (``graph_mode``), by their names in ATen.
+OPERATORS = (
+    *("add", "sub", "mul", "cat", "avg_pool2d", "adaptive_avg_pool2d", "max_pool2d"),
+    *("relu", "relu6", "hardtanh"),
+)
 
 
 class Usual(str):
@@ -58,7 +63,7 @@ class TorchConfig:
     Attributes:
         default: for every Linear, Conv1D (transformers' own), Conv2d and ConvTranspose2d.
         layers: for layers by name: globs and what they get; the first that matches wins over all that follows.
-        types: for layers by the name of their class.
+        types: for layers by the name of their class; in exported graphs for operators by their names in ATen, too.
         exclude: globs of names that stay float.
         kv_cache: how keys and values are quantized; None leaves them as they are.
         algorithms: what makes weights easier to round, or chooses better codes than the nearest, in this order; by name
@@ -92,8 +97,8 @@ class TorchConfig:
                 if not isinstance(spec, LayerSpec):
                     raise ConfigError(f"{name} has {spec!r} for {key!r}; it must be a LayerSpec")
         for key, _ in self.types:
-            if key not in TYPES:
-                raise ConfigError(f"types names {key!r}, which cannot be quantized{nearest(key, TYPES)}")
+            if key not in (*TYPES, *OPERATORS):
+                raise ConfigError(f"types names {key!r}, which cannot be quantized{nearest(key, (*TYPES, *OPERATORS))}")
         if not isinstance(self.default, LayerSpec):
             raise ConfigError(f"default is {self.default!r}; it must be a LayerSpec")
 
@@ -124,7 +129,7 @@ class TorchConfig:
         for type_name, spec in self.types:
             if kind == type_name:
                 return spec
-        return self.default if kind in DEFAULT_TYPES else None
+        return self.default if kind in DEFAULT_TYPES or kind in OPERATORS else None
 
     def check(self, names: Iterable[str]) -> None:
         """Raise ConfigError for the first name or glob that matches none of ``names``, or only what is excluded."""

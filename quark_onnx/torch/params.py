@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from torch.fx import GraphModule
+
 from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.torch.checkpoint import Reader, read_json
 from quark_onnx.torch.config import TorchConfig
@@ -41,10 +43,15 @@ def save_params(
         reorder: how nibbles are ordered.
 
     Raises:
-        ConfigError: no layer is quantized, keys are rounded after they are rotated, or the layout has no place for a
-            format.
+        ConfigError: the model is an exported graph, no layer is quantized, keys are rounded after they are rotated, or
+            the layout has no place for a format.
     """
     _check_mode(quant_mode)
+    if isinstance(model, GraphModule):
+        raise ConfigError(
+            "the model is an exported graph, and these files hold layers alone; keep its state_dict(), or "
+            "torch.export.save(torch.export.export(model, args), path)"
+        )
     quantized = {name: module for name, module in model.named_modules() if isinstance(module, QuantizedLayer)}
     if not quantized:
         raise ConfigError("no layer of the model is quantized; ModelQuantizer(config).quantize_model comes first")
@@ -118,4 +125,4 @@ def load_params(
 
 def _check_mode(mode: Any) -> None:
     if QuantizationMode(mode) is not QuantizationMode.eager_mode:
-        raise ConfigError(f"quant_mode is {mode}; models are quantized in eager_mode, leave it out")
+        raise ConfigError(f"quant_mode is {mode}; the files hold layers of modules (eager_mode), leave it out")

@@ -27,7 +27,7 @@ from quark_onnx.torch.block import (
     rounders_of,
     weight_alone,
 )
-from quark_onnx.torch.config import TorchConfig
+from quark_onnx.torch.config import OPERATORS, TorchConfig
 from quark_onnx.torch.experts import unfuse_experts
 from quark_onnx.torch.layers import QuantizedLayer, kind_of, unlike_its_base
 from quark_onnx.torch.observe import Watching
@@ -45,6 +45,10 @@ def chosen_layers(model: Any, config: TorchConfig) -> tuple[dict[str, tuple[Any,
     Raises:
         ConfigError: a name of the configuration matches no layer.
     """
+    if operators := [kind for kind, _ in config.types if kind in OPERATORS]:
+        raise ConfigError(
+            f"types names {operators[0]!r}, an operator; quantize_graph quantizes those, in exported models"
+        )
     found = layers_of(model)
     unlike = {name: why for name, module in model.named_modules() if (why := unlike_its_base(module))}
     for glob, _ in config.layers:

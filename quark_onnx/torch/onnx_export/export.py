@@ -92,7 +92,7 @@ def export_onnx(
         raise ConfigError(f"dtype is {dtype!r}; it must be one of: {', '.join(_TYPES)}{why}")
     floats, kind = _TYPES[dtype]
     path = Path(output)
-    copied, layers = standing_in(model, floats)
+    copied, layers, between = standing_in(model, floats)
     batch = named(copied, inputs)
     batch = batch.in_type(floats)
     axes = axes_of(batch, dynamic)
@@ -102,7 +102,7 @@ def export_onnx(
             flat = Flat(copied, batch)
             with trace(flat, batch, axes, path) as traced:
                 graph = Graph.of(traced, store)
-                became = write(graph, layers, form, int(kind))
+                became = write(graph, layers, between, form, int(kind))
                 with staged(graph.to_model(), path, external=external) as temporary:
                     _check(temporary)
                     difference = verify(temporary, flat, batch, axes, floats, integers=form != "qdq")

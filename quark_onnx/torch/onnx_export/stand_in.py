@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -23,7 +24,8 @@ _SHORT = (torch.float16, torch.bfloat16)
 
 
 class MarkedRounding(nn.Module):
-    """Rounds an activation; in an export it is a node that names the layer and the side, "input" or "output"."""
+    """Rounds an activation; in an export it is a node that names the layer and the side: "input" or "output", or "" for
+    a module of a graph that belongs to no layer."""
 
     def __init__(self, rounding: Rounding, layer: str, side: str) -> None:
         super().__init__()
@@ -76,8 +78,9 @@ def _node(kind: str, inputs: Sequence[Any], attributes: dict[str, Any], dtype: A
     return torch.onnx.ops.symbolic(f"{DOMAIN}::{kind}", inputs, attributes, dtype=dtype, shape=shape, version=1)
 
 
-def standing_in(model: Any, dtype: Any) -> tuple[Any, dict[str, QuantizedLayer]]:
-    """A copy of a model, in another type, with a StandIn for each quantized layer; and these layers, by name.
+def standing_in(model: Any, dtype: Any) -> tuple[Any, dict[str, QuantizedLayer], dict[str, Rounding]]:
+    """A copy of a model, in another type, with a StandIn for each quantized layer; these layers, by name; and what
+    rounds between them in a graph, by name.
 
     Codes are shared with the model, and so is what has the type already. Floats in modules without parameters, such as
     the frequencies of rotary embeddings, keep a type of 32 bits.
@@ -103,13 +106,20 @@ def standing_in(model: Any, dtype: Any) -> tuple[Any, dict[str, QuantizedLayer]]
             cast = not codes and tensor.is_floating_point() and (bool(own) or tensor.dtype in _SHORT)
             moved = tensor.detach().to("cpu", dtype if cast else tensor.dtype)
             memo[id(tensor)] = nn.Parameter(moved, requires_grad=False) if name in own else moved
-    copied = copy.deepcopy(model, memo)
-    layers, made = dict[str, QuantizedLayer](), dict[int, StandIn]()
-    for name, module in list(copied.named_modules(remove_duplicate=False)):
-        if isinstance(module, QuantizedLayer):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of torch about its own, in exported graphs
+        copied = copy.deepcopy(model, memo)
+    layers, made, between = dict[str, QuantizedLayer](), dict[int, StandIn](), dict[str, Rounding]()
+    modules = dict(copied.named_modules(remove_duplicate=False))
+    quantized = {name for name, module in modules.items() if isinstance(module, QuantizedLayer)}
+    for name, module in modules.items():
+        if name in quantized:
             if id(module) not in made:
                 if module.quantized is not None:
                     module.quantized = replace(module.quantized, dtype=dtype)
                 layers[name], made[id(module)] = module, StandIn(module, name)
             set_module(copied, name, made[id(module)])
-    return copied.eval(), layers
+        elif isinstance(module, Rounding) and name.rpartition(".")[0] not in quantized:
+            between[name] = module
+            set_module(copied, name, MarkedRounding(module, name, ""))
+    return copied.eval(), layers, between

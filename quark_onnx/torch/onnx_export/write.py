@@ -13,7 +13,7 @@ from quark_onnx.functions import definitions
 from quark_onnx.fusions.base import CONTRIB
 from quark_onnx.fusions.gather import gather_codes
 from quark_onnx.graph import Graph, Node
-from quark_onnx.torch.layers import QuantizedLayer
+from quark_onnx.torch.layers import QuantizedLayer, Rounding
 from quark_onnx.torch.onnx_export.activations import Roundings
 from quark_onnx.torch.onnx_export.stand_in import DOMAIN, LINEAR, ROUNDING
 from quark_onnx.torch.onnx_export.weights import nbits_weight, write_weight
@@ -22,12 +22,15 @@ from quark_onnx.torch.onnx_export.weights import nbits_weight, write_weight
 FORMS = ("auto", "operators", "qdq")
 
 
-def write(graph: Graph, layers: Mapping[str, QuantizedLayer], form: str, kind: int) -> dict[str, str]:
+def write(
+    graph: Graph, layers: Mapping[str, QuantizedLayer], between: Mapping[str, Rounding], form: str, kind: int
+) -> dict[str, str]:
     """Write every layer, and say of each what it became.
 
     Args:
         graph: with nodes of the domain of stand-ins; changed in place.
         layers: by the names that the nodes give.
+        between: what rounds between layers; so, too.
         form: see ``export_onnx``.
         kind: the ``TensorProto.DataType`` of the graph's floats, FLOAT or FLOAT16.
 
@@ -38,6 +41,9 @@ def write(graph: Graph, layers: Mapping[str, QuantizedLayer], form: str, kind: i
     weights = dict[str, tuple[str, str]]()
     for node in [node for node in graph.nodes if node.domain == DOMAIN]:
         name = str(node.attribute("layer"))
+        if name in between:
+            roundings.write(node, between[name], name, "value")
+            continue
         layer = layers[name]
         if node.op_type == ROUNDING:
             side = str(node.attribute("side"))

@@ -9,7 +9,9 @@ from typing import Any
 
 from quark_onnx.errors import ConfigError
 from quark_onnx.torch.files import quantize_checkpoint
+from quark_onnx.torch.graph_mode import quantize_graph
 from quark_onnx.torch.quantization.config.config import QConfig
+from quark_onnx.torch.quantization.config.type import QuantizationMode
 from quark_onnx.torch.quantize import quantize_model
 from quark_onnx.torch.report import TorchReport
 
@@ -32,22 +34,28 @@ class ModelQuantizer:
         self.config = config
 
     def quantize_model(self, model: Any, dataloader: Iterable[Any] | None = None) -> Any:
-        """Quantize a model in place.
+        """Quantize a model; in place, but for ``fx_graph_mode``.
 
         Args:
-            model: any module.
+            model: any module; in ``fx_graph_mode`` what torch.export has traced (``torch.export.export(model,
+                args).module()``), which is left as it is.
             dataloader: batches: tensors, dicts of keywords or lists of arguments; needed only where scales of
                 activations are to be found.
 
         Returns:
-            The same model.
+            The same model; in ``fx_graph_mode`` a new one.
 
         Raises:
-            ConfigError: a name of the configuration matches no layer, or an algorithm is not available.
+            ConfigError: a name of the configuration matches no layer, an algorithm is not available, or
+                ``fx_graph_mode`` is asked for and the model is no exported one.
             DataError: data is needed and missing, or the model cannot be run on it.
         """
         config = self.config.torch_config()
-        _log(quantize_model(model, config, dataloader))
+        if self.config.mode is QuantizationMode.fx_graph_mode:
+            model, report = quantize_graph(model, config, dataloader)
+        else:
+            report = quantize_model(model, config, dataloader)
+        _log(report)
         model.quantized_by = config  # what export_safetensors writes into the checkpoint
         return model
 
@@ -64,6 +72,8 @@ class ModelQuantizer:
             DataError: there are scales that only data can tell.
             ModelError: a file is missing or damaged.
         """
+        if self.config.mode is QuantizationMode.fx_graph_mode:
+            raise ConfigError("quant_mode is 'fx_graph_mode'; a checkpoint has no graph, leave it out")
         _log(quantize_checkpoint(pretrained_model_path, save_path, self.config.torch_config()))
 
 

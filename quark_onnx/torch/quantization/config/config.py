@@ -122,7 +122,6 @@ _NOT_DONE: dict[str, str] = {
     "softmax_quant_spec": "attention is computed in float",
     "shared_scale_groups": "each layer has scales of its own",
     "sync_moe_expert_input_amax": "each expert has scales of its own",
-    "quant_mode": "layers are replaced in the model (eager_mode)",
     "keep_prequantized_layers": "layers that are quantized already stay as they are",
 }
 
@@ -135,6 +134,7 @@ class QConfig(Fields):
 
     Attributes:
         exclude: globs of names that stay float.
+        quant_mode: ``eager_mode`` for any module, ``fx_graph_mode`` for what torch.export has traced.
         algo_config: settings of an algorithm, or a list of them.
         layer_type_quant_config: by the class of layers.
         layer_quant_config: by globs of names; the first that matches wins.
@@ -167,7 +167,13 @@ class QConfig(Fields):
         """What a checkpoint says of how it is quantized, but for how it is packed."""
         entry = quark_json.to_json(self.torch_config())
         del entry["export"]
-        return entry
+        return entry | {"quant_mode": self.mode.name}
+
+    @property
+    def mode(self) -> QuantizationMode:
+        """Whether layers are replaced in a module, or calls in an exported graph."""
+        fx, eager = QuantizationMode.fx_graph_mode, QuantizationMode.eager_mode
+        return fx if self.quant_mode is fx else eager
 
     def torch_config(self) -> TorchConfig:
         """The same in this package's terms.
