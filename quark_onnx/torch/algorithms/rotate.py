@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -38,6 +38,7 @@ class Rotated:
         error: how far the worst part of the model is from what it was, relative, in float32.
         untied: whether the head had the weight of the embedding of tokens, and has its own now.
         learned: the loss of the quantized model before and after its rotations were learned; None if they were not.
+        settings: what was asked for.
     """
 
     rewritten: int
@@ -46,11 +47,17 @@ class Rotated:
     error: float
     untied: bool = False
     learned: tuple[float, float] | None = None
+    settings: Rotation = field(default_factory=Rotation)
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What a user should know."""
         found = []
+        if self.settings.r2 and not self.heads:
+            found.append(
+                "no values of attention heads are rotated: attention does something else with them than to weigh them, "
+                "or does not say how large a head is (head_dim)"
+            )
         if self.online:
             found.append(f"each run rotates what {len(self.online)} layers read; such a model has no checkpoint")
         if self.learned:
@@ -122,7 +129,7 @@ def rotate(
         for part in planned.parts:
             apply(part, model, rotator.rotations)
     whole = planned.whole
-    return Rotated(len(whole.rewrites), whole.heads, tuple(whole.online), planned.error, untied, learned)
+    return Rotated(len(whole.rewrites), whole.heads, tuple(whole.online), planned.error, untied, learned, settings)
 
 
 def rotate_sources(model: Any, sources: Sources, settings: Rotation) -> Rotated:
@@ -169,7 +176,7 @@ def rotate_sources(model: Any, sources: Sources, settings: Rotation) -> Rotated:
                 empty(module)
     whole, rotations = planned.whole, rotator.rotations
     sources.change(whole.rewrites, lambda name, get: whole.tensor(name, get, rotations))
-    return Rotated(len(whole.rewrites), whole.heads, (), planned.error, untied)
+    return Rotated(len(whole.rewrites), whole.heads, (), planned.error, untied, None, settings)
 
 
 def _planned(rotator: Rotator, at: Callable[[str], AbstractContextManager[None]]) -> _Planned:
