@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from quark_onnx.errors import ModelError
 from quark_onnx.torch.algorithms.base import BlockJob, Layers, Outcome
 from quark_onnx.torch.config import TorchConfig
+from quark_onnx.torch.formats import TwoLevel
 from quark_onnx.torch.layers import QuantizedLayer, kind_of, outputs_first
 from quark_onnx.torch.observe import Watching
-from quark_onnx.torch.quantized import Quantized, quantize
+from quark_onnx.torch.quantized import Quantized, quantize, whole_of
 from quark_onnx.torch.report import TorchReport
+from quark_onnx.torch.siblings import siblings_of
 from quark_onnx.torch.spec import LayerSpec
 from quark_onnx.torch.structure import put_modules, shared_parameter, within
 from quark_onnx.torch.walk import Walk
@@ -98,7 +100,17 @@ def rotations_of(config: TorchConfig) -> list[Any]:
 
 def refined(job: BlockJob, rounders: list[Any]) -> tuple[dict[str, Quantized], list[Outcome]]:
     """The codes of a block's weights as algorithms leave them, one after the other."""
-    made = {name: quantize(weight, spec.weight, name) for name, weight, spec in job.weights() if spec.weight}
+    made = dict[str, Quantized]()
+    for name, weight, spec in job.weights():
+        if spec.weight:
+            made[name] = quantize(weight, spec.weight, name, whole=whole_among(name, job.layers))
+    return refined_from(made, job, rounders)
+
+
+def refined_from(
+    made: dict[str, Quantized], job: BlockJob, rounders: list[Any]
+) -> tuple[dict[str, Quantized], list[Outcome]]:
+    """Codes to the nearest as algorithms leave them, one after the other."""
     outcomes: list[Outcome] = []
     for rounder in rounders:
         made, found = rounder(job, made)
@@ -106,18 +118,45 @@ def refined(job: BlockJob, rounders: list[Any]) -> tuple[dict[str, Quantized], l
     return made, outcomes
 
 
-def weight_of(module: Any, spec: LayerSpec, name: str) -> Quantized | None:
-    """The codes of a layer's weight, each rounded to the nearest; None where it stays float."""
+def weight_of(name: str, layers: Layers, read: Callable[[str], Any] | None = None) -> Quantized | None:
+    """The codes of a layer's weight, each rounded to the nearest; None where it stays float.
+
+    Args:
+        layers: this one, and its siblings.
+        read: reads the weights of siblings whose modules are empty.
+    """
+    module, spec = layers[name]
     if spec.weight is None:
         return None
-    return quantize(outputs_first(module.weight.detach(), kind_of(module)), spec.weight, name)
+    weight = outputs_first(module.weight.detach(), kind_of(module))
+    return quantize(weight, spec.weight, name, whole=whole_among(name, layers, read))
 
 
-def weight_alone(name: str, module: Any, spec: LayerSpec, config: TorchConfig, report: TorchReport) -> Quantized | None:
-    """The codes of a layer's weight, as algorithms choose them that need no data."""
-    made, outcomes = refined(BlockJob(name, module, {name: (module, spec)}, (), ()), rounders_of(config))
+def whole_among(name: str, layers: Layers, read: Callable[[str], Any] | None = None) -> Any:
+    """NVFP4's scale of a layer and its siblings, which runtimes that fuse them keep once; None in other formats.
+
+    Args:
+        read: reads a weight by the name of its layer; None takes that of the module.
+    """
+    own = layers[name][1].weight
+    if own is None or not isinstance(own.dtype, TwoLevel):
+        return None
+    alike = [each for each in siblings_of(name, layers) if layers[each][1].weight == own]
+    return whole_of(layers[each][0].weight.detach() if read is None else read(each) for each in alike)
+
+
+def weight_alone(
+    name: str, layers: Layers, config: TorchConfig, report: TorchReport, read: Callable[[str], Any] | None = None
+) -> Quantized | None:
+    """The codes of a layer's weight, as algorithms choose them that need no data; arguments as of ``weight_of``."""
+    rounders = rounders_of(config)
+    made = weight_of(name, layers, read)
+    if made is None or not rounders:
+        return made
+    alone = BlockJob(name, layers[name][0], {name: layers[name]}, (), ())
+    found, outcomes = refined_from({name: made}, alone, rounders)
     report.outcomes += outcomes
-    return made.get(name)
+    return found[name]
 
 
 def finish(
@@ -140,8 +179,8 @@ def finish(
         read, computed = inputs.get(name), outputs.get(name)
         if (name in watching.inputs and read is None) or (name in watching.outputs and computed is None):
             spec = report.weight_only(name)
-        weight = made.get(name)
-        layered[name] = QuantizedLayer(module, weight or weight_of(module, spec, name), spec, read, computed)
+        weight = made.get(name) or weight_of(name, layers)
+        layered[name] = QuantizedLayer(module, weight, spec, read, computed)
     put_modules(model, layered)
 
 

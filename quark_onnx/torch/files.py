@@ -178,7 +178,10 @@ class _Run:
     def _one(self, name: str, module: Any) -> Iterator[tuple[str, Any]]:
         spec = self.chosen[name][1]
         fill(module, name, self.sources)
-        layer = QuantizedLayer(module, weight_alone(name, module, spec, self.config, self.report), spec)
+        weight = weight_alone(
+            name, self.chosen, self.config, self.report, lambda each: self.sources.get(f"{each}.weight")
+        )
+        layer = QuantizedLayer(module, weight, spec)
         prefix = self._key(name)
         for end, tensor in self.layout.tensors(layer, name).items():
             yield f"{prefix}.{end}", tensor

@@ -90,8 +90,9 @@ def quantize_graph(
         report.notes.append(f"batch norms are part of the weights of {', '.join(folded)}")
     roundings = Roundings(graph_module, layers, operators, config.kv_cache.least if config.kv_cache else 0.0)
     roundings.measure(data)
+    floats = {name: (calls.layer, spec) for name, (calls, spec) in layers.items()}
     for name, (calls, spec) in layers.items():
-        layer = QuantizedLayer(calls.layer, weight_of(calls.layer, spec, name), spec)
+        layer = QuantizedLayer(calls.layer, weight_of(name, floats), spec)
         layer.input = roundings.module(roundings.inputs.get(name))
         layer.output = roundings.module(roundings.outputs.get(name))
         _put(graph_module, name, layer, calls)

@@ -210,7 +210,7 @@ def _measured(
                     module = chosen[each][0]
                     reached = not spec.measures or each in inputs or each in outputs
                     own = spec if reached else LayerSpec(spec.weight)
-                    weight = weight_of(module, own, each)
+                    weight = weight_of(each, layers)
                     made[each] = QuantizedLayer(module, weight, own, inputs.get(each), outputs.get(each))
                 options[names].append(Option(name, _bits(made), _divergence(model, made, samples, wanted)))
                 bar.update(place * len(groups) + count)

@@ -118,7 +118,7 @@ def quantize_model(
         made = dict[str, Any]()
         with Progress(progress, len(chosen), "quantizing", "layer") as bar:
             for done, (name, (module, spec)) in enumerate(chosen.items(), 1):
-                made[name] = QuantizedLayer(module, weight_alone(name, module, spec, config, report), spec)
+                made[name] = QuantizedLayer(module, weight_alone(name, chosen, config, report), spec)
                 bar.update(done)
         put_modules(model, made)
         report.note_idle(config.algorithms)
@@ -203,7 +203,7 @@ def _walk(
             for done in quantize_block(model, name, parts[name], walk, config, report):
                 bar.update(index * len(walk) + done)
     report.note_outside(rest, config.algorithms)
-    alone = {name: weight_alone(name, module, spec, config, report) for name, (module, spec) in rest.items()}
+    alone = {name: weight_alone(name, rest, config, report) for name in rest}
     finish(model, rest, Watching({}), config, report, {name: each for name, each in alone.items() if each is not None})
     return True
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -66,7 +66,9 @@ class Quantized:
         return values.reshape(self.shape[0], -1)[:, : prod(self.shape[1:])].reshape(self.shape)
 
 
-def quantize(weight: Any, spec: TensorSpec, name: str = "weight", params: Params | None = None) -> Quantized:
+def quantize(
+    weight: Any, spec: TensorSpec, name: str = "weight", params: Params | None = None, whole: Any = None
+) -> Quantized:
     """A weight as codes, each rounded to the nearest.
 
     Args:
@@ -74,6 +76,7 @@ def quantize(weight: Any, spec: TensorSpec, name: str = "weight", params: Params
         spec: how.
         name: what it is called, for errors.
         params: scales and zero points that are known already, shaped as ``Quantized`` has them.
+        whole: NVFP4's scale of the tensor, where it is not of this weight alone.
 
     Raises:
         ModelError: it holds a number that is infinite or none.
@@ -87,9 +90,9 @@ def quantize(weight: Any, spec: TensorSpec, name: str = "weight", params: Params
         return Quantized(
             spec, tuple(weight.shape), weight.reshape(len(weight), -1).to(kept), None, None, None, weight.dtype
         )
-    matrix, whole = weight.reshape(len(weight), -1), None
+    matrix = weight.reshape(len(weight), -1)
     if isinstance(spec.dtype, TwoLevel):
-        whole = whole_for(torch.stack(affine.extremes(matrix.reshape(-1))).abs().max())
+        whole = whole_of([weight]) if whole is None else whole
     elif isinstance(spec.dtype, Scaled) and params is None and not spec.group and not spec.per_channel:
         params = solve(matrix, spec)
     count = max(1, _AT_ONCE // max(1, matrix.shape[1]))
@@ -97,6 +100,13 @@ def quantize(weight: Any, spec: TensorSpec, name: str = "weight", params: Params
     parts = [_rows(matrix[start : start + count], spec, _params_at(params, start, count), whole) for start in starts]
     codes, scale, zero = (_joined(each) for each in zip(*parts, strict=True))
     return Quantized(spec, tuple(weight.shape), codes, scale, zero, whole, weight.dtype)
+
+
+def whole_of(weights: Iterable[Any]) -> Any:
+    """NVFP4's scale of weights that runtimes make one of: they keep one such scale for all of it."""
+    return whole_for(
+        torch.stack([torch.stack(affine.extremes(each.reshape(-1))).abs().max() for each in weights]).max()
+    )
 
 
 def _rows(matrix: Any, spec: TensorSpec, params: Params | None, whole: Any) -> tuple[Any, Any, Any]:

@@ -7,14 +7,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from quark_onnx.torch.siblings import FUSED
 from quark_onnx.torch.validate.header import FLOATS, Tensor
 
 #: Names of scales in files of amd-quark before 0.9, and what they are called today.
 _OLD = re.compile(r"\.(weight|input|output|bias)_quantizer\.(scale|zero_point)$")
 #: What the values of a Linear are called, in the layouts that are known.
 WEIGHTS = ("weight", "weight_packed", "qweight")
-#: Layers that clients make one of; "experts" of a mixture are one, too.
-FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 HEAD, EMBEDDING = "lm_head", "model.embed_tokens"
 
 _EXPERT = re.compile(r"(?P<experts>.*\.experts)\.\d+\.")
@@ -94,7 +93,7 @@ def modules_of(tensors: Mapping[str, Tensor]) -> dict[str, Module]:
 
 
 def fused(modules: Mapping[str, Module]) -> Iterator[tuple[str, list[Module]]]:
-    """Layers that clients make one of: its name, and the Linear layers in it, experts without their number apart."""
+    """Layers that clients make one of: its name, and the Linear layers in it; all experts of a mixture are one, too."""
     groups = dict[str, list[Module]]()
     for module in modules.values():
         if not module.is_linear:

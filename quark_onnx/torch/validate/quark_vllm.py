@@ -9,6 +9,7 @@ from fnmatch import fnmatch
 
 from quark_onnx.torch.validate.checkpoint import Checkpoint
 from quark_onnx.torch.validate.finding import REFUSED, WARNING, WRONG, Finding
+from quark_onnx.torch.validate.header import FLOATS, values_of
 from quark_onnx.torch.validate.modules import Module, fused, size_of
 from quark_onnx.torch.validate.quark_config import QuarkConfig, is_glob, same, stages
 from quark_onnx.torch.validate.quark_schemes import describe, group_of, scheme_in_vllm, slots_of
@@ -55,6 +56,8 @@ def quark_layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     family = checkpoint.config.get("model_type")
     for name, modules in fused(checkpoint.modules):
         yield from _fused_findings(config, name, modules)
+        if not modules[0].experts:
+            yield from _second_scale_findings(name, modules)
     for module in checkpoint.modules.values():
         stays = module.is_router and family not in _QUANTIZED_ROUTERS and not module.is_quantized
         if module.is_linear and not stays:
@@ -157,6 +160,14 @@ def _fused_findings(config: QuarkConfig, name: str, modules: list[Module]) -> It
                 yield broken(
                     "quark-shards-differ", name, text if describe(layer) != describe(found) else _keys(layer, found)
                 )
+
+
+def _second_scale_findings(name: str, modules: list[Module]) -> Iterator[Finding]:
+    """vLLM takes the greatest of the second scales of layers that it fuses, and reads all their codes with it."""
+    tensors = [module.tensors.get("weight_scale_2") for module in modules]
+    found = [values_of(each) for each in tensors if each is not None and each.count == 1 and each.dtype in FLOATS]
+    if len({float(values[0]) for values in found}) > 1:
+        yield broken("nvfp4-scales-differ", name, ", ".join(f"{values[0]:.6g}" for values in found))
 
 
 def _layer_findings(checkpoint: Checkpoint, config: QuarkConfig, module: Module) -> Iterator[Finding]:

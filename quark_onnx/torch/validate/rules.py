@@ -107,6 +107,12 @@ _QUARK_VLLM = {
     "quark-shards-differ": Rule(
         REFUSED, "layers that are fused have equal configurations", "give q, k, v and gate, up the same scheme", _QUARK
     ),
+    "nvfp4-scales-differ": Rule(
+        WRONG,
+        "NVFP4 layers that are fused have one second scale",
+        "export again, with quark-onnx: it gives q, k, v and gate, up the same",
+        _QUARK,
+    ),
     "quark-experts-differ": Rule(
         WRONG, "all experts have the configuration of their module", "give all experts one scheme", _QUARK
     ),

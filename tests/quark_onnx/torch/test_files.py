@@ -17,8 +17,11 @@ from quark_onnx.torch.checkpoint import Reader, Writer
 from quark_onnx.torch.config import TorchConfig
 from quark_onnx.torch.files import Writing, quantize_checkpoint
 from quark_onnx.torch.load import load_checkpoint
+from quark_onnx.torch.quantize import quantize_model
 from quark_onnx.torch.schemes import scheme
+from quark_onnx.torch.spec import LayerSpec
 from quark_onnx.torch.text import read_windows
+from quark_onnx.torch.validate import validate
 from tests.torch_models import llama, logits, made, saved, tokens
 
 FP8 = TorchConfig(scheme("fp8"), exclude=("lm_head",))
@@ -72,6 +75,24 @@ def test_tied_heads(tmp_path: Path) -> None:
     assert torch.isfinite(logits(model, tokens()[0])).all()
 
 
+@pytest.mark.parametrize("with_inputs", [True, False])
+def test_layers_that_runtimes_fuse_share_the_second_scale_of_nvfp4(tmp_path: Path, with_inputs: bool) -> None:
+    spec = scheme("nvfp4") if with_inputs else LayerSpec(scheme("nvfp4").weight)
+    config = TorchConfig(spec, exclude=("lm_head",))
+    source = source_of(tmp_path / "source")
+    quantize_checkpoint(source, tmp_path / "out", config, tokens() if with_inputs else None, progress=False)
+    floats, reader = Reader(source), Reader(tmp_path / "out")
+    for shards in (("self_attn", "q", "k", "v"), ("self_attn", "o"), ("mlp", "gate", "up"), ("mlp", "down")):
+        names = [f"model.layers.1.{shards[0]}.{each}_proj.weight" for each in shards[1:]]
+        greatest = max(floats.get(name).abs().max() for name in names)
+        for name in names:
+            assert reader.get(f"{name}_scale_2") == (greatest / (6 * 448)).float()
+    assert not [each for each in validate(tmp_path / "out", "vllm").findings if each.rule == "nvfp4-scales-differ"]
+    model = load_checkpoint(source)
+    quantize_model(model, config, tokens() if with_inputs else None, progress=False)
+    assert torch.equal(logits(model, tokens()[0]), logits(load_checkpoint(tmp_path / "out"), tokens()[0]))
+
+
 KILLED = """
 import os, sys, torch
 from pathlib import Path
@@ -79,7 +100,9 @@ from tests.torch_models import tokens
 from quark_onnx.torch import blockjournal
 from quark_onnx.torch.files import Writing, quantize_checkpoint
 from quark_onnx.torch.config import TorchConfig
+from quark_onnx.torch.quantize import quantize_model
 from quark_onnx.torch.schemes import scheme
+from quark_onnx.torch.spec import LayerSpec
 source, output, state, moment = sys.argv[1:]
 replace, count = blockjournal._replace, [0]
 def counted(path, write):

@@ -240,6 +240,13 @@ CASES = (
     Case(
         "quark-shards-differ", "refused", drafts.quark, override("model.layers.1.mlp.up_proj", extra=1), place="up_proj"
     ),
+    Case(
+        "nvfp4-scales-differ",
+        "wrong",
+        lambda: drafts.quark("nvfp4"),
+        lambda draft: draft.scalars.update({f"{Q0}.weight_scale_2": 0.5}),
+        place="q_proj,k_proj",
+    ),
     Case("quark-experts-differ", "wrong", drafts.mixture, override("*experts.0.*_proj", target_device="cpu")),
     Case(
         "shards-excluded",
