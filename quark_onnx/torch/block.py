@@ -98,6 +98,11 @@ def rotations_of(config: TorchConfig) -> list[Any]:
     return [each for each in config.algorithms if each.stage == "model"]
 
 
+def endings_of(config: TorchConfig) -> list[Any]:
+    """The algorithms that work on a whole model, once its layers are quantized."""
+    return [each for each in config.algorithms if each.stage == "end"]
+
+
 def refined(job: BlockJob, rounders: list[Any]) -> tuple[dict[str, Quantized], list[Outcome]]:
     """The codes of a block's weights as algorithms leave them, one after the other."""
     made = dict[str, Quantized]()

@@ -17,6 +17,7 @@ from quark_onnx.torch.algorithms.rotate import rotate_sources
 from quark_onnx.torch.attention import hand_keys_over
 from quark_onnx.torch.block import (
     check_apart,
+    endings_of,
     has_two_streams,
     inside,
     missing_data,
@@ -39,7 +40,7 @@ from quark_onnx.torch.quantized import check_finite
 from quark_onnx.torch.report import TorchReport
 from quark_onnx.torch.sources import Sources, empty, fill, missing_of
 from quark_onnx.torch.structure import blocks_of, heads_of, within
-from quark_onnx.torch.walk import Walk, inference
+from quark_onnx.torch.walk import Walk, batches, inference
 
 #: Layers after which free memory is given back; it takes a while to get it again.
 _KEPT = 16
@@ -106,6 +107,8 @@ def quantize_checkpoint(
     layout = writing.form
     check_config(layout, config)
     config = layout.adapted(config)
+    if writing.resume is not None and (ends := endings_of(config)):
+        raise ConfigError(f"{ends[0].name} works on all of the model at once, and keeps nothing to resume from")
     source = FloatCheckpoint.of(source, writing.trust_code)
     reader, model = source.reader, source.hand_over()
     chosen, kept = chosen_layers(model, config)
@@ -220,15 +223,18 @@ class _Run:
             stack.callback(hand_keys_over(self.model, self.chosen))
             stack.enter_context(inference(self.model))
             folder = stack.enter_context(spilling(self.spill))
-            self._fill(next(iter(blocks)))
+            self._fill(next(iter(blocks)), {})
             _fill_outside(self.model, blocks, self.sources)
             embedding = self.model.get_input_embeddings()
             if missing_of(embedding):
                 raise ModelError(
                     f"the checkpoint {self.sources.reader.folder} has no tensor for the embedding of tokens"
                 )
-            walk = Walk(self.model, blocks, data or (), folder)
-            yield from self._blocks(blocks, walk, journal, progress)
+            if not endings_of(self.config):
+                yield from self._blocks(blocks, Walk(self.model, blocks, data or (), folder), journal, progress)
+                return
+            samples = list(batches(data or ()))
+            yield from self._at_once(blocks, Walk(self.model, blocks, samples, folder), samples, progress)
 
     def _blocks(
         self, blocks: dict[str, Any], walk: Walk, journal: BlockJournal, progress: bool | None
@@ -241,10 +247,7 @@ class _Run:
                 part = inside(self.chosen, name)
                 found = journal.find(index)
                 if found is None:
-                    self._fill(name)
-                    for each, (module, spec) in part.items():
-                        if spec.weight is not None:
-                            check_finite(module.weight, each)
+                    self._fill(name, part)
                     before = len(self.report.outcomes)
                     for done in quantize_block(self.model, name, part, walk, self.config, self.report):
                         bar.update(index * len(walk) + done)
@@ -261,11 +264,36 @@ class _Run:
                 _drop(self.model, part)
                 give_back()
 
-    def _fill(self, name: str) -> None:
+    def _at_once(
+        self, blocks: dict[str, Any], walk: Walk, samples: list[Any], progress: bool | None
+    ) -> Iterator[tuple[str, Any]]:
+        """All blocks stay in memory until algorithms have worked on them together; nothing is kept to resume from."""
+        if has_two_streams(self.chosen, self.config):
+            walk.split()
+        with Progress(progress, len(blocks) * len(walk), "quantizing", "sample") as bar:
+            for index, name in enumerate(blocks):
+                part = inside(self.chosen, name)
+                self._fill(name, part)
+                for done in quantize_block(self.model, name, part, walk, self.config, self.report):
+                    bar.update(index * len(walk) + done)
+        del walk
+        for name in heads_of(self.model):
+            fill(self.model.get_submodule(name), name, self.sources)
+        for each in endings_of(self.config):
+            self.report.outcomes += each(self.model, self.chosen, samples, progress)
+        for name, block in blocks.items():
+            tensors = self._named(name, inside(self.chosen, name), tensors_of(block, self.layout))
+            yield from sorted(tensors.items())
+            empty(block)
+
+    def _fill(self, name: str, layers: Layers) -> None:
         block = self.model.get_submodule(name)
         fill(block, name, self.sources)
         if missing := missing_of(block):
             raise ModelError(f"the checkpoint {self.sources.reader.folder} has no tensor for {name}.{missing[0]}")
+        for each, (module, spec) in layers.items():
+            if spec.weight is not None:
+                check_finite(module.weight, each)
 
     def _key(self, layer: str) -> str:
         """How the result calls a layer."""

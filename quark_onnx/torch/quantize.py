@@ -16,6 +16,7 @@ from quark_onnx.torch.algorithms.rotate import rotate
 from quark_onnx.torch.attention import hand_keys_over
 from quark_onnx.torch.block import (
     check_apart,
+    endings_of,
     finish,
     has_two_streams,
     inside,
@@ -127,6 +128,8 @@ def quantize_model(
     with inference(model), _float_again(model, chosen):
         if not _walk(model, chosen, data, config, progress, report):
             _whole(model, chosen, data, config, report)
+        for each in endings_of(config):
+            report.outcomes += each(model, chosen, data, progress)
     report.note_idle(config.algorithms)
     return report
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from quark_onnx.torch.algorithms.awq import AWQ
 from quark_onnx.torch.algorithms.clip import Clip
+from quark_onnx.torch.algorithms.distill import LOGITS, LOOKS, Distillation
 from quark_onnx.torch.algorithms.gptq import GPTAQ, GPTQ, Qronos
 from quark_onnx.torch.algorithms.hqq import HQQ
 from quark_onnx.torch.algorithms.pairs import pattern_of
@@ -170,6 +171,15 @@ def _of_signed(each: Any, shapes: Shapes) -> Cost:
     return Cost(memory, runs, _TRAINED * each.steps * _count(shapes))
 
 
+def _of_distill(each: Any, shapes: Shapes) -> Cost:
+    length = shapes.tokens / max(1, shapes.samples)
+    learned = each.steps * each.batch * length * (2 + _BACKWARD)
+    runs = _runs(shapes, 1) / max(1, shapes.tokens) * (learned + each.sequences * length + 2 * LOOKS * shapes.tokens)
+    # all blocks, and what SignedRounding has for each weight; logits of both models, and gradients of one
+    memory = _blocks(shapes) * shapes.block + 4 * 8 * _count(shapes) + 3 * 4 * LOGITS
+    return Cost(memory, runs, _TRAINED * each.steps * _count(shapes))
+
+
 def _of_hqq(each: Any, shapes: Shapes) -> Cost:
     runs = _runs(shapes, _STAGES / 2) + _grams(shapes) + 3 * _judged(shapes) if shapes.tokens else 0.0
     memory = _rounder(shapes) + 4 * shapes.widest if shapes.tokens else 0
@@ -194,6 +204,7 @@ _COSTS: dict[Any, Callable[[Any, Shapes], Cost]] = {
     AWQ: _of_awq,
     **dict.fromkeys((SmoothQuant, AutoSmoothQuant), _of_smoothquant),
     SignedRounding: _of_signed,
+    Distillation: _of_distill,
     HQQ: _of_hqq,
     Rotation: _of_rotation,
 }

@@ -11,6 +11,7 @@ from quark_onnx.errors import ConfigError
 from quark_onnx.registry import ALGORITHMS
 from quark_onnx.torch.algorithms.awq import AWQ as AWQ
 from quark_onnx.torch.algorithms.clip import Clip as Clip
+from quark_onnx.torch.algorithms.distill import Distillation as Distillation
 from quark_onnx.torch.algorithms.gptq import GPTAQ as GPTAQ
 from quark_onnx.torch.algorithms.gptq import GPTQ as GPTQ
 from quark_onnx.torch.algorithms.gptq import Qronos as Qronos
@@ -20,8 +21,8 @@ from quark_onnx.torch.algorithms.signed import SignedRounding as SignedRounding
 from quark_onnx.torch.algorithms.smoothquant import AutoSmoothQuant as AutoSmoothQuant
 from quark_onnx.torch.algorithms.smoothquant import SmoothQuant as SmoothQuant
 
-#: In which order algorithms of a stage come: those of the whole model, of blocks, and of weights.
-STAGES = ("model", "block", "weights")
+#: In which order stages come: algorithms of the whole model, of blocks, of weights, and of all that they have left.
+STAGES = ("model", "block", "weights", "end")
 
 
 def algorithm(text: str) -> Any:
@@ -54,7 +55,10 @@ def in_order(algorithms: tuple[Any, ...]) -> tuple[Any, ...]:
             raise ConfigError(f"algorithms has {each!r}; it must be an algorithm, as GPTQ(), or its name")
     for one, other in pairwise(found):
         if STAGES.index(one.stage) > STAGES.index(other.stage):
-            raise ConfigError(f"{other.name} works on the float model; name it in front of {one.name}")
+            what = "chooses codes" if other.stage == "weights" else "works on the float model"
+            raise ConfigError(f"{other.name} {what}; name it in front of {one.name}")
     alone = all(each.stage != "weights" for each in found)
-    clipped = alone and any(isinstance(each, AWQ) and each.clip for each in found)
-    return (*found, Clip()) if clipped else found
+    if not alone or not any(isinstance(each, AWQ) and each.clip for each in found):
+        return found
+    ends = sum(each.stage == "end" for each in found)
+    return (*found[: len(found) - ends], Clip(), *found[len(found) - ends :])

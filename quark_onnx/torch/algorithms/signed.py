@@ -16,13 +16,12 @@ from quark_onnx.errors import ConfigError, DataError
 from quark_onnx.optimizers.base import require_flag, require_number, require_whole
 from quark_onnx.registry import ALGORITHMS
 from quark_onnx.torch.algorithms.base import BlockJob, Outcome
+from quark_onnx.torch.algorithms.descent import OPTIMIZERS, Descent, draws
 from quark_onnx.torch.algorithms.steps import Steps
 from quark_onnx.torch.algorithms.trainable import TrainableWeight, through
 from quark_onnx.torch.layers import QuantizedLayer, outputs_first
 from quark_onnx.torch.quantized import Quantized
 
-#: How a gradient becomes a step.
-OPTIMIZERS = ("adam", "sign")
 #: How often the whole error is computed on the way.
 _LOOKS = 10
 
@@ -106,38 +105,14 @@ class SignedRounding:
         """Move the leaves to the best that is found; the squared error before and after."""
         lr = 1 / self.steps if self.lr is None else self.lr
         range_lr = lr if self.minmax_lr is None else self.minmax_lr
-        rates: list[tuple[float, list[Any]]] = [(lr, [each.shift for each in trained])]
-        if self.tune_ranges:
-            rates += [(range_lr * each.fineness, each.leaves()[1:]) for each in trained]
-        leaves, groups = [leaf for _, part in rates for leaf in part], [{"params": part} for _, part in rates]
-        descent: Any = torch.optim.SGD(groups, lr) if self.optimizer == "sign" else _adam(groups)
-        generator, order = torch.Generator().manual_seed(self.seed), list[int]()
-        best = before = block.error()
-        kept = [leaf.detach().clone() for leaf in leaves]
-        for step in range(self.steps):
-            while len(order) < min(self.batch, len(block)):
-                order += torch.randperm(len(block), generator=generator).tolist()
-            block.descend(order[: self.batch], leaves)
-            del order[: self.batch]
-            for group, (rate, _) in zip(descent.param_groups, rates, strict=True):
-                group["lr"] = rate * (1 - step / self.steps)
-            if self.optimizer == "sign":
-                for leaf in leaves:
-                    leaf.grad.sign_()
-            descent.step()
-            for each in trained:
-                each.hold()
-            if (step + 1) % max(self.steps // _LOOKS, 1) == 0 and (now := block.error()) < best:
-                best, kept = now, [leaf.detach().clone() for leaf in leaves]
-        with torch.no_grad():
-            for leaf, value in zip(leaves, kept, strict=True):
-                leaf.copy_(value)
-        return before, best
-
-
-def _adam(groups: Any) -> Any:
-    """Steps hardly depend on how large the error is; gradients of a good block are tiny."""
-    return torch.optim.Adam(groups, betas=(0.9, 0.99), eps=1e-20)
+        descent = Descent(trained, lr, range_lr if self.tune_ranges else None, self.optimizer)
+        descent.look(before := block.error())
+        for step, chosen in zip(range(self.steps), draws(len(block), self.batch, self.seed), strict=False):
+            block.descend(chosen, descent.leaves)
+            descent.step(1 - step / self.steps)
+            if (step + 1) % max(self.steps // _LOOKS, 1) == 0:
+                descent.look(block.error())
+        return before, descent.finish()
 
 
 class Training(nn.Module):

@@ -72,7 +72,7 @@ def test_memory(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is read from /proc")
-@pytest.mark.parametrize("algorithm", ["gptq", "qronos", "awq", "autoround:steps=1"])
+@pytest.mark.parametrize("algorithm", ["gptq", "qronos", "awq", "autoround:steps=1", "distill:steps=1,sequences=2"])
 def test_memory_of_algorithms(algorithm: str, tmp_path: Path) -> None:
     expected, taken = peak(tmp_path, {"hidden_size": 1024, "intermediate_size": 2048}, "uint4_wo_128", algorithm)
     assert taken > 40 << 20 and expected / 3 < taken < expected * 3

@@ -1,0 +1,89 @@
+"""Descent: leaves of trainable weights on their way down, and the best place that was seen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from quark_onnx.torch.algorithms.trainable import TrainableWeight
+
+#: How a gradient becomes a step.
+OPTIMIZERS = ("adam", "sign")
+
+
+class Descent:
+    """Moves roundings and ranges of weights.
+
+    Args:
+        weights: whose leaves move.
+        lr: how far a rounding moves in the first step, as a share of the distance of two codes.
+        range_lr: how far an end of a range moves, as a share of it, and accordingly less where it has more than 15
+            steps; None leaves ranges alone.
+        optimizer: "adam", or "sign", whose steps all have the same length.
+
+    Attributes:
+        leaves: what moves.
+        best: the least error that was seen.
+    """
+
+    def __init__(
+        self, weights: Sequence[TrainableWeight], lr: float, range_lr: float | None, optimizer: str = "adam"
+    ) -> None:
+        self._weights, self._sign = weights, optimizer == "sign"
+        rates: list[tuple[float, list[Any]]] = [(lr, [each.shift for each in weights])]
+        if range_lr is not None:
+            rates += [(range_lr * each.fineness, each.leaves()[1:]) for each in weights]
+        self._rates = [rate for rate, _ in rates]
+        self.leaves = [leaf for _, part in rates for leaf in part]
+        groups = [{"params": part} for _, part in rates]
+        # steps of Adam hardly depend on how large the error is; gradients of a good block are tiny
+        self._optimizer: Any = (
+            torch.optim.SGD(groups, lr) if self._sign else torch.optim.Adam(groups, betas=(0.9, 0.99), eps=1e-20)
+        )
+        self.best = float("inf")
+        self._kept: list[Any] = [leaf.detach().clone() for leaf in self.leaves]
+
+    def step(self, share: float) -> None:
+        """Move along the gradients in the leaves, by a share of the first step's rates."""
+        for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = rate * share
+        if self._sign:
+            for leaf in self.leaves:
+                leaf.grad.sign_()
+        self._optimizer.step()
+        for each in self._weights:
+            each.hold()
+
+    def look(self, error: float) -> None:
+        """Remember this place if its error is the least so far."""
+        if error < self.best:
+            self.best, self._kept = error, [leaf.detach().clone() for leaf in self.leaves]
+
+    def finish(self) -> float:
+        """Go to the best place; its error."""
+        with torch.no_grad():
+            for leaf, value in zip(self.leaves, self._kept, strict=True):
+                leaf.copy_(value)
+        return self.best
+
+
+def draws(count: int, batch: int, seed: int) -> Iterator[list[int]]:
+    """Which samples each step looks at, without end: all of them in one order after another.
+
+    Args:
+        count: of samples.
+        batch: samples to a step.
+        seed: of the orders.
+
+    >>> found = draws(4, 3, seed=0)
+    >>> sorted(next(found) + next(found)[:1])
+    [0, 1, 2, 3]
+    """
+    generator, order = torch.Generator().manual_seed(seed), list[int]()
+    while True:
+        while len(order) < min(batch, count):
+            order += torch.randperm(count, generator=generator).tolist()
+        yield order[:batch]
+        del order[:batch]

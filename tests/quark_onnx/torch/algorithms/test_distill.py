@@ -1,0 +1,135 @@
+"""Distillation: the divergence it reports against its definition, codes in memory and in files, what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from quark_onnx.errors import ConfigError, DataError, ModelError
+from quark_onnx.torch.algorithms.distill import Distillation
+from quark_onnx.torch.algorithms.signed import SignedRounding
+from quark_onnx.torch.checkpoint import Reader
+from quark_onnx.torch.config import TorchConfig
+from quark_onnx.torch.files import Writing, quantize_checkpoint
+from quark_onnx.torch.layers import QuantizedLayer
+from quark_onnx.torch.load import load_checkpoint
+from quark_onnx.torch.perplexity import perplexity
+from quark_onnx.torch.quantize import quantize_model
+from quark_onnx.torch.schemes import scheme
+from tests import torch_families
+from tests.torch_models import data_folder, llama, logits, made, saved, tokens
+
+QUICK = Distillation(steps=20, lr=0.02, batch=4, sequences=16)
+MXFP4 = TorchConfig(scheme("mxfp4"), exclude=("lm_head",))
+
+
+def divergence(one: Any, other: Any, data: list[Any]) -> float:
+    """In nats for each token, in float64, by its definition."""
+    total, count = 0.0, 0
+    for batch in data:
+        p, q = (torch.softmax(logits(model, batch).double(), -1).numpy() for model in (one, other))
+        total, count = total + float((p * np.log(p / q)).sum()), count + batch.numel()
+    return total / count
+
+
+@pytest.mark.parametrize("name", ["mxfp4", "uint4_wo_32", "int8", "nvfp4", "fp8"])
+def test_the_divergence_is_what_its_definition_says_and_falls(name: str) -> None:
+    config, floats, data = TorchConfig(scheme(name), exclude=("lm_head",)), made(llama()), tokens(6)
+    nearest, trained = made(llama()), made(llama())
+    quantize_model(nearest, config, data, progress=False)
+    report = quantize_model(trained, config.with_(algorithms=(QUICK,)), data, progress=False)
+    (outcome,) = report.outcomes
+    assert outcome.layer == "model" and outcome.algorithm == "distill"
+    assert outcome.before == pytest.approx(divergence(floats, nearest, data), rel=1e-3)
+    assert outcome.after == pytest.approx(divergence(floats, trained, data), rel=1e-3)
+    assert outcome.after < outcome.before
+    if name == "mxfp4":
+        assert outcome.after < 0.9 * outcome.before
+
+
+def test_it_goes_on_from_the_codes_of_others() -> None:
+    config = TorchConfig(scheme("uint4_wo_32"), exclude=("lm_head",))
+    data = tokens(6)
+    before = made(llama())
+    quantize_model(before, config.with_(algorithms=("awq:clip=false", "gptq")), data, progress=False)
+    model = made(llama())
+    still = Distillation(steps=1, lr=1e-9, sequences=8)
+    report = quantize_model(model, config.with_(algorithms=("awq:clip=false", "gptq", still)), data, progress=False)
+    for name, layer in before.named_modules():
+        if isinstance(layer, QuantizedLayer):
+            assert torch.equal(layer.codes, model.get_submodule(name).codes)
+    assert report.outcomes[-1].after <= report.outcomes[-1].before
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("algorithms", [(QUICK,), ("autosmoothquant", "gptq", QUICK), ("rotation", QUICK)])
+def test_a_checkpoint_is_what_memory_holds(tmp_path: Path, algorithms: tuple[Any, ...]) -> None:
+    config, data = MXFP4.with_(algorithms=algorithms), tokens(6)
+    source = saved(made(llama()), tmp_path / "source")
+    one = quantize_checkpoint(source, tmp_path / "out", config, data, progress=False)
+    quantize_checkpoint(source, tmp_path / "again", config, data, progress=False)
+    model = load_checkpoint(source)
+    other = quantize_model(model, config, data, progress=False)
+    assert one.outcomes == other.outcomes
+    assert torch.equal(logits(model, data[0]), logits(load_checkpoint(tmp_path / "out"), data[0]))
+    files = sorted(file.name for file in (tmp_path / "out").iterdir())
+    for file in files:
+        assert (tmp_path / "out" / file).read_bytes() == (tmp_path / "again" / file).read_bytes()
+    plain = Reader(source)
+    reader = Reader(tmp_path / "out")
+    assert torch.equal(reader.get("lm_head.weight"), plain.get("lm_head.weight")) or "rotation" in algorithms
+
+
+@pytest.mark.parametrize("family", torch_families.FAMILIES)
+def test_families(family: str) -> None:
+    floats, model = (made(torch_families.config_of(family)) for _ in range(2))
+    data, head = tokens(4), torch_families.head_of(family)
+    config = TorchConfig(scheme("mxfp4_weight_only"), exclude=(head,), algorithms=(QUICK,))
+    outcome = quantize_model(model, config, data, progress=False).outcomes[-1]
+    assert outcome.after == pytest.approx(divergence(floats, model, data), rel=1e-3)
+    assert outcome.after <= outcome.before
+
+
+def test_what_it_refuses() -> None:
+    with pytest.raises(ConfigError, match="steps"):
+        Distillation(steps=0)
+    with pytest.raises(ConfigError, match="gptq chooses codes; name it in front of distill"):
+        TorchConfig(scheme("mxfp4"), algorithms=("distill", "gptq"))
+    config = MXFP4.with_(algorithms=(QUICK,))
+    with pytest.raises(DataError, match="token ids"):
+        embedded = made(llama())
+        data = [{"inputs_embeds": embedded.get_input_embeddings()(batch).detach()} for batch in tokens()]
+        quantize_model(embedded, config, data, progress=False)
+    with pytest.raises(ModelError, match="has the float model write text"):
+        model = made(llama()).model
+        quantize_model(model, TorchConfig(scheme("mxfp4"), algorithms=(QUICK,)), tokens(), progress=False)
+    assert not [layer for layer in model.modules() if isinstance(layer, QuantizedLayer)]
+
+
+def test_a_folder_to_resume_from_is_not_used(tmp_path: Path) -> None:
+    source = saved(made(llama()), tmp_path / "source")
+    config = MXFP4.with_(algorithms=(QUICK,))
+    with pytest.raises(
+        ConfigError, match="keeps nothing to resume from"
+    ):
+        quantize_checkpoint(
+            source, tmp_path / "out", config, tokens(), writing=Writing(resume=tmp_path / "state"), progress=False
+        )
+    assert not (tmp_path / "state").exists() and not (tmp_path / "out").exists()
+
+
+def test_it_makes_a_real_model_better() -> None:
+    folder = data_folder() / "llm"
+    with np.load(folder / "eval_tokens_stories260K.npz") as loaded:
+        rows = torch.from_numpy(loaded["ids"][loaded["len"] >= 128][:, :128].astype(np.int64))
+    found = {}
+    for algorithms in ((), (Distillation(steps=60, lr=0.01, batch=8, sequences=120),)):
+        model = load_checkpoint(folder / "stories260K")
+        quantize_model(model, MXFP4.with_(algorithms=algorithms), rows[:16].split(8), progress=False)
+        found[len(algorithms)] = perplexity(model, list(rows[16:80]), progress=False)
+    assert found[1] < 0.95 * found[0]
+    assert SignedRounding().stage == "weights"
