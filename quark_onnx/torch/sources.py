@@ -14,6 +14,8 @@ from quark_onnx.torch.checkpoint import Reader
 from quark_onnx.torch.disk_names import DiskNames
 
 _EXPERT = re.compile(r"(.*\bexperts)\.(\d+)\.(gate|up|down)_proj\.(\w+)")
+#: Bytes; that of torch's own memory.
+_ALIGNMENT = 64
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 #: How checkpoints of Mixtral call the layers of an expert.
 _MIXTRAL = {"gate": "w1", "up": "w3", "down": "w2"}
@@ -167,10 +169,16 @@ def fill(module: Any, prefix: str, sources: Sources, *, dtype: Any = None) -> No
             if parameter.is_floating_point() and value.dtype not in _FLOATS:
                 raise ModelError(f"{place + name} is {value.dtype}; start from a checkpoint of float weights")
             value = value.to(parameter.dtype if dtype is None else dtype)
-            setattr(owner, name, nn.Parameter(value, requires_grad=False))
+            setattr(owner, name, nn.Parameter(_aligned(value), requires_grad=False))
         for name, _ in list(owner.named_buffers(recurse=False)):
             if name not in owner._non_persistent_buffers_set and place + name in sources:
                 setattr(owner, name, sources.get(place + name))
+
+
+def _aligned(tensor: Any) -> Any:
+    """A tensor where torch would have put it: some processors sum products in another order where memory begins
+    anywhere, as in a file, so that a model from a file would not compute what one in memory does, to the last bit."""
+    return tensor.clone() if tensor.data_ptr() % _ALIGNMENT else tensor
 
 
 def missing_of(module: Any) -> list[str]:

@@ -43,7 +43,7 @@ class Distillation:
     calibration data. That data itself is never trained on: of all that the descent looks at on the way, the start
     included, what diverges least on it is kept.
 
-    The whole model is in memory, with five numbers for each weight that is trained. The same number of threads gives
+    The whole model is in memory, with eight numbers for each weight that is trained. The same number of threads gives
     the same codes, as with ``SignedRounding``.
 
     Attributes:
@@ -109,7 +109,7 @@ class Distillation:
             assert each.trained is not None
             each.layer.quantized = each.trained.made()
         note = f"divergence in nats for each token, {self.steps} steps"
-        return [*outcomes, Outcome("model", self.name, before, after, note)]
+        return [*outcomes, Outcome("", self.name, before, after, note)]
 
     def _train(self, pair: _Pair, written: Sequence[Any], rows: Sequence[Any], bar: Progress) -> tuple[float, float]:
         """Move the leaves to the best that is found; the divergence before and after."""

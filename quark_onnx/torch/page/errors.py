@@ -31,7 +31,7 @@ def errors(report: TorchReport, width: float, height: float, class_: str) -> str
 
     An algorithm that works on a whole block has lines as wide as it.
     """
-    outcomes = [each for each in report.outcomes if shown(each)]
+    outcomes = [each for each in report.outcomes if each.layer and shown(each)]
     if not outcomes:
         return ""
     names = list(report.quantized)

@@ -141,7 +141,8 @@ def _layers(report: TorchReport) -> str:
     for outcome in report.outcomes:
         found.setdefault(outcome.layer, []).append(outcome)
     names = list(report.quantized)
-    bodies = []
+    whole = "".join(_row("", None, each, place) for place, each in enumerate(found.get("", ())))
+    bodies = [f"<tbody>{whole}</tbody>"] if whole else []
     for block, own in groupby(names, block_of):
         rows = "".join(_row(block, None, each, place) for place, each in enumerate(found.get(block, ())))
         rows = "" if block in report.quantized else rows
@@ -160,6 +161,7 @@ def _row(name: str, spec: LayerSpec | None, outcome: Outcome | None, place: int)
     """A row of the table; what stands in the row above is left out."""
     block = block_of(name)
     local = name.removeprefix(f"{block}.") if name != block else "the whole block" if spec is None else name
+    local = local if name else "the whole model"
     start = "<tr class='more'><td></td><td></td>"
     if not place:
         start = f'<tr><td class="name">{escape(local)}</td><td>{escape(_words(spec))}</td>'

@@ -30,10 +30,10 @@ Run = tuple[Found, Mixture]
 
 @pytest.fixture(scope="module")
 def run() -> Run:
-    """Of a model with experts: three algorithms, one of which works on whole blocks, and a mixture."""
+    """Of a model with experts: algorithms of layers, one of blocks and one of the model, and a mixture."""
     model = made(torch_families.config_of("qwen3_moe"))
     mixture = mix(model, ("mxfp4", "mxfp6_e2m3", "mxfp8"), 6, tokens(), progress=False)
-    algorithms = ("awq", "autoround:steps=2", "gptq")
+    algorithms = ("awq", "autoround:steps=2", "gptq", "distill:steps=2,sequences=4")
     config = TorchConfig(scheme("uint4_wo_32"), exclude=("lm_head",), algorithms=algorithms)
     report = quantize_model(model, config, tokens(), progress=False)
     return Found(report, Estimate(1 << 30, 1 << 20, 50.0), 10.0, 10.5), mixture
@@ -49,7 +49,7 @@ def test_it_says_what_the_report_says(run: Run) -> None:
     found, mixture = run
     text = render(found, "model", mixture)
     # two drawings, each with a ring or a dot for what each algorithm has made of each layer, and lines for blocks
-    own = [each for each in found.report.outcomes if each.before > 0]
+    own = [each for each in found.report.outcomes if each.layer and each.before > 0]
     changed = [each for each in own if each.before != each.after and each.layer in found.report.quantized]
     wide = next(part for part in re.findall("<svg.*?</svg>", text, re.DOTALL) if "Error before" in part)
     assert wide.count('class="hollow"') == len(changed) > 30
@@ -60,6 +60,7 @@ def test_it_says_what_the_report_says(run: Run) -> None:
     # a row for each outcome, in the order of the model
     rows = re.findall("<tr(?: class='more')?><td.*?</tr>", text)
     assert len(rows) == len(found.report.outcomes)
+    assert "the whole model" in rows[0] and f"{found.report.outcomes[-1].before:#.3g}" in rows[0]
     places = [text.index(f">{name}</th>") for name in ("model.layers.0", "model.layers.1")]
     assert places == sorted(places)
     for group in mixture.groups:

@@ -43,7 +43,7 @@ def test_the_divergence_is_what_its_definition_says_and_falls(name: str) -> None
     quantize_model(nearest, config, data, progress=False)
     report = quantize_model(trained, config.with_(algorithms=(QUICK,)), data, progress=False)
     (outcome,) = report.outcomes
-    assert outcome.layer == "model" and outcome.algorithm == "distill"
+    assert outcome.layer == "" and outcome.algorithm == "distill"
     assert outcome.before == pytest.approx(divergence(floats, nearest, data), rel=1e-3)
     assert outcome.after == pytest.approx(divergence(floats, trained, data), rel=1e-3)
     assert outcome.after < outcome.before
@@ -113,9 +113,7 @@ def test_what_it_refuses() -> None:
 def test_a_folder_to_resume_from_is_not_used(tmp_path: Path) -> None:
     source = saved(made(llama()), tmp_path / "source")
     config = MXFP4.with_(algorithms=(QUICK,))
-    with pytest.raises(
-        ConfigError, match="keeps nothing to resume from"
-    ):
+    with pytest.raises(ConfigError, match="keeps nothing to resume from"):
         quantize_checkpoint(
             source, tmp_path / "out", config, tokens(), writing=Writing(resume=tmp_path / "state"), progress=False
         )
