@@ -66,12 +66,14 @@ def quantize_graph(
         A new module, and what became of its layers.
 
     Raises:
-        ConfigError: a name matches no layer or operator, or an algorithm is asked for.
+        ConfigError: a name matches no layer or operator, or an algorithm or attention is asked for.
         DataError: data is needed and missing, or the model cannot be run on it.
         ModelError: the model cannot be exported, or was exported in training mode.
     """
     if config.algorithms:
         raise ConfigError(f"{config.algorithms[0].name} works on modules, not on exported graphs; leave it out there")
+    if config.attention is not None:
+        raise ConfigError("attention works on modules of transformers, not on exported graphs; leave it out there")
     if isinstance(model, nn.Module) and any(isinstance(module, QuantizedLayer) for module in model.modules()):
         raise ModelError("the model is quantized already; start from the float model")
     report = TorchReport()

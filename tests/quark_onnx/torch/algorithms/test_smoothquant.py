@@ -39,7 +39,7 @@ def rounded_error(job: BlockJob, targets: list[Any]) -> float:
     with torch.no_grad(), Watching(job.layers) as watching:
         for call in job.calls:
             call.run(job.block)
-    job.inputs, job.outputs = watching.scales()
+    job.scales = watching.scales()
     made = {name: weight_of(module, spec, name) for name, (module, spec) in job.layers.items()}
     with torch.no_grad(), job.put(job.quantized({name: each for name, each in made.items() if each is not None})):
         found = [call.run(job.block) for call in job.calls]
