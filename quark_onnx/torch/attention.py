@@ -73,8 +73,8 @@ def set_attention(model: Any, implementation: str) -> None:
     if implementation != _EAGER:
         for name in (name for name, layer in layers.items() if layer.spec.probabilities is not None):
             raise ConfigError(
-                f"attention is to be computed by {implementation!r}, but probabilities behind {name} are rounded, which "
-                f"takes {_EAGER!r}; leave it out"
+                f"attention is to be computed by {implementation!r}, but probabilities behind {name} are rounded, "
+                f"which takes {_EAGER!r}; leave it out"
             )
     model.set_attn_implementation(implementation)
     hand_over(model, {name: (layer, layer.spec) for name, layer in layers.items()})

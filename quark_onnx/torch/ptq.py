@@ -12,7 +12,7 @@ import torch
 
 from quark_onnx.errors import ConfigError
 from quark_onnx.torch.config import Attention, KVCache, TorchConfig
-from quark_onnx.torch.estimate import Estimate, estimate
+from quark_onnx.torch.estimate import AT_ONCE, Estimate, estimate
 from quark_onnx.torch.files import Writing, quantize_checkpoint
 from quark_onnx.torch.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.layouts import check_config
@@ -30,10 +30,6 @@ logger = logging.getLogger(__name__)
 KV_CACHES = ("fp8", "fp8-rope")
 #: Formats of queries and probabilities of attention.
 ATTENTIONS = ("fp8",)
-
-
-#: Tokens that a block runs at once.
-_TOKENS = 2048
 
 
 @dataclass(frozen=True)
@@ -160,7 +156,7 @@ def ptq(
 
 def _batched(windows: Sequence[Any]) -> list[Any]:
     """Windows that are run together, (windows, length); larger products are faster."""
-    return list(torch.stack(list(windows)).split(max(1, _TOKENS // len(windows[0]))))
+    return list(torch.stack(list(windows)).split(max(1, AT_ONCE // len(windows[0]))))
 
 
 def tokenizer_of(folder: Path, trust_code: bool = False) -> Any:

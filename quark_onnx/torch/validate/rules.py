@@ -94,6 +94,9 @@ _MODEL = {
     "kv-scales-equal": Rule(
         WARNING, "scales of the KV cache differ among layers", "calibrate the KV cache", f"{VLLM}, kv_cache.py"
     ),
+    "attention-scales-missing": Rule(
+        WARNING, "quantized attention has scales for queries and probabilities", _AGAIN, f"{VLLM}, kv_cache.py"
+    ),
 }
 _QUARK_VLLM = {
     "quark-export": Rule(REFUSED, "export has the list kv_cache_group, and pack_method", _FIX, _QUARK),

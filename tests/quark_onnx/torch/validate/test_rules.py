@@ -14,6 +14,7 @@ from tests.quark_onnx.torch.validate.drafts import FP8, INT8, Draft, layer
 
 Change = Callable[[Draft], object]
 Q0 = "model.layers.0.self_attn.q_proj"
+PROB0 = "model.layers.0.self_attn.prob_output_scale"
 DOWN0 = "model.layers.0.mlp.down_proj"
 
 
@@ -68,6 +69,10 @@ def weight_spec(**changes: object) -> Change:
         draft.quantization["global_quant_config"]["weight"].update(changes)
 
     return change
+
+
+def softmax(**changes: object) -> Change:
+    return lambda draft: draft.quantization["softmax_quant_spec"].update(changes)
 
 
 def exports(**changes: object) -> Change:
@@ -208,6 +213,11 @@ CASES = (
     Case("kv-scales-missing", "warning", drafts.quark_kv, drop("1.self_attn.v_proj.output_scale"), BOTH),
     Case("kv-scales-one", "warning", drafts.quark_kv, cached(value=1.0), BOTH),
     Case("kv-scales-equal", "warning", drafts.quark_kv, cached(value=0.5), BOTH),
+    Case("attention-scales-missing", "warning", drafts.quark_attention, drop("1.self_attn.prob_output_scale"), BOTH),
+    Case("attention-scales-missing", "warning", drafts.quark_attention, drop("1.self_attn.q_proj.output_scale"), BOTH),
+    Case("tensor-shape", "refused", drafts.quark_attention, shape(PROB0, "F32", 4), BOTH),
+    Case("tensor-shape", "refused", drafts.quark_attention, shape(f"{Q0}.output_scale", "F32", 64), BOTH),
+    Case("quark-type", "refused", drafts.quark_attention, softmax(qscheme="per_head"), HF),
     Case(
         "head-quantized",
         "refused",
@@ -370,7 +380,14 @@ def test_schemes_in_transformers(scheme: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "whole", [drafts.mixture, drafts.quark_kv, drafts.plain, lambda: drafts.compressed("float-quantized")]
+    "whole",
+    [
+        drafts.mixture,
+        drafts.quark_kv,
+        drafts.quark_attention,
+        drafts.plain,
+        lambda: drafts.compressed("float-quantized"),
+    ],
 )
 def test_whole_in_vllm(whole: Callable[[], Draft], tmp_path: Path) -> None:
     assert validate(whole().write(tmp_path / "whole"), "vllm").findings == ()
