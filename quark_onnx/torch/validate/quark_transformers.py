@@ -83,7 +83,7 @@ def quark_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
         if name not in _ALGORITHMS:
             yield broken("quark-algorithm", f"{_HERE}.algo_config", f"it names {name!r}")
     for spec in stages(config.entries.get("softmax_quant_spec")):
-        yield from _tensor_findings(f"{_HERE}.softmax_quant_spec", spec)
+        yield broken("quark-softmax", f"{_HERE}.softmax_quant_spec", describe({"weight": spec}))
     for place, layer in _layers(config):
         yield from _layer_findings(place, layer)
 

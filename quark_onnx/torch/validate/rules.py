@@ -144,6 +144,9 @@ _QUARK_TRANSFORMERS = {
     "quark-observer": Rule(REFUSED, "observer_cls is known and goes with qscheme", _FIX, _QCONFIG),
     "quark-integer": Rule(REFUSED, "integers have round_method, scale_type and symmetric", _FIX, _QCONFIG),
     "quark-type": Rule(REFUSED, "dtype and qscheme are known", "choose a scheme that amd-quark has", _QCONFIG),
+    "quark-softmax": Rule(
+        WARNING, "probabilities of attention are float: softmax_quant_spec is not obeyed", "use vLLM", _QCONFIG
+    ),
     "quark-algorithm": Rule(REFUSED, "names in algo_config are known", "write algo_config: null", _QCONFIG),
     "quark-two-stages": Rule(
         WRONG, "weights have one stage: the scales of a second are not loaded, which gives NaN", "use vLLM", _QCONFIG

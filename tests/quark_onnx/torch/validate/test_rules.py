@@ -71,10 +71,6 @@ def weight_spec(**changes: object) -> Change:
     return change
 
 
-def softmax(**changes: object) -> Change:
-    return lambda draft: draft.quantization["softmax_quant_spec"].update(changes)
-
-
 def exports(**changes: object) -> Change:
     return lambda draft: draft.quantization["export"].update(changes)
 
@@ -213,11 +209,17 @@ CASES = (
     Case("kv-scales-missing", "warning", drafts.quark_kv, drop("1.self_attn.v_proj.output_scale"), BOTH),
     Case("kv-scales-one", "warning", drafts.quark_kv, cached(value=1.0), BOTH),
     Case("kv-scales-equal", "warning", drafts.quark_kv, cached(value=0.5), BOTH),
-    Case("attention-scales-missing", "warning", drafts.quark_attention, drop("1.self_attn.prob_output_scale"), BOTH),
-    Case("attention-scales-missing", "warning", drafts.quark_attention, drop("1.self_attn.q_proj.output_scale"), BOTH),
-    Case("tensor-shape", "refused", drafts.quark_attention, shape(PROB0, "F32", 4), BOTH),
-    Case("tensor-shape", "refused", drafts.quark_attention, shape(f"{Q0}.output_scale", "F32", 64), BOTH),
-    Case("quark-type", "refused", drafts.quark_attention, softmax(qscheme="per_head"), HF),
+    Case("attention-scales-missing", "warning", drafts.quark_attention, drop("1.self_attn.prob_output_scale")),
+    Case("attention-scales-missing", "warning", drafts.quark_attention, drop("1.self_attn.q_proj.output_scale")),
+    Case("tensor-shape", "refused", drafts.quark_attention, shape(PROB0, "F32", 4)),
+    Case("tensor-shape", "refused", drafts.quark_attention, shape(f"{Q0}.output_scale", "F32", 64)),
+    Case(
+        "quark-softmax",
+        "warning",
+        drafts.quark,
+        all_of(quantization(softmax_quant_spec=FP8), add(PROB0, "F32"), add(PROB0.replace("0", "1"), "F32")),
+        HF,
+    ),
     Case(
         "head-quantized",
         "refused",
