@@ -54,6 +54,9 @@ def ptq_options(parser: Parser) -> None:
     )
     parser.add_argument("--min-kv-scale", type=number, default=0.0, metavar="X", help="their least scale (default: 0)")
     parser.add_argument(
+        "--attention", choices=["fp8"], help="how queries and the probabilities of attention are quantized"
+    )
+    parser.add_argument(
         "--layer",
         type=_pair,
         action="append",
@@ -169,6 +172,7 @@ def _config(options: Namespace, module: Any, source: Any) -> Any:
         group_size=options.group_size,
         kv_cache=options.kv_cache,
         least_kv_scale=options.min_kv_scale,
+        attention=options.attention,
         layers=tuple(options.layer),
         exclude=source.heads if options.exclude is None else tuple(options.exclude),
     )
@@ -252,7 +256,7 @@ def _answer(options: Namespace, found: Any, mixture: Any, scores: dict[str, Any]
 
 
 def _spec(spec: Any) -> dict[str, str]:
-    parts = {"weight": spec.weight, "input": spec.input, "output": spec.output}
+    parts = {name: getattr(spec, name) for name in ("weight", "input", "output", "probabilities")}
     return {name: str(each) for name, each in parts.items() if each is not None}
 
 

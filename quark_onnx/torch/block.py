@@ -50,7 +50,7 @@ def quantize_block(
     made = dict[str, Quantized]()
     if rounders:
         job.targets = walk.hidden[: len(floats)]
-        job.inputs, job.outputs = watching.scales(_least(config))
+        job.scales = watching.scales(config.least_of)
         made, found = refined(job, rounders)
         outcomes += found
         with job.put(job.quantized(made)):
@@ -179,18 +179,13 @@ def finish(
     """
     made = made or {}
     layered = dict[str, Any]()
-    inputs, outputs = watching.scales(_least(config))
+    scales = watching.scales(config.least_of)
     for name, (module, spec) in layers.items():
-        read, computed = inputs.get(name), outputs.get(name)
-        if (name in watching.inputs and read is None) or (name in watching.outputs and computed is None):
+        if watching.unseen(name, scales):
             spec = report.weight_only(name)
         weight = made.get(name) or weight_of(name, layers)
-        layered[name] = QuantizedLayer(module, weight, spec, read, computed)
+        layered[name] = QuantizedLayer(module, weight, spec, **scales.of(name))
     put_modules(model, layered)
-
-
-def _least(config: TorchConfig) -> float:
-    return config.kv_cache.least if config.kv_cache else 0.0
 
 
 def inside(layers: Layers, block: str) -> dict[str, tuple[Any, LayerSpec]]:

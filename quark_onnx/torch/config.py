@@ -57,6 +57,30 @@ class KVCache:
 
 
 @dataclass(frozen=True)
+class Attention:
+    """How what attention computes is quantized, beside keys and values.
+
+    Attributes:
+        probabilities: how what softmax computes is; one scale for each attention, from data.
+        queries: how what ``layers`` compute is; None leaves it as it is.
+        layers: names of the projections that compute queries, one for each attention.
+
+    >>> Attention(TensorSpec("fp8e4m3"), TensorSpec("fp8e4m3")).layers
+    ('*q_proj',)
+    """
+
+    probabilities: TensorSpec
+    queries: TensorSpec | None = None
+    layers: tuple[str, ...] = ("*q_proj",)
+
+    def __post_init__(self) -> None:
+        for name in ("probabilities", "queries"):
+            spec = getattr(self, name)
+            if spec is not None and not spec.measured:
+                raise ConfigError(f"attention: {name} are {spec}; they have a scale that data tells")
+
+
+@dataclass(frozen=True)
 class TorchConfig:
     """What a user wants of a PyTorch model; frozen, and composed with ``with_``.
 
@@ -66,6 +90,7 @@ class TorchConfig:
         types: for layers by the name of their class; in exported graphs for operators by their names in ATen, too.
         exclude: globs of names that stay float.
         kv_cache: how keys and values are quantized; None leaves them as they are.
+        attention: how queries and probabilities are quantized; None leaves them as they are.
         algorithms: what makes weights easier to round, or chooses better codes than the nearest, in this order; by name
             (``"gptq"``, ``"gptq:polish=2"``) or as values.
 
@@ -81,6 +106,7 @@ class TorchConfig:
     types: tuple[tuple[str, LayerSpec], ...] = ()
     exclude: tuple[str, ...] = ()
     kv_cache: KVCache | None = None
+    attention: Attention | None = None
     algorithms: tuple[Any, ...] = ()
 
     def __post_init__(self) -> None:
@@ -117,7 +143,15 @@ class TorchConfig:
         if self.kv_cache is not None and any(fnmatchcase(name, glob) for glob in self.kv_cache.layers):
             rotated = self.kv_cache.where == "rope" and _side(name) == "k"
             found = found.with_(output=self.kv_cache.spec, rotated=rotated)
+        if self.attention is not None and (probabilities := self.probabilities_of(name)):
+            found = found.with_(probabilities=probabilities, output=self.attention.queries or found.output)
         return found if found != LayerSpec() else None
+
+    def probabilities_of(self, name: str) -> TensorSpec | None:
+        """How those of the attention that a layer computes queries for are quantized; None if they are not."""
+        attention = self.attention
+        named = attention is not None and any(fnmatchcase(name, glob) for glob in attention.layers)
+        return attention.probabilities if named and attention else None
 
     def _excludes(self, name: str) -> bool:
         return any(fnmatchcase(name, glob) for glob in self.exclude)
@@ -137,6 +171,7 @@ class TorchConfig:
         globs = [("exclude", glob) for glob in self.exclude if not isinstance(glob, Usual)]
         globs += [("layers", glob) for glob, _ in self.layers]
         globs += [("kv_cache", glob) for glob in (self.kv_cache.layers if self.kv_cache else ())]
+        globs += [("attention", glob) for glob in (self.attention.layers if self.attention else ())]
         for where, glob in globs:
             found = [name for name in names if fnmatchcase(name, glob)]
             if not found:
@@ -145,10 +180,8 @@ class TorchConfig:
                 raise ConfigError(
                     f"{where} names {glob!r}, but no layer of the model is called so{nearest(last, ends)}"
                 )
-            if where == "kv_cache" and all(map(self._excludes, found)):
-                raise ConfigError(
-                    f"kv_cache names {glob!r}, but these layers are excluded; exclude less, or no kv_cache"
-                )
+            if where in ("kv_cache", "attention") and all(map(self._excludes, found)):
+                raise ConfigError(f"{where} names {glob!r}, but these layers are excluded; exclude less, or no {where}")
             if where == "kv_cache" and self.kv_cache and self.kv_cache.where == "rope":
                 for name in (name for name in found if _side(name) not in ("k", "v")):
                     raise ConfigError(
@@ -160,7 +193,13 @@ class TorchConfig:
     def specs(self) -> list[LayerSpec]:
         """All specs that a layer may get."""
         own = [self.default, *(spec for _, spec in (*self.layers, *self.types))]
-        return own if self.kv_cache is None else [*own, LayerSpec(output=self.kv_cache.spec)]
+        own += [] if self.kv_cache is None else [LayerSpec(output=self.kv_cache.spec)]
+        return own if self.attention is None else [*own, LayerSpec(probabilities=self.attention.probabilities)]
+
+    def least_of(self, name: str) -> float:
+        """The least scale of what a layer computes."""
+        cache = self.kv_cache
+        return cache.least if cache and any(fnmatchcase(name, glob) for glob in cache.layers) else 0.0
 
     @property
     def measures(self) -> bool:

@@ -29,6 +29,8 @@ _WORKING, _ON_THE_WAY = 6, 48 << 20
 _ROWS, _COLUMNS, _SOME = 2048, 2048, 64
 #: Rows that it is multiplied with, and bytes that are read, to see how fast that is.
 _TOKENS, _READ = 256, 1 << 25
+#: Tokens that a block runs at once; and bytes for each probability of attention, beside three of the model's type.
+AT_ONCE, _SOFTMAX = 2048, 4
 #: Columns of a weight that is swept, to see how fast that is.
 _SWEPT = 128
 
@@ -109,6 +111,7 @@ def estimate(
     states = 0 if spilled else tokens * int(getattr(model.config, "hidden_size", 0) or 0) * dtype.itemsize
     states *= 2 if any(each.stage == "weights" for each in algorithms) else 1
     held = _count(_in_front(source, blocks)) * dtype.itemsize + int(block) + states + more.memory
+    held += _probabilities(source, chosen, tokens // max(samples, 1), dtype)
     return Estimate(memory + max(alone, held), disk, seconds + shapes.weights * tokens / _product_rate(dtype), unknown)
 
 
@@ -122,6 +125,20 @@ def _shapes(chosen: Layers, blocks: list[list[Any]], dtype: Any, tokens: int, sa
     }
     block = max(map(_count, blocks), default=0) * dtype.itemsize
     return Shapes(layers, sum(map(_count, blocks)), block, tokens, samples)
+
+
+def _probabilities(source: FloatCheckpoint, chosen: Layers, length: int, dtype: Any) -> int:
+    """Bytes of the probabilities of attention while a block runs, where they are there to be rounded.
+
+    Args:
+        length: tokens of a sample.
+    """
+    if all(spec.probabilities is None for _, spec in chosen.values()):
+        return 0
+    config = source.model.config
+    heads = int(getattr(getattr(config, "text_config", config), "num_attention_heads", 0) or 0)
+    rows = max(1, AT_ONCE // max(length, 1))
+    return int(heads * rows * length**2 * (3 * dtype.itemsize + _SOFTMAX))
 
 
 def _work(cost: Cost, spec: TensorSpec, dtype: Any) -> float:

@@ -10,6 +10,7 @@ from typing import Any
 
 from quark_onnx.errors import ConfigError
 from quark_onnx.torch import export
+from quark_onnx.torch.attention import set_attention
 from quark_onnx.torch.checkpoint import read_json
 from quark_onnx.torch.config import KVCache, TorchConfig
 from quark_onnx.torch.exporter_config import ExporterConfig, JsonExporterConfig
@@ -175,7 +176,7 @@ def import_model_from_safetensors(
     if entry is not None:
         found.quantized_by = read_layout(entry)[0]
     if attn_implementation is not None:
-        found.set_attn_implementation(attn_implementation)
+        set_attention(found, attn_implementation)
     return found if device is None else found.to(device)
 
 

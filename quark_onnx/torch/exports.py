@@ -67,6 +67,11 @@ def _check(kinds: Collection[str], source: FloatCheckpoint, config: TorchConfig,
     check_free(output)
     if "gguf" in kinds:
         check_gguf(source, chosen_layers(source.model, config)[0])
+    if "onnx" in kinds and (config.attention is not None or (config.kv_cache and config.kv_cache.where == "rope")):
+        raise ConfigError(
+            "an ONNX model has no node for what attention rounds: rotated keys and probabilities; export none, or "
+            "quantize without"
+        )
     if "onnx" in kinds and find_spec("onnxscript") is None:
         raise MissingDependency("an ONNX model needs the package onnxscript: pip install 'quark-onnx[llm]'")
 

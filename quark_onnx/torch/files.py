@@ -14,7 +14,7 @@ from quark_onnx.errors import ConfigError, DataError, ModelError
 from quark_onnx.progress import Progress
 from quark_onnx.torch.algorithms.base import Layers
 from quark_onnx.torch.algorithms.rotate import rotate_sources
-from quark_onnx.torch.attention import hand_keys_over
+from quark_onnx.torch.attention import hand_over
 from quark_onnx.torch.block import (
     check_apart,
     endings_of,
@@ -220,7 +220,7 @@ class _Run:
             if not any(within(name, block) for block in blocks):
                 yield from self._one(name, module) if name in self.chosen else self._untouched(name, module)
         with ExitStack() as stack:
-            stack.callback(hand_keys_over(self.model, self.chosen))
+            stack.callback(hand_over(self.model, self.chosen))
             stack.enter_context(inference(self.model))
             folder = stack.enter_context(spilling(self.spill))
             self._fill(next(iter(blocks)), {})

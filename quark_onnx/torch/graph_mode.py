@@ -66,12 +66,11 @@ def quantize_graph(
         A new module, and what became of its layers.
 
     Raises:
-        ConfigError: a name matches no layer or operator, or an algorithm is asked for.
+        ConfigError: a name matches no layer or operator, or an algorithm or attention is asked for.
         DataError: data is needed and missing, or the model cannot be run on it.
         ModelError: the model cannot be exported, or was exported in training mode.
     """
-    if config.algorithms:
-        raise ConfigError(f"{config.algorithms[0].name} works on modules, not on exported graphs; leave it out there")
+    _check_config(config)
     if isinstance(model, nn.Module) and any(isinstance(module, QuantizedLayer) for module in model.modules()):
         raise ModelError("the model is quantized already; start from the float model")
     report = TorchReport()
@@ -100,6 +99,14 @@ def quantize_graph(
     graph_module.graph.eliminate_dead_code()
     graph_module.graph.lint()
     return _fresh(graph_module, graph_module.graph), report
+
+
+def _check_config(config: TorchConfig) -> None:
+    """Raise ConfigError for what works on modules alone."""
+    if config.algorithms:
+        raise ConfigError(f"{config.algorithms[0].name} works on modules, not on exported graphs; leave it out there")
+    if config.attention is not None:
+        raise ConfigError("attention works on modules of transformers, not on exported graphs; leave it out there")
 
 
 def _graph_of(model: Any, example: Any, dynamic_shapes: Any, report: TorchReport) -> GraphModule:

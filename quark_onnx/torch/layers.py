@@ -63,7 +63,7 @@ class QuantizedLayer(_Coded):
         layer: the float layer; its bias is shared, its weight is not kept.
         weight: the codes, or None where the weight stays float.
         spec: how the layer is quantized.
-        input, output: scales from data, where there are any.
+        input, output, probabilities: scales from data, where there are any.
 
     Attributes:
         origin: the class of the float layer, as ``kind_of`` names it.
@@ -76,6 +76,7 @@ class QuantizedLayer(_Coded):
         spec: LayerSpec,
         input: Params | None = None,
         output: Params | None = None,
+        probabilities: Params | None = None,
     ) -> None:
         super().__init__()
         self.spec = spec
@@ -91,6 +92,9 @@ class QuantizedLayer(_Coded):
         self.bias = getattr(layer, "bias", None)
         self.input = Rounding(spec.input, input) if spec.input is not None else None
         self.output = Rounding(spec.output, output) if spec.output is not None else None
+        self.probabilities: Any = None
+        if spec.probabilities is not None:
+            self.probabilities = Rounding(spec.probabilities, probabilities)
         factor = getattr(layer, "embed_scale", 1.0) if kind == "Embedding" else 1.0
         self.register_buffer("factor", factor if isinstance(factor, torch.Tensor) else None, persistent=False)
         self._factor = 1.0 if self.factor is not None else factor  # of what is looked up
@@ -141,6 +145,11 @@ class QuantizedLayer(_Coded):
     def round_keys(self) -> Any:
         """What attention rounds rotated keys by; None where the layer computes none."""
         return self.output if self.spec.rotated else None
+
+    @property
+    def round_probabilities(self) -> Any:
+        """What attention rounds probabilities by; None where it is not this layer that has their scale."""
+        return self.probabilities
 
     def compute(self, x: Any, weight: Any, more: Sequence[Any], named: Mapping[str, Any]) -> Any:
         """What the float layer computes with another weight; nothing is rounded.

@@ -10,7 +10,7 @@ from typing import Any
 
 from quark_onnx.errors import ModelError
 from quark_onnx.torch.affine import Params
-from quark_onnx.torch.attention import hand_keys_over
+from quark_onnx.torch.attention import hand_over
 from quark_onnx.torch.checkpoint import Reader, read_json
 from quark_onnx.torch.config import TorchConfig
 from quark_onnx.torch.layers import QuantizedLayer, kind_of, outputs_first
@@ -44,7 +44,7 @@ def load_checkpoint(folder: Path | str, *, dtype: Any = None, trust_code: bool =
     if quantized is not None and layout is not None:
         put_layers(model, quantized, layout, sources, defaultdict(lambda: kept))
         layers = {name: module for name, module in model.named_modules() if isinstance(module, QuantizedLayer)}
-        hand_keys_over(model, {name: (layer, layer.spec) for name, layer in layers.items()})
+        hand_over(model, {name: (layer, layer.spec) for name, layer in layers.items()})
     fill(model, "", sources, dtype=dtype)
     if hasattr(model, "tie_weights"):
         model.tie_weights()
@@ -68,6 +68,8 @@ def put_layers(model: Any, config: TorchConfig, layout: Layout, sources: Sources
     """
     for name, (module, kind) in layers_of(model).items():
         spec = config.spec_of(name, kind)
+        if spec is None and layout.key(f"{name}.prob_output_scale") in sources:  # of AMD Quark's, which counts it apart
+            spec = LayerSpec(probabilities=config.probabilities_of(name))
         plain = spec is not None and (spec.weight is None or spec.weight.is_cast)
         if spec is not None and (plain or any(f"{name}.{part}" in sources for part in layout.parts[1:])):
             set_module(model, name, _layer(module, name, spec, sources, types[name], layout))
@@ -86,10 +88,9 @@ def _layer(module: Any, name: str, spec: LayerSpec, sources: Sources, dtype: Any
             raise ModelError(f"the tensors of {name} do not fit a weight of {spec.weight}: {error}") from error
     else:
         fill(module, name, sources)
-    read, computed = (
-        _scale(name, side, each, sources, layout) for side, each in (("input", spec.input), ("output", spec.output))
-    )
-    return QuantizedLayer(module, weight, spec, read, computed)
+    sides = (("input", spec.input), ("output", spec.output), ("prob_output", spec.probabilities))
+    scales = (_scale(name, side, each, sources, layout) for side, each in sides)
+    return QuantizedLayer(module, weight, spec, *scales)
 
 
 def _check_count(weight: Quantized) -> None:

@@ -203,15 +203,15 @@ def _measured(
             with Watching(layers) as watching:
                 for batch in samples if spec.measures else ():
                     call(model, batch)
-            inputs, outputs = watching.scales()
+            scales = watching.scales()
             for count, names in enumerate(groups, 1):
                 made = {}
                 for each in names:
                     module = chosen[each][0]
-                    reached = not spec.measures or each in inputs or each in outputs
+                    reached = not spec.measures or each in scales.inputs or each in scales.outputs
                     own = spec if reached else LayerSpec(spec.weight)
                     weight = weight_of(each, layers)
-                    made[each] = QuantizedLayer(module, weight, own, inputs.get(each), outputs.get(each))
+                    made[each] = QuantizedLayer(module, weight, own, **scales.of(each))
                 options[names].append(Option(name, _bits(made), _divergence(model, made, samples, wanted)))
                 bar.update(place * len(groups) + count)
     weights = {names: sum(chosen[each][0].weight.numel() for each in names) for names in groups}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -80,6 +81,28 @@ class Watched:
         return Params(scale, None if params.zero is None else params.zero.to(self._device))
 
 
+@dataclass(frozen=True)
+class Scales:
+    """Scales that data has told, by names of layers.
+
+    Attributes:
+        inputs, outputs: of what layers read, and compute.
+        probabilities: of what the attention computes that they belong to.
+    """
+
+    inputs: Mapping[str, Params] = field(default_factory=dict)
+    outputs: Mapping[str, Params] = field(default_factory=dict)
+    probabilities: Mapping[str, Params] = field(default_factory=dict)
+
+    def of(self, name: str) -> dict[str, Params | None]:
+        """Those of a layer, as ``QuantizedLayer`` takes them."""
+        return {
+            "input": self.inputs.get(name),
+            "output": self.outputs.get(name),
+            "probabilities": self.probabilities.get(name),
+        }
+
+
 class Watching:
     """Context manager: hooks on layers whose activations have scales that only data can tell.
 
@@ -92,6 +115,7 @@ class Watching:
         self._hooks: list[Any] = []
         self.inputs: dict[str, Watched] = {}
         self.outputs: dict[str, Watched] = {}
+        self.probabilities: dict[str, Watched] = {}
 
     def __enter__(self) -> Watching:
         for name, (module, spec) in self._layers.items():
@@ -104,26 +128,42 @@ class Watching:
                     module.round_keys = _rotated(watched, name, len(module.weight))
                 else:
                     self._hooks.append(module.register_forward_hook(_computing(watched)))
+            if spec.probabilities is not None:
+                what = f"the softmax of the attention of {name}"
+                watched = self.probabilities[name] = Watched(spec.probabilities, what, module.weight.device)
+                module.round_probabilities = _handed(watched)
         return self
 
     def __exit__(self, *error: object) -> None:
         for hook in self._hooks:
             hook.remove()
         for module, _ in self._layers.values():
-            vars(module).pop("round_keys", None)
+            for name in ("round_keys", "round_probabilities"):
+                vars(module).pop(name, None)
         if error[0] is None:
-            for watched in (*self.inputs.values(), *self.outputs.values()):
+            for watched in (*self.inputs.values(), *self.outputs.values(), *self.probabilities.values()):
                 watched.over_ranks()
 
-    def scales(self, least: float = 0.0) -> tuple[dict[str, Params], dict[str, Params]]:
-        """Those of what layers read, and of what they compute, by their names; of layers that were run.
+    def scales(self, least: Callable[[str], float] = lambda name: 0.0) -> Scales:
+        """Those of layers that were run.
 
         Args:
-            least: the least scale of what layers compute.
+            least: the least scale of what a layer computes.
         """
-        inputs = {name: found for name, one in self.inputs.items() if (found := one.params()) is not None}
-        outputs = {name: found for name, one in self.outputs.items() if (found := one.params(least)) is not None}
-        return inputs, outputs
+        return Scales(
+            {name: found for name, one in self.inputs.items() if (found := one.params()) is not None},
+            {name: found for name, one in self.outputs.items() if (found := one.params(least(name))) is not None},
+            {name: found for name, one in self.probabilities.items() if (found := one.params()) is not None},
+        )
+
+    def unseen(self, name: str, scales: Scales) -> bool:
+        """Whether the data has not reached a layer whose scales it should tell."""
+        told = (
+            (self.inputs, scales.inputs),
+            (self.outputs, scales.outputs),
+            (self.probabilities, scales.probabilities),
+        )
+        return any(name in watched and name not in found for watched, found in told)
 
 
 def _reading(watched: Watched) -> Any:
@@ -142,6 +182,14 @@ def _rotated(watched: Watched, name: str, outputs: int) -> Any:
             )
         watched.observe(keys.detach())
         return keys
+
+    return hook
+
+
+def _handed(watched: Watched) -> Any:
+    def hook(probabilities: Any) -> Any:
+        watched.observe(probabilities.detach())
+        return probabilities
 
     return hook
 

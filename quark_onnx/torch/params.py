@@ -43,8 +43,8 @@ def save_params(
         reorder: how nibbles are ordered.
 
     Raises:
-        ConfigError: the model is an exported graph, no layer is quantized, keys are rounded after they are rotated, or
-            the layout has no place for a format.
+        ConfigError: the model is an exported graph, no layer is quantized, keys are rounded after they are rotated,
+            probabilities are rounded, or the layout has no place for a format.
     """
     _check_mode(quant_mode)
     if isinstance(model, GraphModule):
@@ -57,6 +57,8 @@ def save_params(
         raise ConfigError("no layer of the model is quantized; ModelQuantizer(config).quantize_model comes first")
     if rotated := [name for name, layer in quantized.items() if layer.spec.rotated]:
         raise ConfigError(f"{rotated[0]} has keys that are rounded after they are rotated; export a checkpoint instead")
+    if rounding := [name for name, layer in quantized.items() if layer.spec.probabilities is not None]:
+        raise ConfigError(f"{rounding[0]} has probabilities of attention that are rounded; export a checkpoint instead")
     layout = layout_named("quark", "reorder" if reorder else "order")
     config = TorchConfig(layers=tuple((name, layer.spec) for name, layer in quantized.items()))
     check_config(layout, config)

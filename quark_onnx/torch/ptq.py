@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from quark_onnx.errors import ConfigError
-from quark_onnx.torch.config import KVCache, TorchConfig
-from quark_onnx.torch.estimate import Estimate, estimate
+from quark_onnx.torch.config import Attention, KVCache, TorchConfig
+from quark_onnx.torch.estimate import AT_ONCE, Estimate, estimate
 from quark_onnx.torch.files import Writing, quantize_checkpoint
 from quark_onnx.torch.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.layouts import check_config
@@ -28,10 +28,8 @@ logger = logging.getLogger(__name__)
 
 #: Formats of keys and values.
 KV_CACHES = ("fp8", "fp8-rope")
-
-
-#: Tokens that a block runs at once.
-_TOKENS = 2048
+#: Formats of queries and probabilities of attention.
+ATTENTIONS = ("fp8",)
 
 
 @dataclass(frozen=True)
@@ -71,6 +69,7 @@ def config_for(
     group_size: int | None = None,
     kv_cache: str | None = None,
     least_kv_scale: float = 0.0,
+    attention: str | None = None,
     layers: tuple[tuple[str, str], ...] = (),
     exclude: tuple[str, ...] = ("lm_head",),
 ) -> TorchConfig:
@@ -82,6 +81,7 @@ def config_for(
         kv_cache: "fp8"; "fp8-rope" for keys that are rounded after they are rotated; None to leave keys and values as
             they are.
         least_kv_scale: the least scale of keys and values.
+        attention: "fp8" for queries and probabilities; None to leave them as they are.
         layers: globs of names and the schemes that these layers get instead.
         exclude: globs of names that stay float.
 
@@ -95,10 +95,14 @@ def config_for(
         raise ConfigError(f"kv_cache is {kv_cache!r}; it must be one of: {', '.join(KV_CACHES)}")
     if kv_cache is None and least_kv_scale:
         raise ConfigError(f"the least scale of the KV cache is {least_kv_scale}, but keys and values stay float")
+    if attention not in (None, *ATTENTIONS):
+        raise ConfigError(f"attention is {attention!r}; it must be one of: {', '.join(ATTENTIONS)}")
+    fp8 = TensorSpec("fp8e4m3")
     where = "rope" if kv_cache == "fp8-rope" else "projection"
-    cache = None if kv_cache is None else KVCache(TensorSpec("fp8e4m3"), least=least_kv_scale, where=where)
+    cache = None if kv_cache is None else KVCache(fp8, least=least_kv_scale, where=where)
     own = tuple((glob, scheme(each, group_size)) for glob, each in layers)
-    return TorchConfig(scheme(name, group_size), layers=own, exclude=exclude, kv_cache=cache)
+    rounded = None if attention is None else Attention(fp8, fp8)
+    return TorchConfig(scheme(name, group_size), layers=own, exclude=exclude, kv_cache=cache, attention=rounded)
 
 
 def ptq(
@@ -152,7 +156,7 @@ def ptq(
 
 def _batched(windows: Sequence[Any]) -> list[Any]:
     """Windows that are run together, (windows, length); larger products are faster."""
-    return list(torch.stack(list(windows)).split(max(1, _TOKENS // len(windows[0]))))
+    return list(torch.stack(list(windows)).split(max(1, AT_ONCE // len(windows[0]))))
 
 
 def tokenizer_of(folder: Path, trust_code: bool = False) -> Any:

@@ -13,7 +13,7 @@ from quark_onnx.progress import Progress
 from quark_onnx.torch import ranks
 from quark_onnx.torch.algorithms.base import Layers
 from quark_onnx.torch.algorithms.rotate import rotate
-from quark_onnx.torch.attention import hand_keys_over
+from quark_onnx.torch.attention import hand_over
 from quark_onnx.torch.block import (
     check_apart,
     endings_of,
@@ -138,9 +138,9 @@ def quantize_model(
 def _float_again(model: Any, layers: Layers) -> Iterator[None]:
     """Context manager: what fails inside brings the float layers back, those of blocks that were done among them.
 
-    Attention hands rotated keys over inside, and later on if nothing fails.
+    Attention hands rotated keys and probabilities over inside, and later on if nothing fails.
     """
-    undo = hand_keys_over(model, layers)
+    undo = hand_over(model, layers)
     try:
         yield
     except BaseException:

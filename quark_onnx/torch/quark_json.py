@@ -5,12 +5,13 @@ The keys are those of its release 0.13, all of them written out: loaders ask for
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from quark_onnx.dtypes import Integer
 from quark_onnx.errors import ConfigError, nearest
-from quark_onnx.torch.config import KVCache, TorchConfig
+from quark_onnx.torch.config import Attention, KVCache, TorchConfig
 from quark_onnx.torch.formats import TwoLevel, block_of
 from quark_onnx.torch.spec import LayerSpec, TensorSpec
 
@@ -29,6 +30,8 @@ _IN_BLOCKS = {"fp8_e4m3": "mxfp8e4m3", "fp8_e5m2": "mxfp8e5m2"}
 #: Those that have nothing but blocks, whatever an entry says of its scales.
 _BLOCKS = ("mx", "mx6", "mx9", "bfp16")
 _THEIRS = {ours: theirs for theirs, ours in (*_NAMES.items(), *_IN_BLOCKS.items())}
+#: The last parts of the names of layers that compute queries, alone or with keys and values.
+_QUERIES = re.compile(r"(^|[.*_])W?(q|query|qkv)(_[a-z_]+)?$|(^|[.*])c_attn$")
 _SCALES = {"model": "float", "float32": "float32", "float16": "float16", "bfloat16": "bfloat16"}
 
 
@@ -39,12 +42,17 @@ def to_json(config: TorchConfig, exclude: Iterable[str] | None = None, method: s
         exclude: exact names of layers that stay float; the globs of the configuration if None.
         method: how nibbles are ordered.
     """
-    kv = config.kv_cache
+    kv, attention = config.kv_cache, config.attention
     layers = {glob: layer_to_json(spec) for glob, spec in config.layers}
     cache = {}
     if kv is not None:
         output = {"output_tensors": _spec(kv.spec) | {"scale_type": None}}
         cache = {glob: layers.pop(glob, layer_to_json(config.default)) | output for glob in kv.layers}
+    rounded = dict(cache)
+    if attention is not None and attention.queries is not None:
+        output = {"output_tensors": _spec(attention.queries) | {"scale_type": None}}
+        for glob in attention.layers:
+            rounded[glob] = cache.get(glob) or layers.pop(glob, layer_to_json(config.default)) | output
     return {
         "algo_config": None,
         "exclude": list(config.exclude if exclude is None else exclude),
@@ -58,11 +66,11 @@ def to_json(config: TorchConfig, exclude: Iterable[str] | None = None, method: s
         "global_quant_config": layer_to_json(config.default),
         "kv_cache_post_rope": kv is not None and kv.where == "rope",
         "kv_cache_quant_config": cache,
-        "layer_quant_config": {name: entry for name, entry in layers.items() if "*" not in name} | cache | layers,
+        "layer_quant_config": {name: entry for name, entry in layers.items() if "*" not in name} | rounded | layers,
         "layer_type_quant_config": {name: layer_to_json(spec) for name, spec in config.types},
         "quant_method": "quark",
         "quant_mode": "eager_mode",
-        "softmax_quant_spec": None,
+        "softmax_quant_spec": None if attention is None else _spec(attention.probabilities) | {"scale_type": None},
         "version": VERSION,
     }
 
@@ -89,7 +97,8 @@ def from_json(found: Mapping[str, Any]) -> tuple[TorchConfig, str]:
         exclude=tuple(found.get("exclude") or ()),
     )
     where = "rope" if found.get("kv_cache_post_rope") else "projection"
-    config = with_layers(config, layers, kv_layers, float(export.get("min_kv_scale") or 0.0), where)
+    probabilities = spec_from_json(found.get("softmax_quant_spec"), "softmax_quant_spec")
+    config = with_layers(config, layers, kv_layers, float(export.get("min_kv_scale") or 0.0), where, probabilities)
     return config, str(export.get("pack_method") or "reorder")
 
 
@@ -99,28 +108,46 @@ def with_layers(
     kv_layers: Collection[str],
     least: float = 0.0,
     where: str = "projection",
+    probabilities: TensorSpec | None = None,
 ) -> TorchConfig:
-    """The configuration with layers of their own, where those that make keys and values are entries like others.
+    """The configuration with layers of their own, where those that make keys, values and queries are entries like
+    others.
 
     Args:
-        config: has no layers yet, and no KV cache.
+        config: has no layers yet, no KV cache, and float attention.
         layers: by glob.
         kv_layers: globs among them whose output is kept; they come first.
         least: the least scale of keys and values.
         where: keys are rounded, "projection" or "rope".
+        probabilities: how those of attention are quantized; with them, layers that make queries are looked for.
     """
     outputs = [layers[glob].output for glob in kv_layers if glob in layers]
-    if not outputs or outputs[0] is None:
-        return config.with_(layers=tuple(layers.items()))
-    if any(output != outputs[0] for output in outputs):
-        raise ConfigError(f"the outputs of {', '.join(kv_layers)} are quantized differently; keys and values are alike")
-    own = {glob: layers[glob].with_(output=None) for glob in kv_layers if glob in layers}
+    cache = None
+    if outputs and outputs[0] is not None:
+        if any(output != outputs[0] for output in outputs):
+            raise ConfigError(
+                f"the outputs of {', '.join(kv_layers)} are quantized differently; keys and values are alike"
+            )
+        cache = KVCache(outputs[0], tuple(kv_layers), least, where)
+    attention = None if probabilities is None else _attention(layers, probabilities)
+    rounded = [*(cache.layers if cache else ()), *(attention.layers if attention and attention.queries else ())]
+    own = {glob: layers[glob].with_(output=None) for glob in rounded if glob in layers}
     others = {glob: spec for glob, spec in layers.items() if glob not in own}
-    if not others and not config.types and all(spec == config.default for spec in own.values()):
+    if own and not others and not config.types and all(spec == config.default for spec in own.values()):
         own = {}  # nothing comes in between
-    return config.with_(
-        layers=tuple((own | others).items()), kv_cache=KVCache(outputs[0], tuple(kv_layers), least, where)
-    )
+    return config.with_(layers=tuple((own | others).items()), kv_cache=cache, attention=attention)
+
+
+def _attention(layers: Mapping[str, LayerSpec], probabilities: TensorSpec) -> Attention:
+    """Which layers compute queries: those whose outputs are quantized, and whose names say so."""
+    found = {glob: spec.output for glob, spec in layers.items() if spec.output is not None and _QUERIES.search(glob)}
+    found = {glob: output for glob, output in found.items() if "*" in glob} or found
+    queries = next(iter(found.values()), None)
+    if queries is None:
+        return Attention(probabilities)
+    if any(output != queries for output in found.values()):
+        raise ConfigError(f"the outputs of {', '.join(found)} are quantized differently; queries are alike")
+    return Attention(probabilities, queries, tuple(found))
 
 
 def layer_to_json(spec: LayerSpec) -> dict[str, Any]:

@@ -95,6 +95,7 @@ class LayerSpec:
         input: what the layer reads.
         output: what it computes.
         rotated: whether attention rounds the output, after it has rotated it; the layer itself does not.
+        probabilities: what the softmax of the attention computes that the layer belongs to.
 
     >>> LayerSpec(TensorSpec("int8")).weight_only
     True
@@ -104,15 +105,16 @@ class LayerSpec:
     input: TensorSpec | None = None
     output: TensorSpec | None = None
     rotated: bool = False
+    probabilities: TensorSpec | None = None
 
     def __post_init__(self) -> None:
-        for name in ("weight", "input", "output"):
+        for name in ("weight", "input", "output", "probabilities"):
             spec = getattr(self, name)
             if spec is not None and not isinstance(spec, TensorSpec):
                 raise ConfigError(f"{name} is {spec!r}; it must be a TensorSpec or None")
         if self.weight is not None and self.weight.dynamic:
             raise ConfigError("weight: its scale is known beforehand; dynamic belongs to the input")
-        for name in ("input", "output"):
+        for name in ("input", "output", "probabilities"):
             spec = getattr(self, name)
             if spec is not None and spec.measured and (spec.per_channel or spec.block_size):
                 raise ConfigError(f"{name}: one scale for each token or block is computed by each run; set dynamic")
@@ -124,9 +126,9 @@ class LayerSpec:
 
     @property
     def weight_only(self) -> bool:
-        return self.input is None and self.output is None
+        return self.input is None and self.output is None and self.probabilities is None
 
     @property
     def measures(self) -> bool:
         """Whether there are scales that only data can tell."""
-        return any(spec is not None and spec.measured for spec in (self.input, self.output))
+        return any(spec is not None and spec.measured for spec in (self.input, self.output, self.probabilities))

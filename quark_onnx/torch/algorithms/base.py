@@ -13,8 +13,8 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from torch import nn
 
-from quark_onnx.torch.affine import Params
 from quark_onnx.torch.layers import QuantizedLayer, kind_of, outputs_first
+from quark_onnx.torch.observe import Scales
 from quark_onnx.torch.quantized import Quantized
 from quark_onnx.torch.spec import LayerSpec
 from quark_onnx.torch.structure import put_modules
@@ -55,7 +55,7 @@ class BlockJob:
         floats: what it is called with in the float model.
         calls: what it is called with in the model whose blocks before it are quantized; aligned with ``floats``.
         targets: the hidden states that it computes of ``floats``.
-        inputs, outputs: scales of activations that data has told, by names of layers.
+        scales: of activations, that data has told.
     """
 
     name: str
@@ -64,8 +64,7 @@ class BlockJob:
     floats: Sequence[Call]
     calls: Sequence[Call]
     targets: Sequence[Any] = ()
-    inputs: Mapping[str, Params] = field(default_factory=dict)
-    outputs: Mapping[str, Params] = field(default_factory=dict)
+    scales: Scales = field(default_factory=Scales)
 
     def weights(self) -> Iterator[tuple[str, Any, LayerSpec]]:
         """Names, float weights with outputs first, and specs of the layers whose weights are quantized."""
@@ -84,7 +83,7 @@ class BlockJob:
         found = dict[str, QuantizedLayer]()
         for name, (module, spec) in chosen.items():
             own = spec.with_(weight=None)
-            layer = found[name] = QuantizedLayer(module, None, own, self.inputs.get(name), self.outputs.get(name))
+            layer = found[name] = QuantizedLayer(module, None, own, **self.scales.of(name))
             if name in made:
                 left = outputs_first(made[name].dequantize(), kind_of(module))
                 layer.float_weight = nn.Parameter(left, requires_grad=False)

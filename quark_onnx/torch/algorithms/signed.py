@@ -139,6 +139,12 @@ class Training(nn.Module):
         own = self.layer.round_keys
         return None if own is None else lambda keys: through(keys, own(keys.detach()))
 
+    @property
+    def round_probabilities(self) -> Any:
+        """What attention rounds probabilities by; None where it is not this layer that has their scale."""
+        own = self.layer.round_probabilities
+        return None if own is None else lambda found: through(found, own(found.detach()))
+
     def forward(self, input: Any, *more: Any, **named: Any) -> Any:
         """What the quantized layer computes."""
         layer = self.layer

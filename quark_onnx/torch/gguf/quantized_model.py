@@ -17,6 +17,8 @@ from quark_onnx.torch.layers import QuantizedLayer
 from quark_onnx.torch.quantized import quantize
 from quark_onnx.torch.sources import Sources
 
+_NO_ATTENTION = "a GGUF file has no place for attention that is rounded; quantize without attention"
+
 
 def write_quantized_gguf(model: Any, source: Path, output: Path) -> GgufFile:
     """Write a quantized model as a GGUF file. What is float in the model is float16 there, norms float32.
@@ -34,6 +36,8 @@ def write_quantized_gguf(model: Any, source: Path, output: Path) -> GgufFile:
     for name, parameter in model.named_parameters():
         weights[sources.key_of(name.replace(".float_weight", ".weight"))] = parameter.detach()
     for name, layer in model.named_modules():
+        if isinstance(layer, QuantizedLayer) and layer.spec.probabilities is not None:
+            raise ConfigError(f"{name}: {_NO_ATTENTION}")
         if isinstance(layer, QuantizedLayer) and layer.quantized is not None:
             weights[sources.key_of(f"{name}.weight")] = layer.quantized
     return write_gguf(source, output, "f16", weights)
@@ -50,6 +54,8 @@ def check_gguf(source: FloatCheckpoint, chosen: Layers) -> None:
         ConfigError: llama.cpp has no blocks for their codes, or no place for one of them.
         ModelError, MissingDependency: as ``write_gguf`` does.
     """
+    for name in (name for name, (_, spec) in chosen.items() if spec.probabilities is not None):
+        raise ConfigError(f"{name}: {_NO_ATTENTION}")
     stored = {tensor.name for target in planned(source.folder)[2] for tensor in target.sources}
     sources = Sources(source.reader, source.model)
     for spec in dict.fromkeys(spec.weight for _, spec in chosen.values()):

@@ -62,6 +62,15 @@ def check_config(layout: Layout, config: TorchConfig) -> None:
             f"kv_cache: a checkpoint of the layout {layout.name!r} cannot say that keys are rounded after they are "
             f"rotated; choose the layout {QuarkLayout.name!r}, or where='projection'"
         )
+    _check_attention(layout, config)
+
+
+def _check_attention(layout: Layout, config: TorchConfig) -> None:
+    if config.attention is not None and layout.name != QuarkLayout.name:
+        raise ConfigError(
+            f"attention: a checkpoint of the layout {layout.name!r} has no place for scales of queries and "
+            f"probabilities; choose the layout {QuarkLayout.name!r}, or leave attention as it is"
+        )
 
 
 def _no_place(layout: Layout, reason: str, others: list[str]) -> str:

@@ -83,7 +83,7 @@ class Layout(ABC):
         """The tensors of an activation whose scale is known, by the end of their names.
 
         Args:
-            side: "input" or "output".
+            side: "input", "output" or "prob_output".
         """
         return {f"{side}_scale": rounding.scale}
 
@@ -129,7 +129,11 @@ class Layout(ABC):
             raise ConfigError(f"{name}: {error}") from error
         if layer.bias is not None:
             parts["bias"] = layer.bias
-        for side, rounding in (("input", layer.input), ("output", layer.output)):
+        for side, rounding in (
+            ("input", layer.input),
+            ("output", layer.output),
+            ("prob_output", layer.probabilities),
+        ):
             if rounding is not None and rounding.scale is not None:
                 parts |= self.stored_scale(side, rounding)
         return parts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -19,6 +20,9 @@ from quark_onnx.torch.layouts.base import Layout, is_two_level, needed
 from quark_onnx.torch.packing import ORDERS
 from quark_onnx.torch.quantized import Quantized
 from quark_onnx.torch.spec import LayerSpec, TensorSpec
+
+#: The scale of probabilities, which belong to the attention of the layer that has it.
+_PROBABILITIES = re.compile(r"(?P<attention>.*)\.[^.]+\.(?P<end>prob_output_[a-z_]+)")
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,15 @@ class QuarkLayout(Layout):
         self, quantized: Mapping[str, LayerSpec], floats: Sequence[str], config: TorchConfig
     ) -> dict[str, Any]:
         return quark_json.to_json(config, floats, self.pack_method)
+
+    def key(self, name: str) -> str:
+        """How a tensor is called, which is ``LAYER.END`` elsewhere.
+
+        >>> QuarkLayout().key("model.layers.0.self_attn.q_proj.prob_output_scale")
+        'model.layers.0.self_attn.prob_output_scale'
+        """
+        found = _PROBABILITIES.fullmatch(name)
+        return f"{found['attention']}.{found['end']}" if found else name
 
     def stored(self, weight: Quantized, spec: LayerSpec) -> dict[str, Any]:
         return stored(weight, self.pack_method)

@@ -90,13 +90,18 @@ def standing_in(model: Any, dtype: Any) -> tuple[Any, dict[str, QuantizedLayer],
         dtype: torch.float32 or torch.float16.
 
     Raises:
-        ConfigError: keys are rounded after they are rotated, which no node stands for.
+        ConfigError: keys are rounded after they are rotated, or probabilities are, which no node stands for.
     """
     for name, module in model.named_modules():
         if isinstance(module, QuantizedLayer) and module.spec.rotated:
             raise ConfigError(
                 f"{name}: an ONNX model has no node for keys that are rounded after they are rotated; quantize with "
                 "where='projection', or without kv_cache"
+            )
+        if isinstance(module, QuantizedLayer) and module.spec.probabilities is not None:
+            raise ConfigError(
+                f"{name}: an ONNX model has no node for probabilities of attention that are rounded; quantize without "
+                "attention"
             )
     memo = dict[int, Any]()
     for module in model.modules():

@@ -181,6 +181,7 @@ def _words(spec: LayerSpec | None) -> str:
     if spec is None:
         return ""
     parts = [("", spec.weight), ("input ", spec.input), ("output ", spec.output)]
+    parts.append(("probabilities ", spec.probabilities))
     return "; ".join(f"{name}{each}" for name, each in parts if each is not None)
 
 

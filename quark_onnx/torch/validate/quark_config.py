@@ -112,6 +112,11 @@ class QuarkConfig:
                 return {**layer, "output_tensors": None} if cached else layer
         return self.fallback
 
+    @property
+    def rounds_attention(self) -> bool:
+        """Whether the probabilities of attention are quantized."""
+        return bool(stages(self.entries.get("softmax_quant_spec")))
+
     def is_cached(self, module: Module) -> bool:
         """Whether a layer's outputs are quantized for the KV cache, or the queries with it."""
         output = self.layer(module.name).get("output_tensors")

@@ -9,7 +9,7 @@ from quark_onnx.torch.validate.checkpoint import Checkpoint
 from quark_onnx.torch.validate.finding import REFUSED, WRONG, Finding
 from quark_onnx.torch.validate.quark_config import QuarkConfig, stages
 from quark_onnx.torch.validate.quark_schemes import describe
-from quark_onnx.torch.validate.quark_vllm import kv_scale_findings, kv_slots, tensor_findings
+from quark_onnx.torch.validate.quark_vllm import attention_findings, kv_scale_findings, kv_slots, tensor_findings
 from quark_onnx.torch.validate.rules import broken
 
 TOP_KEYS = ("global_quant_config", "layer_quant_config", "layer_type_quant_config", "exclude")
@@ -82,6 +82,8 @@ def quark_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
         name = algorithm.get("name") if isinstance(algorithm, dict) else algorithm
         if name not in _ALGORITHMS:
             yield broken("quark-algorithm", f"{_HERE}.algo_config", f"it names {name!r}")
+    for spec in stages(config.entries.get("softmax_quant_spec")):
+        yield broken("quark-softmax", f"{_HERE}.softmax_quant_spec", describe({"weight": spec}))
     for place, layer in _layers(config):
         yield from _layer_findings(place, layer)
 
@@ -111,6 +113,7 @@ def quark_layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
             yield broken("quark-two-stages", module.name, describe(layer))
         yield from tensor_findings(checkpoint, module, layer, kv_slots(config, module))
     yield from kv_scale_findings(checkpoint, config)
+    yield from attention_findings(checkpoint, config)
 
 
 def quark_schemes(checkpoint: Checkpoint) -> Iterator[str]:

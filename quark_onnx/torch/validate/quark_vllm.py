@@ -20,6 +20,10 @@ _HERE = "quantization_config"
 #: Families whose routers vLLM quantizes like other layers, unless they are excluded.
 _QUANTIZED_ROUTERS = ("dbrx", "lfm2_moe", "qwen3_moe")
 
+#: The scale of the probabilities of an attention, and the layers that each attention has one of.
+_PROBABILITIES, _QUERIES = "prob_output_scale", ("q_proj", "qkv_proj", "query_key_value")
+_ONE = "there is no such tensor; 1.0 is taken"
+
 
 def quark_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """What vLLM refuses or misreads in the configuration itself."""
@@ -63,6 +67,7 @@ def quark_layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
         if module.is_linear and not stays:
             yield from _layer_findings(checkpoint, config, module)
     yield from kv_scale_findings(checkpoint, config)
+    yield from attention_findings(checkpoint, config)
 
 
 def quark_schemes_in_vllm(checkpoint: Checkpoint) -> Iterator[str]:
@@ -100,7 +105,26 @@ def kv_scale_findings(checkpoint: Checkpoint, config: QuarkConfig) -> Iterator[F
     """Layers whose outputs should have a scale for the KV cache, and have none."""
     for module in checkpoint.modules.values():
         if config.is_cached(module) and module.last != "q_proj" and "output_scale" not in module.tensors:
-            yield broken("kv-scales-missing", f"{module.name}.output_scale", "there is no such tensor; 1.0 is taken")
+            yield broken("kv-scales-missing", f"{module.name}.output_scale", _ONE)
+
+
+def attention_findings(checkpoint: Checkpoint, config: QuarkConfig) -> Iterator[Finding]:
+    """Scales of probabilities that are no scalars; and those of attention that should be there, and are not."""
+    for name, module in checkpoint.modules.items():
+        if _PROBABILITIES in module.tensors:
+            alone = Module(name, {_PROBABILITIES: module.tensors[_PROBABILITIES]})
+            yield from slot_findings(alone, {_PROBABILITIES: SCALE})
+    if not config.rounds_attention:
+        return
+    for module in checkpoint.modules.values():
+        if not module.is_linear or module.last not in _QUERIES:
+            continue
+        parent = module.name.rpartition(".")[0]
+        if parent not in checkpoint.modules or _PROBABILITIES not in checkpoint.modules[parent].tensors:
+            yield broken("attention-scales-missing", f"{parent}.{_PROBABILITIES}", _ONE)
+        out = config.excludes(module.name)
+        if not out and module.last == "q_proj" and config.is_cached(module) and "output_scale" not in module.tensors:
+            yield broken("attention-scales-missing", f"{module.name}.output_scale", _ONE)
 
 
 def _export_findings(config: QuarkConfig) -> Iterator[Finding]:

@@ -94,6 +94,9 @@ _MODEL = {
     "kv-scales-equal": Rule(
         WARNING, "scales of the KV cache differ among layers", "calibrate the KV cache", f"{VLLM}, kv_cache.py"
     ),
+    "attention-scales-missing": Rule(
+        WARNING, "quantized attention has scales for queries and probabilities", _AGAIN, f"{VLLM}, kv_cache.py"
+    ),
 }
 _QUARK_VLLM = {
     "quark-export": Rule(REFUSED, "export has the list kv_cache_group, and pack_method", _FIX, _QUARK),
@@ -141,6 +144,9 @@ _QUARK_TRANSFORMERS = {
     "quark-observer": Rule(REFUSED, "observer_cls is known and goes with qscheme", _FIX, _QCONFIG),
     "quark-integer": Rule(REFUSED, "integers have round_method, scale_type and symmetric", _FIX, _QCONFIG),
     "quark-type": Rule(REFUSED, "dtype and qscheme are known", "choose a scheme that amd-quark has", _QCONFIG),
+    "quark-softmax": Rule(
+        WARNING, "probabilities of attention are float: softmax_quant_spec is not obeyed", "use vLLM", _QCONFIG
+    ),
     "quark-algorithm": Rule(REFUSED, "names in algo_config are known", "write algo_config: null", _QCONFIG),
     "quark-two-stages": Rule(
         WRONG, "weights have one stage: the scales of a second are not loaded, which gives NaN", "use vLLM", _QCONFIG

@@ -33,6 +33,7 @@ def arguments() -> argparse.Namespace:
     add("--kv_cache_dtype", choices=["fp8"], help="how keys and values are quantized")
     add("--kv_cache_post_rope", action="store_true", help="round keys after they are rotated")
     add("--min_kv_scale", type=float, default=0.0, help="the least scale of keys and values")
+    add("--attention_dtype", choices=["fp8"], help="how queries and the probabilities of attention are quantized")
     add("--quant_algo", help="names of algorithms, with commas")
     add("--exclude_layers", nargs="*", help="globs of layers that stay float")
     add("--dataset", default="pileval", help="calibration data")
@@ -61,6 +62,7 @@ def main() -> None:
         algorithm=args.quant_algo.split(",") if args.quant_algo else None,
         kv_cache_scheme=args.kv_cache_dtype,
         min_kv_scale=args.min_kv_scale,
+        attention_scheme=args.attention_dtype,
         layer_config=dict(args.layer_quant_scheme),
         exclude_layers=args.exclude_layers,
         group_size=args.group_size,

@@ -119,7 +119,6 @@ def _check_axis(config: QTensorConfig, fine: Mapping[QSchemeType, tuple[int, ...
 
 #: Fields whose other values ask for what is not done, and why.
 _NOT_DONE: dict[str, str] = {
-    "softmax_quant_spec": "attention is computed in float",
     "shared_scale_groups": "each layer has scales of its own",
     "sync_moe_expert_input_amax": "each expert has scales of its own",
     "keep_prequantized_layers": "layers that are quantized already stay as they are",
@@ -140,6 +139,7 @@ class QConfig(Fields):
         layer_quant_config: by globs of names; the first that matches wins.
         kv_cache_quant_config: by globs of the names of layers that compute keys and values; wins over all others.
         kv_cache_post_rope: whether keys are rounded after they are rotated.
+        softmax_quant_spec: of the probabilities of attention; queries are an entry of ``layer_quant_config``.
     """
 
     ENUMS: ClassVar[Mapping[str, type[Enum]]] = {"quant_mode": QuantizationMode, "quant_flow": QuantFlow}
@@ -195,7 +195,9 @@ class QConfig(Fields):
         entries = self.layer_quant_config | self.kv_cache_quant_config
         layers = {glob: _layer(each, f"the layers {glob!r}") for glob, each in entries.items()}
         where = "rope" if self.kv_cache_post_rope else "projection"
-        return quark_json.with_layers(config, layers, self._kv_layers(layers), self.min_kv_scale, where)
+        given = self.softmax_quant_spec
+        probabilities = None if given is None else _activation(given, "softmax_quant_spec")
+        return quark_json.with_layers(config, layers, self._kv_layers(layers), self.min_kv_scale, where, probabilities)
 
     def _kv_layers(self, layers: Mapping[str, LayerSpec]) -> list[str]:
         """Globs of the layers that compute keys and values."""

@@ -14,6 +14,16 @@ _QWEN4 = (
     "*.ple.*"
 )
 
+#: Layers that compute queries, where they are not called as those of keys are.
+_QUERIES = {
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "deepseek_v32"), "*q_a_proj *q_b_proj"),
+    **dict.fromkeys(("glm4_moe_lite", "glm_moe_dsa", "kimi_k2", "kimi_k25"), "*q_a_proj"),
+    "deepseek_v4": "*wq_a *wq_b",
+    "glm5_next": "*self_attn.q_b_proj",
+    "kimi_k3": "*self_attn.q_proj *self_attn.q_a_proj *self_attn.q_b_proj",
+    "mllama": "*self_attn.q_proj",
+}
+
 #: Globs of layers that compute keys and values, and of layers that stay float, each list in one text.
 FAMILIES: dict[str, tuple[str, str]] = {
     "chatglm": ("*query_key_value", "transformer.output_layer"),
@@ -95,3 +105,14 @@ FAMILIES: dict[str, tuple[str, str]] = {
     "qwen4_exp": ("*self_attn.k_proj *self_attn.v_proj", _QWEN4),
     "qwen4_exp_text": ("*self_attn.k_proj *self_attn.v_proj", _QWEN4),
 }
+
+
+def queries_of(model_type: str) -> list[str]:
+    """Globs of the layers that compute queries in a family, alone or with keys and values.
+
+    >>> queries_of("gemma3"), queries_of("phi3")
+    (['*language_model.*q_proj'], ['*qkv_proj'])
+    """
+    first = FAMILIES[model_type][0].split()[0]
+    usual = f"{first.removesuffix('k_proj')}q_proj" if first.endswith("k_proj") else first
+    return _QUERIES.get(model_type, usual).split()

@@ -10,13 +10,14 @@ from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.torch.config import Usual
 from quark_onnx.torch.quantization.config.algorithms import AlgoConfig, algorithm_named
 from quark_onnx.torch.quantization.config.config import QConfig, QLayerConfig
-from quark_onnx.torch.quantization.config.families import FAMILIES
+from quark_onnx.torch.quantization.config.families import FAMILIES, queries_of
 from quark_onnx.torch.quantization.config.fields import Fields
 from quark_onnx.torch.quantization.config.specs import FP8E4M3PerTensorSpec
 from quark_onnx.torch.schemes import SCHEMES, scheme
 
-#: Formats of keys and values.
+#: Formats of keys and values, and of queries and probabilities of attention.
 _KV_CACHES = {"fp8": FP8E4M3PerTensorSpec()}
+_ATTENTIONS = _KV_CACHES
 
 
 @dataclass
@@ -26,7 +27,8 @@ class LLMTemplate(Fields):
     Attributes:
         model_type: as in the configuration of transformers.
         kv_layers_name: globs of layers that compute keys and values.
-        q_layer_name, gate_up_layers_name: are kept, and not used: layers are found by the structure of the model.
+        q_layer_name: glob of layers that compute queries, or several.
+        gate_up_layers_name: is kept, and not used: layers are found by the structure of the model.
         exclude_layers_name: globs of layers that stay float; a model may lack them.
         algorithm_configs: settings of algorithms, by name; the defaults of an algorithm where there are none.
 
@@ -65,7 +67,7 @@ class LLMTemplate(Fields):
                 " A new one: LLMTemplate.register_template(LLMTemplate(model_type, kv_layers_name, ...))"
             )
         cache, floats = FAMILIES[model_type]
-        return cls(model_type, cache.split(), exclude_layers_name=floats.split())
+        return cls(model_type, cache.split(), queries_of(model_type), exclude_layers_name=floats.split())
 
     @classmethod
     def register_template(cls, template: LLMTemplate) -> None:
@@ -121,7 +123,7 @@ class LLMTemplate(Fields):
             algorithm: the name of an algorithm, or several.
             kv_cache_scheme: "fp8", or None to leave keys and values as they are.
             min_kv_scale: the least scale of keys and values.
-            attention_scheme: None; attention is computed in float.
+            attention_scheme: "fp8" for queries and probabilities, or None to leave them as they are.
             layer_config: other schemes, by globs of names.
             layer_type_config: other schemes, by the class of layers.
             exclude_layers: globs of layers that stay float, instead of what is usual.
@@ -132,8 +134,6 @@ class LLMTemplate(Fields):
         Raises:
             ConfigError: a name is unknown, or what is asked for is not done.
         """
-        if attention_scheme is not None:
-            raise ConfigError(f"attention_scheme is {attention_scheme!r}; attention is computed in float, leave it out")
         usual: list[str] = [Usual(glob) for glob in self.exclude_layers_name]
         config = QConfig(
             self._scheme(scheme, group_size),
@@ -146,7 +146,9 @@ class LLMTemplate(Fields):
             min_kv_scale=min_kv_scale,
             shared_scale_groups=shared_scale_groups or [],
         )
-        return config if kv_cache_scheme is None else self._with_kv_cache(config, kv_cache_scheme)
+        if kv_cache_scheme is not None:
+            config = self._with_kv_cache(config, kv_cache_scheme)
+        return config if attention_scheme is None else self._with_attention(config, attention_scheme)
 
     @classmethod
     def _scheme(cls, name: str, group_size: int | None) -> QLayerConfig:
@@ -165,6 +167,17 @@ class LLMTemplate(Fields):
             entry = QLayerConfig(own.input_tensors, spec, own.weight)
             config.layer_quant_config[glob] = config.kv_cache_quant_config[glob] = entry
         config.kv_cache_group = list(self.kv_layers_name)
+        return config
+
+    def _with_attention(self, config: QConfig, name: str) -> QConfig:
+        if name not in _ATTENTIONS:
+            raise ConfigError(f"attention_scheme is {name!r}{nearest(name, _ATTENTIONS)}")
+        if not self.q_layer_name:
+            raise ConfigError(f"the template of {self.model_type} does not say which layers compute queries")
+        spec = config.softmax_quant_spec = _ATTENTIONS[name].to_quantization_spec()
+        for glob in [self.q_layer_name] if isinstance(self.q_layer_name, str) else self.q_layer_name:
+            own = config.layer_quant_config.get(glob, config.global_quant_config)
+            config.layer_quant_config[glob] = QLayerConfig(own.input_tensors, spec, own.weight)
         return config
 
     def _algorithms(self, names: str | list[str] | None, given: Mapping[str, AlgoConfig]) -> list[AlgoConfig] | None:

@@ -39,8 +39,8 @@ def rounded_error(job: BlockJob, targets: list[Any]) -> float:
     with torch.no_grad(), Watching(job.layers) as watching:
         for call in job.calls:
             call.run(job.block)
-    job.inputs, job.outputs = watching.scales()
-    made = {name: weight_of(module, spec, name) for name, (module, spec) in job.layers.items()}
+    job.scales = watching.scales()
+    made = {name: weight_of(name, job.layers) for name in job.layers}
     with torch.no_grad(), job.put(job.quantized({name: each for name, each in made.items() if each is not None})):
         found = [call.run(job.block) for call in job.calls]
     return sum(float((one - two).double().square().sum()) for one, two in zip(found, targets, strict=True))
@@ -105,7 +105,7 @@ def test_error_shares_are_those_of_the_layers() -> None:
     job = with_outliers(spec=scheme("uint4_wo_32"))
     x = inputs_of(job, "self_attn.o_proj")
     layer, spec = job.layers[f"{job.name}.self_attn.o_proj"]
-    made = weight_of(layer, spec, "o_proj")
+    made = weight_of("o_proj", {"o_proj": (layer, spec)})
     assert made is not None
     exact = x @ layer.weight.detach().double().t()
     share = float((x @ made.dequantize().double().t() - exact).square().sum() / exact.square().sum())

@@ -308,6 +308,15 @@ def test_the_command_for_fp8(hub: str, monkeypatch: pytest.MonkeyPatch, capsys: 
     assert tensors("output")["model.layers.0.self_attn.k_proj.output_scale"] == ("bfloat16", [])
 
 
+def test_the_command_for_attention(hub: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("my.txt").write_text("the capital of france is a name ? " * 40, encoding="utf-8")
+    line = f"""--model_dir {hub} --output_dir output --quant_scheme fp8 --kv_cache_dtype fp8 --attention_dtype fp8
+    --num_calib_data 4 --dataset my.txt --seq_len 16"""
+    command(monkeypatch, *line.split())
+    for name in ("q_proj.output_scale", "prob_output_scale"):
+        assert tensors("output")[f"model.layers.0.self_attn.{name}"] == ("bfloat16", [])
+
+
 @pytest.mark.realdata
 @pytest.mark.parametrize("spelling", ["before 0.11", "0.13"])
 def test_the_export_is_described_as_amd_quark_describes_it(

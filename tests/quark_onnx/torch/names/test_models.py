@@ -42,6 +42,7 @@ from quark_onnx.torch.quantization import (  # noqa: E402
 
 INT8 = Int8PerTensorSpec().to_quantization_spec()
 FP8 = FP8E4M3PerTensorSpec().to_quantization_spec()
+DYNAMIC = FP8E4M3PerTensorSpec(is_dynamic=True).to_quantization_spec()
 INT4 = QLayerConfig(weight=Int4PerGroupSpec(ch_axis=-1, group_size=32).to_quantization_spec())
 LLAMA = LLMTemplate.get("llama")
 
@@ -95,7 +96,7 @@ def test_a_layer_that_gets_nothing_stays_float(model: Any) -> None:
         ({"min_kv_scale": 0.5}, "min_kv_scale is 0.5, but there is no kv_cache_quant_config"),
         ({"quant_mode": "fx_graph_mode"}, "LlamaForCausalLM is no exported graph; .*torch.export.export"),
         ({"quant_mode": "eager"}, "quant_mode is 'eager'; did you mean 'eager_mode'"),
-        ({"softmax_quant_spec": FP8}, "softmax_quant_spec is .*attention is computed in float"),
+        ({"softmax_quant_spec": DYNAMIC}, "attention: probabilities are fp8e4m3 .*a scale that data tells"),
         ({"kv_cache_post_rope": True}, "kv_cache_post_rope is True, but there is no kv_cache_quant_config"),
         ({"shared_scale_groups": [["a"]]}, "each layer has scales of its own"),
         ({"algo_config": [GPTQConfig(static_groups=False)]}, "desc_act without static_groups needs an index"),
@@ -164,7 +165,7 @@ def test_templates_are_known_by_name() -> None:
     [
         ({"scheme": "fp9"}, "unknown scheme 'fp9'; did you mean"),
         ({"scheme": "fp8", "kv_cache_scheme": "int8"}, "kv_cache_scheme is 'int8'; known: fp8"),
-        ({"scheme": "fp8", "attention_scheme": "fp8"}, "attention is computed in float"),
+        ({"scheme": "fp8", "attention_scheme": "int8"}, "attention_scheme is 'int8'; known: fp8"),
         ({"scheme": "fp8", "algorithm": "awk"}, "unknown algorithm 'awk'; did you mean 'awq'"),
         ({"scheme": "fp8", "layer_config": {"*k_proj": "mxfp44"}}, "did you mean 'mxfp4'"),
     ],

@@ -288,6 +288,29 @@ def quark_kv() -> Draft:
     return draft
 
 
+def quark_attention() -> Draft:
+    """And with fp8 attention: queries and probabilities."""
+    draft = quark_kv()
+    entries = draft.quantization
+    entries["softmax_quant_spec"] = deepcopy(FP8)
+    entries["layer_quant_config"]["*q_proj"] = {**layer(FP8, FP8), "output_tensors": deepcopy(FP8)}
+    for number in range(2):
+        for name in ("q_proj.output_scale", "prob_output_scale"):
+            draft.tensors[f"model.layers.{number}.self_attn.{name}"] = ("F32", ())
+    return draft
+
+
+def uncached(draft: Draft) -> Draft:
+    """Without what its KV cache needs."""
+    entries = draft.quantization
+    entries["export"]["kv_cache_group"] = []
+    for pattern in ("*k_proj", "*v_proj"):
+        del entries["layer_quant_config"][pattern], entries["kv_cache_quant_config"][pattern]
+    for name in list(draft.scalars):
+        del draft.tensors[name], draft.scalars[name]
+    return draft
+
+
 def mixture() -> Draft:
     """fp8, with two experts in place of the dense layers."""
     draft = quark("fp8")

@@ -113,6 +113,8 @@ Q0 = "model.layers.0.self_attn.q_proj"
 DRAFTS: dict[str, Draft] = {
     **{name: drafts.quark(name) for name in SCHEMES},
     "kv": drafts.quark_kv(),
+    "attention": drafts.quark_attention(),
+    "attention without cache": drafts.uncached(drafts.quark_attention()),
     "no export": edited(export=None),
     "no group": edited(export={"pack_method": "reorder"}),
     "null exclude": edited(exclude=None),

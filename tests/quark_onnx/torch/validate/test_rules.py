@@ -14,6 +14,7 @@ from tests.quark_onnx.torch.validate.drafts import FP8, INT8, Draft, layer
 
 Change = Callable[[Draft], object]
 Q0 = "model.layers.0.self_attn.q_proj"
+PROB0 = "model.layers.0.self_attn.prob_output_scale"
 DOWN0 = "model.layers.0.mlp.down_proj"
 
 
@@ -208,6 +209,17 @@ CASES = (
     Case("kv-scales-missing", "warning", drafts.quark_kv, drop("1.self_attn.v_proj.output_scale"), BOTH),
     Case("kv-scales-one", "warning", drafts.quark_kv, cached(value=1.0), BOTH),
     Case("kv-scales-equal", "warning", drafts.quark_kv, cached(value=0.5), BOTH),
+    Case("attention-scales-missing", "warning", drafts.quark_attention, drop("1.self_attn.prob_output_scale")),
+    Case("attention-scales-missing", "warning", drafts.quark_attention, drop("1.self_attn.q_proj.output_scale")),
+    Case("tensor-shape", "refused", drafts.quark_attention, shape(PROB0, "F32", 4)),
+    Case("tensor-shape", "refused", drafts.quark_attention, shape(f"{Q0}.output_scale", "F32", 64)),
+    Case(
+        "quark-softmax",
+        "warning",
+        drafts.quark,
+        all_of(quantization(softmax_quant_spec=FP8), add(PROB0, "F32"), add(PROB0.replace("0", "1"), "F32")),
+        HF,
+    ),
     Case(
         "head-quantized",
         "refused",
@@ -370,7 +382,14 @@ def test_schemes_in_transformers(scheme: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "whole", [drafts.mixture, drafts.quark_kv, drafts.plain, lambda: drafts.compressed("float-quantized")]
+    "whole",
+    [
+        drafts.mixture,
+        drafts.quark_kv,
+        drafts.quark_attention,
+        drafts.plain,
+        lambda: drafts.compressed("float-quantized"),
+    ],
 )
 def test_whole_in_vllm(whole: Callable[[], Draft], tmp_path: Path) -> None:
     assert validate(whole().write(tmp_path / "whole"), "vllm").findings == ()
