@@ -46,9 +46,12 @@ def device_of(optimizer: Any) -> Device:
 
 def descend(problem: Problem, device: Device, work: Callable[[Part, tuple[slice, slice]], None]) -> None:
     """Let ``work`` deal with all groups and outputs of a layer, each part of them on the device."""
+    from threadpoolctl import threadpool_limits
+
     activation, train = problem.activation, problem.train
     wanted = activation.value(train.targets)
-    norm = np.maximum(problem.loss(problem.nearest(), train), _LEAST_NORM).astype(np.float32)
+    with threadpool_limits(1, "blas"):  # products are summed in another order on several threads, on some processors
+        norm = np.maximum(problem.loss(problem.nearest(), train), _LEAST_NORM).astype(np.float32)
     value, derivative = (partial(f, xp=device.xp) for f in (activation.value, activation.derivative))
 
     @np.errstate(over="ignore", invalid="ignore")  # a loss that is no number is not kept
