@@ -175,6 +175,10 @@ def finish(
     made = made or {}
     layered = dict[str, Any]()
     inputs, outputs = watching.scales(_least(config))
+    report.notes += [
+        f"{name} was not run on the data: its input scale is the greatest of the other experts"
+        for name in watching.borrowing
+    ]
     for name, (module, spec) in layers.items():
         read, computed = inputs.get(name), outputs.get(name)
         if (name in watching.inputs and read is None) or (name in watching.outputs and computed is None):

@@ -14,6 +14,7 @@ from quark_onnx.torch import affine, ranks
 from quark_onnx.torch.affine import Params
 from quark_onnx.torch.formats import TwoLevel
 from quark_onnx.torch.shared_exponent import whole_for
+from quark_onnx.torch.siblings import across_experts
 from quark_onnx.torch.spec import LayerSpec, TensorSpec
 
 #: More values of one tensor than this are thinned out, evenly, before a histogram takes them in.
@@ -92,6 +93,8 @@ class Watching:
         self._hooks: list[Any] = []
         self.inputs: dict[str, Watched] = {}
         self.outputs: dict[str, Watched] = {}
+        #: Experts that the data has not reached, once ``scales`` has found what the others read.
+        self.borrowing: list[str] = []
 
     def __enter__(self) -> Watching:
         for name, (module, spec) in self._layers.items():
@@ -118,12 +121,30 @@ class Watching:
     def scales(self, least: float = 0.0) -> tuple[dict[str, Params], dict[str, Params]]:
         """Those of what layers read, and of what they compute, by their names; of layers that were run.
 
+        Clients keep one input scale for all experts of a block, the greatest. An expert that was not run takes it from
+        the others, as it would be read with 1.0 else; so do all experts where blocks have scales that are rounded to
+        the scale of the tensor (NVFP4).
+
         Args:
             least: the least scale of what layers compute.
         """
         inputs = {name: found for name, one in self.inputs.items() if (found := one.params()) is not None}
+        self.borrowing = []
+        for group in across_experts(self.inputs):
+            self._share(group, inputs)
         outputs = {name: found for name, one in self.outputs.items() if (found := one.params(least)) is not None}
         return inputs, outputs
+
+    def _share(self, group: list[str], inputs: dict[str, Params]) -> None:
+        """Give layers of experts that read alike the greatest scale of them, where they need one."""
+        for name in group:
+            spec = self.inputs[name].spec
+            alike = [inputs[each] for each in group if each in inputs and self.inputs[each].spec == spec]
+            if not alike or (name in inputs and not isinstance(spec.dtype, TwoLevel)):
+                continue
+            if name not in inputs:
+                self.borrowing.append(name)
+            inputs[name] = max(alike, key=lambda params: float(params.scale))
 
 
 def _reading(watched: Watched) -> Any:
