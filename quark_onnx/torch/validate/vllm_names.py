@@ -42,7 +42,7 @@ def name_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     odd = dict[str, list[str]]()
     for name, module in checkpoint.modules.items():
         if not known.fullmatch(name) and set(module.tensors) != {"bias"}:
-            odd.setdefault(re.sub(r"\d+", "N", name), []).append(name)
+            odd.setdefault(re.sub(r"(?<=\.)\d+(?=\.)", "N", name), []).append(name)
     for names in odd.values():
         yield broken(
             "vllm-names", names[0], "it has no such layer" + f" ({len(names)} are called so)" * (len(names) > 1)
