@@ -45,3 +45,11 @@ class DiskNames:
         from transformers.core_model_loading import apply_renamings
 
         return str(apply_renamings(name, self._renamings))
+
+    def layer(self, name: str) -> str:
+        """The name in files of a layer."""
+        return self(f"{name}.weight").removesuffix(".weight")
+
+    def experts(self, name: str) -> str:
+        """The name in files of the module that has the layers of experts, as "0.gate_proj" and so on."""
+        return self.layer(f"{name}.0.down_proj").rsplit(".", 2)[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from quark_onnx.torch.exporter_config import ExporterConfig as ExporterConfig
 from quark_onnx.torch.exporter_config import JsonExporterConfig as JsonExporterConfig
 from quark_onnx.torch.layers import QuantizedLayer, Rounding, kind_of
 from quark_onnx.torch.layouts import Layout, check_config, layout_named
+from quark_onnx.torch.siblings import experts_of
 from quark_onnx.torch.skeleton import is_tied
 from quark_onnx.torch.spec import LayerSpec
 from quark_onnx.torch.structure import within
@@ -61,7 +63,7 @@ def export_safetensors(
     for name, layer in quantized.items():
         form.check_layer(name, layer.origin, layer.spec, layer.shape)
     names = DiskNames(model)
-    check_experts(form, model, {name: names(f"{name}.weight").removesuffix(".weight") for name in quantized})
+    check_experts(form, model, {name: names.layer(name) for name in quantized})
     with Writer(Path(folder), max_shard) as writer:
         _copy_code(model, writer.staging)
         model.config.save_pretrained(writer.staging)
@@ -124,13 +126,35 @@ def described(
     """
     if is_tied(model.config) and any(name in quantized for name in _ends(model)):
         content = untied(content)
-    exclude = [name for name in floats_of(model) if name not in quantized]
+    names = DiskNames(model)
+    exclude = [names.layer(name) for name in floats_of(model) if name not in quantized]
     modules = dict(model.named_modules())
     kinds = {name: getattr(modules[name], "kind", None) or kind_of(modules[name]) or "" for name in quantized}
-    # what the data has not reached has no scales for what it reads
-    other = {name: spec for name, spec in quantized.items() if spec != config.spec_of(name, kinds[name])}
-    config = config.with_(layers=(*other.items(), *config.layers))
+    # what the data has not reached has no scales for what it reads; what files call otherwise is not found by globs
+    other = {
+        names.layer(name): spec
+        for name, spec in quantized.items()
+        if spec != config.spec_of(name if experts_of(name) else names.layer(name), kinds[name])
+    }
+    config = config.with_(layers=(*other.items(), *_of_experts(quantized, config, names), *config.layers))
+    quantized = {names.layer(name): spec for name, spec in quantized.items()}
     return content | {"quantization_config": layout.quantization_config(quantized, exclude, config)}
+
+
+def _of_experts(
+    quantized: Mapping[str, LayerSpec], config: TorchConfig, names: DiskNames
+) -> Iterator[tuple[str, LayerSpec]]:
+    """Globs for the experts of a block and their module, which vLLM asks by its own name, where that finds another spec
+    than they have."""
+    found = dict[str, set[LayerSpec]]()
+    for name, spec in quantized.items():
+        if stack := experts_of(name):
+            found.setdefault(stack, set()).add(spec)
+    for stack, specs in found.items():
+        place = names.experts(stack)
+        own = (spec for glob, spec in config.layers if fnmatchcase(place, glob))
+        if len(specs) == 1 and specs != {next(own, config.default)}:
+            yield f"{place}*", specs.pop()
 
 
 def _ends(model: Any) -> list[str]:

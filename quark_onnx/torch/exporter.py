@@ -16,7 +16,7 @@ from quark_onnx.torch.config import KVCache, TorchConfig
 from quark_onnx.torch.exporter_config import ExporterConfig, JsonExporterConfig
 from quark_onnx.torch.layers import QuantizedLayer
 from quark_onnx.torch.layouts import read_layout
-from quark_onnx.torch.load import load_checkpoint
+from quark_onnx.torch.load import in_memory, load_checkpoint
 from quark_onnx.torch.quantization.config.config import QConfig
 from quark_onnx.torch.spec import LayerSpec
 
@@ -174,7 +174,7 @@ def import_model_from_safetensors(
         found = model.eval()
     entry = read_json(Path(model_dir) / "config.json").get("quantization_config")
     if entry is not None:
-        found.quantized_by = read_layout(entry)[0]
+        found.quantized_by = in_memory(read_layout(entry)[0], found)
     if attn_implementation is not None:
         set_attention(found, attn_implementation)
     return found if device is None else found.to(device)

@@ -13,9 +13,11 @@ from quark_onnx.torch.affine import Params
 from quark_onnx.torch.attention import hand_over
 from quark_onnx.torch.checkpoint import Reader, read_json
 from quark_onnx.torch.config import TorchConfig
+from quark_onnx.torch.disk_names import DiskNames
 from quark_onnx.torch.layers import QuantizedLayer, kind_of, outputs_first
 from quark_onnx.torch.layouts import Layout, read_layout
 from quark_onnx.torch.quantized import Quantized
+from quark_onnx.torch.siblings import experts_of
 from quark_onnx.torch.skeleton import config_of, dtype_of, skeleton_of
 from quark_onnx.torch.sources import Sources, fill, missing_of
 from quark_onnx.torch.spec import LayerSpec, TensorSpec
@@ -53,6 +55,15 @@ def load_checkpoint(folder: Path | str, *, dtype: Any = None, trust_code: bool =
     return model.eval()
 
 
+def in_memory(config: TorchConfig, model: Any) -> TorchConfig:
+    """A configuration that has the names of layers in files, with those in memory; globs stay as they are."""
+    names = DiskNames(model)
+    found = {names.layer(name): name for name, _ in model.named_modules()}
+    found |= {f"{names.experts(stack)}*": f"{stack}*" for stack in map(experts_of, found.values()) if stack}
+    own = tuple((found.get(name, name), spec) for name, spec in config.layers)
+    return config.with_(layers=own, exclude=tuple(found.get(name, name) for name in config.exclude))
+
+
 def put_layers(model: Any, config: TorchConfig, layout: Layout, sources: Sources, types: Mapping[str, Any]) -> None:
     """Put quantized layers in the place of float ones.
 
@@ -66,6 +77,7 @@ def put_layers(model: Any, config: TorchConfig, layout: Layout, sources: Sources
     Raises:
         ModelError: a tensor is missing or damaged, or does not fit.
     """
+    config = in_memory(config, model)
     for name, (module, kind) in layers_of(model).items():
         spec = config.spec_of(name, kind)
         if spec is None and layout.key(f"{name}.prob_output_scale") in sources:  # of AMD Quark's, which counts it apart

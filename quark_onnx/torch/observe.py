@@ -15,6 +15,7 @@ from quark_onnx.torch import affine, ranks
 from quark_onnx.torch.affine import Params
 from quark_onnx.torch.formats import TwoLevel
 from quark_onnx.torch.shared_exponent import whole_for
+from quark_onnx.torch.siblings import across_experts
 from quark_onnx.torch.spec import LayerSpec, TensorSpec
 
 #: More values of one tensor than this are thinned out, evenly, before a histogram takes them in.
@@ -116,6 +117,8 @@ class Watching:
         self.inputs: dict[str, Watched] = {}
         self.outputs: dict[str, Watched] = {}
         self.probabilities: dict[str, Watched] = {}
+        #: Experts that the data has not reached, once ``scales`` has found what the others read.
+        self.borrowing: list[str] = []
 
     def __enter__(self) -> Watching:
         for name, (module, spec) in self._layers.items():
@@ -147,11 +150,19 @@ class Watching:
     def scales(self, least: Callable[[str], float] = lambda name: 0.0) -> Scales:
         """Those of layers that were run.
 
+        Clients keep one input scale for all experts of a block, the greatest. An expert that was not run takes it from
+        the others, as it would be read with 1.0 else; so do all experts where blocks have scales that are rounded to
+        the scale of the tensor (NVFP4).
+
         Args:
             least: the least scale of what a layer computes.
         """
+        inputs = {name: found for name, one in self.inputs.items() if (found := one.params()) is not None}
+        self.borrowing = []
+        for group in across_experts(self.inputs):
+            self._share(group, inputs)
         return Scales(
-            {name: found for name, one in self.inputs.items() if (found := one.params()) is not None},
+            inputs,
             {name: found for name, one in self.outputs.items() if (found := one.params(least(name))) is not None},
             {name: found for name, one in self.probabilities.items() if (found := one.params()) is not None},
         )
@@ -164,6 +175,17 @@ class Watching:
             (self.probabilities, scales.probabilities),
         )
         return any(name in watched and name not in found for watched, found in told)
+
+    def _share(self, group: list[str], inputs: dict[str, Params]) -> None:
+        """Give layers of experts that read alike the greatest scale of them, where they need one."""
+        for name in group:
+            spec = self.inputs[name].spec
+            alike = [inputs[each] for each in group if each in inputs and self.inputs[each].spec == spec]
+            if not alike or (name in inputs and not isinstance(spec.dtype, TwoLevel)):
+                continue
+            if name not in inputs:
+                self.borrowing.append(name)
+            inputs[name] = max(alike, key=lambda params: float(params.scale))
 
 
 def _reading(watched: Watched) -> Any:

@@ -16,6 +16,7 @@ from quark_onnx.torch.validate import (
     packed,
     quark_transformers,
     quark_vllm,
+    vllm_names,
 )
 from quark_onnx.torch.validate.checkpoint import Checkpoint, read
 from quark_onnx.torch.validate.finding import SEVERITIES, WARNING, WRONG, Finding, Verdict
@@ -41,9 +42,12 @@ class Layout:
     needs: tuple[str, ...] = ()
 
 
-#: For checkpoints of any layout.
+#: For checkpoints of any layout, by any client, and by one.
 EVERY: tuple[Check, ...] = (model.file_findings, model.layer_findings, model.head_findings, model.scale_findings)
-MISSING: dict[str, Check] = {"vllm": model.strict_findings, "transformers": model.missing_findings}
+OWN: dict[str, tuple[Check, ...]] = {
+    "vllm": (model.strict_findings, vllm_names.name_findings),
+    "transformers": (model.missing_findings,),
+}
 
 _QUARK_NEEDS = ("amd-quark 0.12 or later, and a C++ compiler for it",)
 _GPTQMODEL = (packed.gptqmodel_config_findings,)
@@ -63,7 +67,9 @@ LAYOUTS: dict[str, dict[str, Layout]] = {
             _COMPRESSED, (compressed.vllm_findings, compressed.layer_findings), compressed.schemes
         ),
         "awq": Layout(
-            (packed.awq_config_findings,), (packed.fused_findings, packed.awq_layer_findings), packed.schemes
+            (packed.awq_config_findings,),
+            (packed.fused_findings, packed.awq_expert_findings, packed.awq_layer_findings),
+            packed.schemes,
         ),
         "gptq": Layout(
             (packed.gptq_config_findings,), (packed.fused_findings, packed.gptq_layer_findings), packed.schemes
@@ -129,7 +135,7 @@ def validate(folder: Path, client: str) -> Verdict:
     checkpoint = read(folder)
     method = checkpoint.method
     layout = LAYOUTS[client].get(method, Layout())
-    found = [*_run((*EVERY, MISSING[client]), checkpoint)]
+    found = [*_run((*EVERY, *OWN[client]), checkpoint)]
     if method not in LAYOUTS[client]:
         found.append(_unknown(checkpoint, client))
     config = [*_run(layout.config, checkpoint)]

@@ -62,17 +62,19 @@ def config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 def vllm_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """What vLLM refuses in the schemes of the layers."""
     entries = checkpoint.quantization
-    seen = set[str]()
+    seen = set[tuple[str, bool]]()
     for name, modules in fused(checkpoint.modules):
         out = [_ignores(entries, module.name) for module in modules]
         if any(out) and not all(out) and not modules[0].experts:
             yield broken("shards-excluded", name, f"{sum(out)} of {len(out)} are ignored")
     for module in checkpoint.modules.values():
         found = group_of(entries, module)
-        if found is None or found[0] in seen or not module.is_linear:
+        if found is None or not module.is_linear or (found[0], bool(module.experts)) in seen:
             continue
-        seen.add(found[0])
-        if not scheme_in_vllm(found[1], found[1].get("format") or entries.get("format")):
+        seen.add((found[0], bool(module.experts)))
+        if module.experts and _is_static_int8(_arguments(found[1].get("input_activations"))):
+            yield broken("ct-scheme", module.name, f"{_describe(found[1])}: experts have no static integers")
+        elif not scheme_in_vllm(found[1], found[1].get("format") or entries.get("format")):
             yield broken("ct-scheme", found[0], _describe(found[1]))
 
 

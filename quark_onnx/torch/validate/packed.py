@@ -94,6 +94,14 @@ def fused_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
             yield broken("shards-excluded", name, f"{sum(stored)} of {len(stored)} are quantized")
 
 
+def awq_expert_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """vLLM divides the inputs of experts by the group size, whatever it is."""
+    entries = checkpoint.quantization
+    experts = [module.name for module in checkpoint.modules.values() if module.experts and module.is_quantized]
+    if experts and entries.get("q_group_size", entries.get("group_size")) == -1:
+        yield broken("awq-experts", experts[0], "group_size is -1")
+
+
 def _tensor_findings(checkpoint: Checkpoint, slots_of: Sizes) -> Iterator[Finding]:
     entries = checkpoint.quantization
     group = entries.get("q_group_size", entries.get("group_size"))

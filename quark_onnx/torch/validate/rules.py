@@ -99,6 +99,12 @@ _MODEL = {
     ),
 }
 _QUARK_VLLM = {
+    "vllm-names": Rule(
+        REFUSED,
+        "tensors are called as the loader of their family looks for them",
+        "export the model again: of Mixtral, experts are block_sparse_moe.experts.N.w1, w2 and w3",
+        f"{VLLM}, vllm/model_executor/models, load_weights",
+    ),
     "quark-export": Rule(REFUSED, "export has the list kv_cache_group, and pack_method", _FIX, _QUARK),
     "quark-exclude": Rule(REFUSED, "exclude is a list of strings", _FIX, _QUARK),
     "quark-exclude-glob": Rule(WRONG, "exclude has exact names and patterns that begin with re:", _FIX, _QUARK),
@@ -168,6 +174,7 @@ _OTHER = {
     ),
     "ct-sparsity": Rule(REFUSED, "there is no sparsity_config", "save the model without it", _CT),
     "awq-config": Rule(REFUSED, "bits is 4, and group_size and zero_point are there", _AGAIN, _AWQ),
+    "awq-experts": Rule(REFUSED, "experts have groups", "choose a group size other than -1", _AWQ),
     "awq-version": Rule(WRONG, "version is gemm", "convert it: other versions pack in another order", _AWQ),
     "gptq-config": Rule(
         REFUSED, "bits, group_size, desc_act and sym are there, and of a kind that is known", _AGAIN, _GPTQ

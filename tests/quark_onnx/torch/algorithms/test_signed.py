@@ -247,7 +247,7 @@ def test_families(family: str) -> None:
 def test_models_come_nearer_to_the_float_one(name: str) -> None:
     models = _, plain, better = [made(llama()) for _ in range(3)]
     config = TorchConfig(scheme(name), exclude=("lm_head",))
-    data = tokens(16, 48)
+    data = tokens(48, 48)
     quantize_model(plain, config, data, progress=False)
     report = quantize_model(better, config.with_(algorithms=SignedRounding(40)), data, progress=False)
     assert all(each.after < each.before for each in report.outcomes)

@@ -7,10 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
+from quark_onnx.torch.files import Writing, quantize_checkpoint
+from quark_onnx.torch.ptq import config_for
 from quark_onnx.torch.validate import RULES, validate
 from tests.quark_onnx.torch.validate import drafts
 from tests.quark_onnx.torch.validate.drafts import FP8, INT8, Draft, layer
+from tests.torch_families import config_of
+from tests.torch_models import made, saved, tokens
 
 Change = Callable[[Draft], object]
 Q0 = "model.layers.0.self_attn.q_proj"
@@ -93,6 +98,22 @@ def drop(end: str) -> Change:
 
 def renamed(old: str, new: str) -> Change:
     return lambda draft: draft.rename(old, new)
+
+
+def awq_experts() -> Draft:
+    """AutoAWQ's layout, with one expert in place of the dense layers."""
+    draft = drafts.awq()
+    draft.config |= {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "moe_intermediate_size": 64}
+    draft.rename(".mlp.", ".mlp.experts.0.")
+    return draft
+
+
+def whole_rows(draft: Draft) -> None:
+    """One group for each output."""
+    draft.quantization["group_size"] = -1
+    for name, (dtype, sizes) in draft.tensors.items():
+        if name.endswith((".qzeros", ".scales")):
+            draft.tensors[name] = (dtype, (1, sizes[1]))
 
 
 def floated(name: str) -> Change:
@@ -326,6 +347,9 @@ CASES = (
         ),
     ),
     Case("ct-sparsity", "refused", drafts.compressed, quantization(sparsity_config={"targets": ["Linear"]}), BOTH),
+    Case("awq-experts", "refused", awq_experts, whole_rows),
+    Case("vllm-names", "refused", drafts.quark, renamed(".input_layernorm.", ".norm1."), place="layers.0.norm1"),
+    Case("vllm-names", "refused", drafts.mixture, renamed(".experts.", ".specialists."), place="specialists"),
     Case("awq-config", "refused", drafts.awq, without("quantization_config", "zero_point")),
     Case("awq-config", "refused", drafts.awq, quantization(bits=8)),
     Case("awq-version", "wrong", drafts.awq, quantization(version="gemv")),
@@ -426,3 +450,27 @@ def test_nvfp4_whose_inputs_are_static_in_the_first_stage(tmp_path: Path) -> Non
     verdict = validate(draft.write(tmp_path / "static"), "vllm")
     assert {finding.rule for finding in verdict.findings} == {"quark-scheme"}
     assert "inputs dynamic in the first stage" in verdict.findings[0].found
+
+
+def test_experts_with_static_integers_in_compressed_tensors(tmp_path: Path) -> None:
+    source = saved(made(config_of("qwen3_moe")), tmp_path / "source")
+    for family, folder in (("qwen3_moe", source), ("llama3", saved(made(config_of("llama3")), tmp_path / "llama"))):
+        out = tmp_path / f"{family}-out"
+        config, writing = config_for("int8"), Writing(layout="compressed-tensors")
+        quantize_checkpoint(folder, out, config, tokens(9), writing=writing, progress=False)
+        verdict = validate(out, "vllm")
+        assert {finding.rule for finding in verdict.findings} == ({"ct-scheme"} if family == "qwen3_moe" else set())
+
+
+def test_names_of_mixtral(tmp_path: Path) -> None:
+    """transformers calls experts and routers otherwise in memory, and so do files of AMD Quark."""
+    out = tmp_path / "out"
+    source = saved(made(config_of("mixtral")), tmp_path / "source")
+    quantize_checkpoint(source, out, config_for("ptpc_fp8"), progress=False)
+    assert validate(out, "vllm").findings == ()
+    held = load_file(out / "model.safetensors")
+    held = {name.replace(".block_sparse_moe.", ".mlp."): tensor for name, tensor in held.items()}
+    save_file(held, out / "model.safetensors", {"format": "pt"})
+    verdict = validate(out, "vllm")
+    assert verdict.word == "refused" and {finding.rule for finding in verdict.findings} == {"vllm-names"}
+    assert "(8 are called so)" in verdict.text()

@@ -1,0 +1,49 @@
+"""Names of tensors that vLLM's loaders look for, of the families whose loaders have been read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from quark_onnx.torch.validate.checkpoint import Checkpoint
+from quark_onnx.torch.validate.finding import Finding
+from quark_onnx.torch.validate.rules import broken
+
+_ATTENTION = r"self_attn(\.([qkvo]_proj|qkv_proj|attn))?"
+_NORMED = rf"({_ATTENTION}|self_attn\.[qk]_norm)"
+_NORMS = r"(input|post_attention)_layernorm"
+_PARTS = r"(gate|up|down|gate_up)_proj"
+_MIXTURE = rf"mlp\.({_PARTS}|gate|experts(\.\d+\.{_PARTS})?|shared_expert(\.{_PARTS})?|shared_expert_gate)"
+#: Mistral's own names are taken, too.
+_MISTRAL = (
+    r"(self_attn|attention)(\.([qkvo]_proj|qkv_proj|attn|w[qkvo]))?"
+    rf"|{_NORMS}|(attention|ffn)_norm|(mlp|feed_forward)\.({_PARTS}|w[123])"
+)
+#: What is inside of a block, by the family.
+_BLOCKS = {
+    **dict.fromkeys(("llama", "qwen2"), rf"({_ATTENTION}|{_NORMS}|mlp\.{_PARTS})"),
+    "qwen3": rf"({_NORMED}|{_NORMS}|mlp\.{_PARTS})",
+    "mixtral": rf"({_ATTENTION}|{_NORMS}|block_sparse_moe\.(gate|experts(\.\d+\.({_PARTS}|w[123]))?))",
+    "qwen2_moe": rf"({_ATTENTION}|{_NORMS}|{_MIXTURE})",
+    "qwen3_moe": rf"({_NORMED}|{_NORMS}|{_MIXTURE})",
+}
+_KNOWN = {
+    **{family: rf"lm_head|model\.(embed_tokens|norm|layers\.\d+\.{inside})" for family, inside in _BLOCKS.items()},
+    "mistral": rf"lm_head|output|model\.embed_tokens|tok_embeddings|(model\.)?(norm|layers\.\d+\.({_MISTRAL}))",
+}
+
+
+def name_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Layers that the loader of a language model of a known family has no place for."""
+    pattern, classes = _KNOWN.get(str(checkpoint.config.get("model_type"))), checkpoint.config.get("architectures")
+    if pattern is None or not isinstance(classes, list) or not str(next(iter(classes), "")).endswith("ForCausalLM"):
+        return
+    known = re.compile(rf"{pattern}|.*rotary_emb")
+    odd = dict[str, list[str]]()
+    for name, module in checkpoint.modules.items():
+        if not known.fullmatch(name) and set(module.tensors) != {"bias"}:
+            odd.setdefault(re.sub(r"(?<=\.)\d+(?=\.)", "N", name), []).append(name)
+    for names in odd.values():
+        yield broken(
+            "vllm-names", names[0], "it has no such layer" + f" ({len(names)} are called so)" * (len(names) > 1)
+        )
