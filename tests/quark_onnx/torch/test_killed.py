@@ -1,0 +1,75 @@
+"""Runs that are killed at any moment, and go on to the bytes that they would have written."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.torch_models import llama, made, saved
+
+#: Says when the work begins, so that it is not the imports that are killed.
+RUN = """
+import sys, torch
+from pathlib import Path
+from tests.torch_models import tokens
+from quark_onnx.torch.files import Writing, quantize_checkpoint
+from quark_onnx.torch.config import TorchConfig
+from quark_onnx.torch.schemes import scheme
+source, output, state, name, algorithms = sys.argv[1:]
+torch.set_num_threads(1)
+config = TorchConfig(scheme(name), exclude=("lm_head",), algorithms=tuple(algorithms.split()))
+data = tokens(24, 48)
+print("ready", flush=True)
+quantize_checkpoint(source, output, config, data, writing=Writing(resume=Path(state)), progress=False)
+"""
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def started(*arguments: str) -> subprocess.Popen[str]:
+    """A run that has begun its work."""
+    process = subprocess.Popen([sys.executable, "-c", RUN, *arguments], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    with process.stdout as told:
+        assert told.readline() == "ready\n"
+    return process
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "algorithms"),
+    [
+        ("uint4_wo_32", "rotation awq:clip=false gptq:polish=2"),
+        ("mxfp4", "autosmoothquant gptaq autoround:steps=10"),
+        ("int8", "smoothquant qronos"),
+    ],
+)
+def test_killed_at_random_moments(name: str, algorithms: str, tmp_path: Path) -> None:
+    source = str(saved(made(llama(num_hidden_layers=6)), tmp_path / "source"))
+    start = time.perf_counter()
+    whole = started(source, str(tmp_path / "whole"), str(tmp_path / "unused"), name, algorithms)
+    assert whole.wait() == 0
+    duration = time.perf_counter() - start
+    moments, killed, kept = random.Random(name), 0, set[str]()
+    run = (source, str(tmp_path / "out"), str(tmp_path / "state"), name, algorithms)
+    for _ in range(5):
+        process = started(*run)
+        try:
+            process.wait(moments.uniform(0.02, 0.25) * duration)
+            break
+        except subprocess.TimeoutExpired:
+            process.kill()
+            killed += process.wait() != 0
+        assert not (tmp_path / "out").exists()
+        kept |= {file.name for file in (tmp_path / "state").glob("block-*.safetensors")}
+    assert killed >= 2 and kept, "no run was killed between blocks"
+    if not (tmp_path / "out").exists():
+        assert started(*run).wait() == 0
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
