@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,12 +16,22 @@ from quark_onnx.errors import ModelError
 from quark_onnx.torch.config import OPERATORS
 
 #: Operators that are layers, by the class of the module that calls them.
-KINDS = {"linear": "Linear", "conv2d": "Conv2d", "conv_transpose2d": "ConvTranspose2d", "embedding": "Embedding"}
+KINDS = {
+    "linear": "Linear",
+    "conv2d": "Conv2d",
+    "conv_transpose2d": "ConvTranspose2d",
+    "embedding": "Embedding",
+    "bag": "EmbeddingBag",
+}
 #: Other layers, and what decompositions make of layers.
 _OTHER_LAYERS = ("addmm", "bilinear", "conv1d", "conv3d", "convolution", "embedding_bag", "lstm", "gru", "mm")
+_BAG = torch.ops.aten.embedding_bag.padding_idx
+_BAG_MODES = ("sum", "mean", "max")
 #: What is computed together with the operator before it, whose result nobody else reads.
 ACTIVATIONS = ("relu", "relu6", "hardtanh")
 _BEFORE_ACTIVATIONS = (*KINDS, "add", "batch_norm")
+#: What embeddings read beside their weight, in the order in which modules take it.
+_OPERANDS = {"Embedding": ("indices",), "EmbeddingBag": ("indices", "offsets", "per_sample_weights")}
 #: Operators whose result holds nothing but values that they read: it has the scale of what they read.
 _SAME_VALUES = (
     *("max_pool2d", "flatten", "reshape", "view", "squeeze", "unsqueeze", "transpose", "permute", "contiguous"),
@@ -39,17 +50,28 @@ _SAME_VALUES = (
 )
 
 
+def bag(*args: Any) -> Any:
+    """What ``aten.embedding_bag`` computes for whoever reads no positions: the first of its results alone."""
+    return _BAG(*args)[0]
+
+
 def operator_of(node: Any) -> str:
-    """The name of the ATen operator that a node calls, as ``add``; empty for other nodes."""
+    """The name of the ATen operator that a node calls, as ``add``, or ``bag``; empty for other nodes."""
+    if node.target is bag:
+        return "bag"
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         return ""
     space, _, name = node.target._schema.name.partition("::")
     return name if space == "aten" else ""
 
 
+def _schema_of(node: Any) -> Any:
+    return (_BAG if node.target is bag else node.target)._schema
+
+
 def arguments(node: Any) -> dict[str, Any]:
     """What an ATen operator is called with, by the names of its parameters, defaults among them."""
-    parameters = node.target._schema.arguments
+    parameters = _schema_of(node).arguments
     found = {each.name: each.default_value for each in parameters if each.has_default_value()}
     return {**found, **dict(zip((each.name for each in parameters), node.args, strict=False)), **node.kwargs}
 
@@ -105,8 +127,13 @@ class LayerCalls:
     @property
     def inputs(self) -> tuple[Any, ...]:
         """What each call reads; indices, for an embedding."""
-        name = "indices" if self.kind == "Embedding" else "input"
-        return tuple(arguments(node)[name] for node in self.nodes)
+        return tuple(each[0] for each in self.operands)
+
+    @property
+    def operands(self) -> tuple[tuple[Any, ...], ...]:
+        """What a module is called with in the place of each call."""
+        names = _OPERANDS.get(self.kind, ("input",))
+        return tuple(tuple(arguments(node)[name] for name in names) for node in self.nodes)
 
 
 def layers_of_graph(module: Any) -> tuple[dict[str, LayerCalls], dict[str, str]]:
@@ -142,7 +169,8 @@ def layers_of_graph(module: Any) -> tuple[dict[str, LayerCalls], dict[str, str]]
 
 
 def _settings(node: Any) -> dict[str, Any]:
-    return {name: value for name, value in arguments(node).items() if name not in ("input", "indices")}
+    operands = {"input", *(name for names in _OPERANDS.values() for name in names)}
+    return {name: value for name, value in arguments(node).items() if name not in operands}
 
 
 def _flat(settings: dict[str, Any], but: tuple[str, ...]) -> Iterator[Any]:
@@ -163,12 +191,15 @@ def _float_layer(module: Any, kind: str, settings: dict[str, Any]) -> Any:
         layer: Any = nn.Linear(columns, rows, bias=False, device="meta")
     elif kind == "Embedding":  # what else it takes is about gradients
         layer = nn.Embedding(rows, columns, device="meta")
+    elif kind == "EmbeddingBag":
+        own = {name: rest[name] for name in ("include_last_offset", "padding_idx")}
+        layer = nn.EmbeddingBag(rows, columns, mode=_BAG_MODES[rest["mode"]], device="meta", **own)
     else:
         groups = rest["groups"]
         size = (columns * groups, rows) if kind == "Conv2d" else (rows, columns * groups)
         layer = getattr(nn, kind)(*size, tuple(weight.shape[2:]), bias=False, device="meta", **rest)
     layer.weight = nn.Parameter(weight.detach(), requires_grad=False)
-    if kind != "Embedding":
+    if kind not in _OPERANDS:
         layer.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
     return layer
 
@@ -208,6 +239,24 @@ def check_evaluation(graph: Any) -> None:
             raise ModelError(f"{operator_name(node)} was exported in training mode; export model.eval()")
 
 
+def with_single_bags(graph: Any) -> None:
+    """Let bags of embeddings whose positions nobody reads be calls with one result."""
+    for node in list(graph.nodes):
+        if node.target is not _BAG:
+            continue
+        results = {user.args[1]: user for user in node.users if user.target is operator.getitem}
+        if len(results) < len(node.users) or any(user.users for place, user in results.items() if place):
+            continue
+        with graph.inserting_after(node):
+            single = graph.call_function(bag, node.args, node.kwargs)
+        single.meta = {**node.meta, "val": node.meta["val"][0]}
+        for place, user in results.items():
+            if not place:
+                user.replace_all_uses_with(single)
+            graph.erase_node(user)
+        graph.erase_node(node)
+
+
 def with_plain_batch_norms(graph: Any) -> None:
     """Write batch norms as modules call them, where run_decompositions({}) has made another operator of them."""
     for node in graph.nodes:
@@ -232,7 +281,7 @@ def without_mutations(graph: Any) -> str | None:
     left = None
     for node in graph.nodes:
         name = operator_of(node)
-        if not name or not node.target._schema.is_mutable:
+        if not name or not _schema_of(node).is_mutable:
             continue
         anew = getattr(torch.ops.aten, name.removesuffix("_"), None) if name.endswith("_") else None
         overload = node.target._overloadname
@@ -246,7 +295,7 @@ def without_mutations(graph: Any) -> str | None:
 def _is_own(node: Any) -> bool:
     """Whether a tensor has memory that no second reader sees."""
     while operator_of(node) and len(node.users) == 1:
-        if all(each.alias_info is None for each in node.target._schema.returns):
+        if all(each.alias_info is None for each in _schema_of(node).returns):
             return True
         node = node.args[0]
     return False

@@ -25,6 +25,7 @@ from quark_onnx.torch.graph_calls import (
     operator_of,
     operators_of,
     with_plain_batch_norms,
+    with_single_bags,
     without_mutations,
 )
 from quark_onnx.torch.graph_roundings import Roundings
@@ -126,6 +127,7 @@ def _graph_of(model: Any, example: Any, dynamic_shapes: Any, report: TorchReport
             report.notes.append(f"layers in {name}, a graph within the graph, stay float")
     check_evaluation(graph_module.graph)
     with_plain_batch_norms(graph_module.graph)
+    with_single_bags(graph_module.graph)
     return graph_module
 
 
@@ -177,7 +179,7 @@ def _chosen(
         elif spec is None:
             report.kept[name] = "excluded" if config.exclude else "nothing asks for it"
         else:
-            spec = spec.with_(input=None) if calls.kind == "Embedding" else spec
+            spec = spec.with_(input=None) if calls.kind.startswith("Embedding") else spec
             layers[name], report.quantized[name] = (calls, spec), spec
     for node, name in named.items():
         spec = config.spec_of(name, operator_of(node))
@@ -196,8 +198,8 @@ def _chosen(
 
 def _put(module: GraphModule, name: str, layer: QuantizedLayer, calls: LayerCalls) -> None:
     """Put a layer in the place of its calls."""
-    for node, read in zip(calls.nodes, calls.inputs, strict=True):
-        node.op, node.target, node.args, node.kwargs = "call_module", name, (read,), {}
+    for node, operands in zip(calls.nodes, calls.operands, strict=True):
+        node.op, node.target, node.args, node.kwargs = "call_module", name, operands, {}
     for node in module.graph.nodes:  # what others read of the module that had the name
         if node.op == "get_attr" and node.users and f"{node.target}.".startswith(f"{name}."):
             value, target = attribute(module, str(node.target)), f"{node.name}_kept"

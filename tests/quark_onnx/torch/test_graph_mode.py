@@ -114,6 +114,43 @@ def test_weights_alone_compute_what_the_quantized_module_computes(spec: TensorSp
     assert own.keys() == other.keys() and all(torch.equal(own[name], other[name]) for name in own)
 
 
+class Bags(nn.Module):
+    """Bags of embeddings, called in all ways there are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.EmbeddingBag(9, 16, mode="mean", padding_idx=0)
+        self.weighted = nn.EmbeddingBag(7, 16, mode="sum", include_last_offset=True)
+        self.greatest = nn.EmbeddingBag(9, 16, mode="max")
+        self.linear = nn.Linear(16, 4)
+
+    def forward(self, ids: Any, flat: Any, offsets: Any, weights: Any) -> Any:
+        found = self.rows(ids) + self.weighted(flat, offsets, per_sample_weights=weights) + self.greatest(ids)
+        return self.linear(found)
+
+
+def test_bags_of_embeddings() -> None:
+    model = seeded(Bags)
+    inputs = (
+        torch.tensor([[1, 0, 3], [4, 4, 0]]),
+        torch.tensor([6, 5, 0, 1, 2]),
+        torch.tensor([0, 2, 5]),
+        torch.tensor([0.5, 2.0, -1.0, 1.0, 0.25]),
+    )
+    spec = LayerSpec(TensorSpec("int4", block_size=8))
+    config = TorchConfig(spec, types=(("EmbeddingBag", spec),))
+    graph, report = quantize_graph(model, config, example_args=inputs)
+    eager = copy.deepcopy(model)
+    theirs = quantize_model(eager, config)
+    assert report.quantized == theirs.quantized and set(report.quantized) == {"rows", "weighted", "greatest", "linear"}
+    assert torch.equal(graph(*inputs), eager(*inputs)) and not torch.equal(graph(*inputs), model(*inputs))
+    plain, left = quantize_graph(model, TorchConfig(spec), example_args=inputs)
+    assert set(left.quantized) == {"linear"}
+    rounded = copy.deepcopy(model)
+    quantize_model(rounded, TorchConfig(spec))
+    assert torch.equal(plain(*inputs), rounded(*inputs))
+
+
 def test_inputs_are_rounded_as_those_of_modules() -> None:
     def net() -> Any:
         parts = [nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU6(), nn.MaxPool2d(2), nn.Flatten()]
