@@ -1,12 +1,13 @@
 """Perplexity of language models with the algorithms for low bits, ours beside those of other tools in the same run.
 
-    QUARK_ONNX_DATA=... python benchmarks/llm_algorithms.py [--models stories260K mixtext] [--rows uint4 mxfp4 ...]
-        [--algorithms gptq awq ...] [--amd-quark-python PYTHON] [--busy]
+    QUARK_ONNX_DATA=... python benchmarks/llm_algorithms.py [--models stories260K mixtext] [--formats mxfp4 int8 ...]
+        [--algorithms gptq awq ...] [--amd-quark-python PYTHON] [--again] [--busy]
 
 All tools get the same windows of tokens: those that calibrate, and those that are scored (llm/README.md of the data
-has the protocol: windows of 256 tokens, float32). Each run is a process of its own, so that its peak memory is its own.
-What an algorithm gives is ours first, then theirs; the last columns hold the best of each. A star marks a row where our
-best is worse than theirs by more than a thousandth, or GPTQ worse than rounding to nearest; the exit code is then 1.
+has the protocol: windows of 256 tokens, float32). Each run is a process of its own, so that its peak memory is its own;
+with an algorithm and a format come ours and amd-quark's, one after the other. What was measured is kept in
+results/llm_algorithms.json, and not measured again without --again; the tables are made of all of it. The exit code is
+1 where our best with a format is worse than theirs by more than a thousandth, or GPTQ than rounding to nearest.
 """
 
 from __future__ import annotations
@@ -15,16 +16,17 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
 from _data import root
-from _results import table
+from _results import Row, Store, table
 from llm import MODELS, PEER, measured, windows_of
 
-#: Rows: ours, and what amd-quark calls the same.
-ROWS = {
+#: Ours, and what amd-quark calls the same.
+FORMATS = {
     "uint4_wo_per_channel": "uint4_wo_per_channel",
     "uint4_wo_32": "uint4_wo_32",
     "uint4_wo_128": "uint4_wo_128",
@@ -48,9 +50,14 @@ ALGORITHMS = {
     "rotation + gptaq": ("rotation:r1=false", "gptaq"),
     "gptaq + autoround": ("gptaq", "autoround"),
     "smoothquant + autoround": ("autosmoothquant", "autoround"),
+    "distill": ("distill",),
+    "gptaq + distill": ("gptaq", "distill"),
 }
 #: Those of amd-quark that have a name of ours.
 THEIRS = ("nearest", "gptq", "gptaq", "qronos", "awq")
+TITLE = """# Perplexity with algorithms for low bits
+
+In brackets: seconds, where nothing else ran; and the peak of memory in MB."""
 #: Ours may be so much worse.
 _SLACK = 1e-3
 
@@ -84,74 +91,79 @@ def main() -> int:
         return 0
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), metavar="MODEL")
-    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW")
+    parser.add_argument("--formats", nargs="+", choices=FORMATS, default=list(FORMATS), metavar="FORMAT")
     parser.add_argument("--algorithms", nargs="+", choices=ALGORITHMS, default=list(ALGORITHMS), metavar="NAME")
     parser.add_argument("--amd-quark-python", type=Path, help="the Python of an environment with amd-quark")
+    parser.add_argument("--again", action="store_true", help="measure what was measured before, too")
     parser.add_argument("--busy", action="store_true", help="the machine does other work, too: keep no seconds")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     arguments = parser.parse_args()
-    parts, worse = list[str](), 0
+    store = Store(arguments.out / "llm_algorithms.json")
     for model in arguments.models:
-        folder = str(root() / "llm" / model)
         with TemporaryDirectory() as place:
             file = str(Path(place) / "windows.npz")
             np.savez(file, **windows_of(model))
-            own = measured([sys.executable, __file__, "--child", folder, file, "float"])
-            rows = []
-            for row in arguments.rows:
-                found = _row(folder, file, row, arguments)
-                rows.append(_cells(row, found, arguments.busy))
-                worse += str(rows[-1][-1]).endswith("*")
-                print(*rows[-1], sep=" | ", file=sys.stderr, flush=True)
-        names = [*(f"ours: {name}" for name in arguments.algorithms), *(f"amd-quark: {name}" for name in THEIRS)]
-        head = ["row", *names, "our best", "their best"]
-        parts.append(f"## {model} (float {own['value']:.4f})\n\n{table(head, rows)}")
-    text = "\n\n".join(parts)
+            for key, command in _runs(model, str(root() / "llm" / model), file, arguments):
+                if arguments.again or key not in store.rows():
+                    found = measured(command)
+                    if arguments.busy:
+                        found.pop("seconds", None)
+                    store.put(key, found)
+                    print(key, store.rows()[key], file=sys.stderr, flush=True)
+    text, worse = _tables(store.rows())
+    (arguments.out / "llm_algorithms.md").write_text(f"{TITLE}\n\n{text}\n", encoding="utf-8")
     print(text)
-    if (arguments.models, arguments.rows, arguments.algorithms) == (list(MODELS), list(ROWS), list(ALGORITHMS)):
-        title = "# Perplexity with algorithms for low bits\n\nIn brackets: seconds, and the peak of memory in MB."
-        (arguments.out / "llm_algorithms.md").write_text(f"{title}\n\n{text}\n", encoding="utf-8")
-    return int(worse > 0)
+    return int(worse)
 
 
-Found = dict[str, float | str]
+def _runs(model: str, folder: str, file: str, arguments: argparse.Namespace) -> Iterator[tuple[str, list[str]]]:
+    """What is measured, by its key, and the command that does it."""
+    own, peer = [sys.executable, __file__, "--child", folder, file], arguments.amd_quark_python
+    yield f"{model}/float/ours", [*own, "float"]
+    for format in arguments.formats:
+        for name in arguments.algorithms:
+            yield f"{model}/{format}/{name}/ours", [*own, format, *ALGORITHMS[name]]
+            if peer and name in THEIRS and (theirs := FORMATS[format]):
+                settings = [*([] if name == "nearest" else [name]), *(["--kv"] if format.endswith("+kv") else [])]
+                yield f"{model}/{format}/{name}/amd-quark", [str(peer), str(PEER), folder, file, theirs, *settings]
 
 
-def _row(folder: str, file: str, row: str, arguments: argparse.Namespace) -> tuple[dict[str, Found], dict[str, Found]]:
-    """What each algorithm gives, ours and theirs."""
-    ours, theirs = dict[str, Found](), dict[str, Found]()
-    for name in arguments.algorithms:
-        ours[name] = measured([sys.executable, __file__, "--child", folder, file, row, *ALGORITHMS[name]])
-    for name in THEIRS:
-        theirs[name] = {}
-        if arguments.amd_quark_python and ROWS[row]:
-            own = [] if name == "nearest" else [name]
-            cache = ["--kv"] if row.endswith("+kv") else []
-            theirs[name] = measured([str(arguments.amd_quark_python), str(PEER), folder, file, ROWS[row], *own, *cache])
-    return ours, theirs
+def _tables(rows: Mapping[str, Row]) -> tuple[str, bool]:
+    """A table for each model, and whether ours is worse somewhere."""
+    parts, worse = [], False
+    for model in MODELS:
+        if f"{model}/float/ours" not in rows:
+            continue
+        own = {key.removeprefix(f"{model}/"): row for key, row in rows.items() if key.startswith(f"{model}/")}
+        formats = [each for each in FORMATS if any(key.startswith(f"{each}/") for key in own)]
+        lines = [
+            [f"{tool}: {name}", *(_cell(own.get(f"{each}/{name}/{tool}")) for each in formats)]
+            for tool, names in (("ours", ALGORITHMS), ("amd-quark", THEIRS))
+            for name in names
+        ]
+        best = {tool: [_best(own, each, tool) for each in formats] for tool in ("ours", "amd-quark")}
+        lines += [[f"{tool}: best", *("" if each is None else f"{each:.4f}" for each in best[tool])] for tool in best]
+        worse |= any(a and b and a > b * (1 + _SLACK) for a, b in zip(*best.values(), strict=True))
+        for each in formats:
+            nearest, gptq = (own.get(f"{each}/{name}/ours", {}).get("value") for name in ("nearest", "gptq"))
+            worse |= bool(nearest and gptq and gptq > nearest * (1 + _SLACK))
+        lines = [line for line in lines if any(line[1:])]
+        parts.append(f"## {model} (float {own['float/ours']['value']:.4f})\n\n{table(['', *formats], lines)}")
+    return "\n\n".join(parts), worse
 
 
-def _cells(row: str, found: tuple[dict[str, Found], dict[str, Found]], busy: bool) -> list[object]:
-    ours, theirs = found
-    best, other = (
-        min((float(each["value"]) for each in part.values() if "value" in each), default=None) for part in found
-    )
-    late = best is not None and other is not None and best > other * (1 + _SLACK)
-    if {"nearest", "gptq"} <= set(ours) and "value" in ours["gptq"]:
-        late |= float(ours["gptq"]["value"]) > float(ours["nearest"]["value"]) * (1 + _SLACK)
-    cells = [_cell(each, busy) for part in (ours, theirs) for each in part.values()]
-    return [row, *cells, _number(best) + "*" * late, _number(other)]
+def _best(rows: Mapping[str, Row], format: str, tool: str) -> float | None:
+    found = (row.get("value") for key, row in rows.items() if key.startswith(f"{format}/") and key.endswith(f"/{tool}"))
+    return min((each for each in found if each), default=None)
 
 
-def _cell(found: Found, busy: bool) -> str:
+def _cell(found: Row | None) -> str:
+    if found is None:
+        return ""
     if "value" not in found:
-        return f"refused: {str(found['error'])[:60]}" if "error" in found else ""
-    seconds = "" if busy else f"{float(found['seconds']):.1f} s, "
-    return f"{float(found['value']):.4f} ({seconds}{float(found['peak_mb']):.0f})"
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.4f}"
+        return f"refused: {str(found.get('error'))[:40]}"
+    seconds = f"{found['seconds']:.1f} s, " if "seconds" in found else ""
+    return f"{found['value']:.4f} ({seconds}{found['peak_mb']:.0f})"
 
 
 if __name__ == "__main__":
