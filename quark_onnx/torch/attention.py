@@ -61,23 +61,31 @@ def hand_over(model: Any, layers: Layers) -> Callable[[], None]:
     return undo
 
 
+def hand_over_again(model: Any) -> None:
+    """As ``hand_over``, for the layers of a model that is quantized already."""
+    hand_over(model, {name: (layer, layer.spec) for name, layer in _quantized(model).items()})
+
+
 def set_attention(model: Any, implementation: str) -> None:
     """Let attention be computed by another function of transformers; what it rounds stays.
 
     Raises:
         ConfigError: the function computes no probabilities, and they are rounded.
     """
-    from quark_onnx.torch.layers import QuantizedLayer
-
-    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, QuantizedLayer)}
     if implementation != _EAGER:
-        for name in (name for name, layer in layers.items() if layer.spec.probabilities is not None):
+        for name in (name for name, layer in _quantized(model).items() if layer.spec.probabilities is not None):
             raise ConfigError(
                 f"attention is to be computed by {implementation!r}, but probabilities behind {name} are rounded, "
                 f"which takes {_EAGER!r}; leave it out"
             )
     model.set_attn_implementation(implementation)
-    hand_over(model, {name: (layer, layer.spec) for name, layer in layers.items()})
+    hand_over_again(model)
+
+
+def _quantized(model: Any) -> dict[str, Any]:
+    from quark_onnx.torch.layers import QuantizedLayer
+
+    return {name: layer for name, layer in model.named_modules() if isinstance(layer, QuantizedLayer)}
 
 
 def _check(attention: Any, name: str, own: Any, probabilities: bool) -> None:

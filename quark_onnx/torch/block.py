@@ -105,10 +105,7 @@ def endings_of(config: TorchConfig) -> list[Any]:
 
 def refined(job: BlockJob, rounders: list[Any]) -> tuple[dict[str, Quantized], list[Outcome]]:
     """The codes of a block's weights as algorithms leave them, one after the other."""
-    made = dict[str, Quantized]()
-    for name, weight, spec in job.weights():
-        if spec.weight:
-            made[name] = quantize(weight, spec.weight, name, whole=whole_among(name, job.layers))
+    made = {name: each for name in job.layers if (each := weight_of(name, job.layers)) is not None}
     return refined_from(made, job, rounders)
 
 

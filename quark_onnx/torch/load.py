@@ -10,7 +10,7 @@ from typing import Any
 
 from quark_onnx.errors import ModelError
 from quark_onnx.torch.affine import Params
-from quark_onnx.torch.attention import hand_over
+from quark_onnx.torch.attention import hand_over_again
 from quark_onnx.torch.checkpoint import Reader, read_json
 from quark_onnx.torch.config import TorchConfig
 from quark_onnx.torch.disk_names import DiskNames
@@ -45,8 +45,7 @@ def load_checkpoint(folder: Path | str, *, dtype: Any = None, trust_code: bool =
     sources = Sources(reader, model)
     if quantized is not None and layout is not None:
         put_layers(model, quantized, layout, sources, defaultdict(lambda: kept))
-        layers = {name: module for name, module in model.named_modules() if isinstance(module, QuantizedLayer)}
-        hand_over(model, {name: (layer, layer.spec) for name, layer in layers.items()})
+        hand_over_again(model)
     fill(model, "", sources, dtype=dtype)
     if hasattr(model, "tie_weights"):
         model.tie_weights()

@@ -20,7 +20,7 @@ from quark_onnx.progress import Progress
 from quark_onnx.registry import ALGORITHMS
 from quark_onnx.torch.algorithms.base import Layers, Outcome
 from quark_onnx.torch.algorithms.descent import Descent, draws
-from quark_onnx.torch.algorithms.signed import Training
+from quark_onnx.torch.algorithms.signed import Training, descend, renew
 from quark_onnx.torch.algorithms.steps import Steps
 from quark_onnx.torch.algorithms.trainable import TrainableWeight
 from quark_onnx.torch.layers import QuantizedLayer, kind_of, outputs_first
@@ -150,33 +150,18 @@ class _Pair:
         finally:
             put_modules(self._model, {name: each.layer for name, each in self.trained.items()})
 
-    def _weights(self) -> list[Any]:
-        layers = self.trained.values()
-        return [outputs_first(each.trained.weight(), each.layer.kind) for each in layers if each.trained is not None]
-
     def divergence(self, rows: Sequence[Any]) -> float:
         """The mean over all tokens, in nats; infinite where it is no number."""
         with torch.no_grad():
-            for layer, weight in zip(self.trained.values(), self._weights(), strict=True):
-                layer.current = weight
+            renew(self.trained.values())
             parts = [(self._sum(part), part.numel()) for part in self._parts(rows)]
         total = sum(float(value) for value, _ in parts) / sum(count for _, count in parts)
         return total if total == total else float("inf")
 
     def descend(self, rows: Sequence[Any], leaves: Sequence[Any]) -> None:
         """Gradients of some sequences, in the leaves."""
-        with torch.enable_grad():
-            weights = self._weights()
-            for layer, weight in zip(self.trained.values(), weights, strict=True):
-                layer.current = weight.detach().requires_grad_(True)
-            ends = [layer.current for layer in self.trained.values()]
-            count = sum(row.numel() for row in rows)
-            for part in self._parts(rows):
-                (self._sum(part) / count).backward(inputs=ends)
-            for leaf in leaves:
-                leaf.grad = torch.zeros_like(leaf)
-            slopes = [torch.zeros_like(end) if end.grad is None else end.grad for end in ends]
-            torch.autograd.backward(weights, slopes, inputs=list(leaves))
+        count = sum(row.numel() for row in rows)
+        descend(list(self.trained.values()), (self._sum(part) / count for part in self._parts(rows)), leaves)
 
     def _sum(self, ids: Any) -> Any:
         """The sum over all tokens, of ids of shape (samples, tokens)."""

@@ -5,7 +5,7 @@ Cheng et al. 2023, "Optimize Weight Rounding via Signed Gradient Descent for the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -154,6 +154,32 @@ class Training(nn.Module):
         return found if layer.output is None else through(found, layer.rounded(found.detach()))
 
 
+def renew(layers: Iterable[Training]) -> None:
+    """Let layers compute with what their weights are now; all of them are trained."""
+    for layer, weight in zip(layers, _weights(layers), strict=True):
+        layer.current = weight
+
+
+def descend(layers: Sequence[Training], losses: Iterator[Any], leaves: Sequence[Any]) -> None:
+    """Gradients of the sum of losses, in the leaves; one loss is computed at a time, so that no other activations are
+    alive, and weights are rounded once for all."""
+    with torch.enable_grad():
+        weights = _weights(layers)
+        for layer, weight in zip(layers, weights, strict=True):
+            layer.current = weight.detach().requires_grad_(True)
+        ends = [layer.current for layer in layers]
+        for loss in losses:
+            loss.backward(inputs=ends)
+        for leaf in leaves:
+            leaf.grad = torch.zeros_like(leaf)
+        slopes = [torch.zeros_like(end) if end.grad is None else end.grad for end in ends]
+        torch.autograd.backward(weights, slopes, inputs=list(leaves))
+
+
+def _weights(layers: Iterable[Training]) -> list[Any]:
+    return [outputs_first(each.trained.weight(), each.layer.kind) for each in layers if each.trained is not None]
+
+
 class _Block:
     """A block with layers that are being trained in it.
 
@@ -169,9 +195,6 @@ class _Block:
     def __len__(self) -> int:
         return len(self._job.calls)
 
-    def _weights(self) -> list[Any]:
-        return [outputs_first(layer.trained.weight(), layer.layer.kind) for layer in self._layers if layer.trained]
-
     def _squares(self, index: int) -> Any:
         job = self._job
         return (job.calls[index].run(job.block).float() - job.targets[index].float()).square()
@@ -179,21 +202,10 @@ class _Block:
     def error(self) -> float:
         """The sum of squares over all samples; infinite where it is no number."""
         with torch.no_grad():
-            for layer, weight in zip(self._layers, self._weights(), strict=True):
-                layer.current = weight
+            renew(self._layers)
             total = sum(float(self._squares(index).sum(dtype=torch.float64)) for index in range(len(self)))
         return total if total == total else float("inf")
 
     def descend(self, chosen: Sequence[int], leaves: Sequence[Any]) -> None:
-        """Gradients of some samples, in the leaves; only one sample's activations are alive at a time."""
-        with torch.enable_grad():
-            weights = self._weights()
-            for layer, weight in zip(self._layers, weights, strict=True):
-                layer.current = weight.detach().requires_grad_(True)
-            ends = [layer.current for layer in self._layers]
-            for index in chosen:
-                self._squares(index).mean().backward(inputs=ends)
-            for leaf in leaves:
-                leaf.grad = torch.zeros_like(leaf)
-            slopes = [torch.zeros_like(end) if end.grad is None else end.grad for end in ends]
-            torch.autograd.backward(weights, slopes, inputs=list(leaves))
+        """Gradients of some samples, in the leaves."""
+        descend(self._layers, (self._squares(index).mean() for index in chosen), leaves)
