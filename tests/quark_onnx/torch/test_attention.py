@@ -15,7 +15,7 @@ from quark_onnx.cli import main
 from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.torch.algorithms.signed import Training
 from quark_onnx.torch.checkpoint import Reader
-from quark_onnx.torch.config import KVCache, TorchConfig
+from quark_onnx.torch.config import Attention, KVCache, TorchConfig
 from quark_onnx.torch.export import export_safetensors
 from quark_onnx.torch.files import Writing, quantize_checkpoint
 from quark_onnx.torch.load import load_checkpoint
@@ -31,6 +31,8 @@ FP8 = TensorSpec("fp8e4m3")
 ROPE = KVCache(FP8, where="rope")
 #: Nothing but keys and values.
 CACHE = TorchConfig(LayerSpec(), exclude=("lm_head",), kv_cache=ROPE)
+#: Nothing but queries and probabilities.
+ATTENTION = TorchConfig(LayerSpec(), exclude=("lm_head",), attention=Attention(FP8, FP8))
 FULL = TorchConfig(scheme("fp8"), exclude=("lm_head",), kv_cache=ROPE)
 K, V = (f"model.layers.0.self_attn.{side}_proj" for side in "kv")
 
@@ -131,9 +133,10 @@ def test_written_and_read_again(family: str, algorithms: tuple[str, ...], tmp_pa
     assert grown.shape[1] > 12 and torch.equal(generated, grown)
 
 
-def test_samples_of_different_lengths_are_masked() -> None:
+@pytest.mark.parametrize("config", [CACHE, ATTENTION], ids=["cache", "attention"])
+def test_samples_of_different_lengths_are_masked(config: TorchConfig) -> None:
     model, plain = made(llama()), made(llama())
-    quantize_model(model, CACHE, tokens(), progress=False)
+    quantize_model(model, config, tokens(), progress=False)
     batch = torch.cat(tokens(2))
     shown = torch.ones_like(batch)
     shown[1, :5] = 0
