@@ -16,9 +16,12 @@ from quark_onnx.torch.algorithms.pairs import pattern_of
 from quark_onnx.torch.algorithms.rotation import Rotation
 from quark_onnx.torch.algorithms.signed import SignedRounding
 from quark_onnx.torch.algorithms.smoothquant import AutoSmoothQuant, SmoothQuant
+from quark_onnx.torch.algorithms.sweep import AT_ONCE
 
 #: Stages of a usual block; ranges that GPTQ tries; tokens that are kept in place of products of inputs.
 _STAGES, _RANGES, _KEPT = 4, 29, 1024
+#: Copies of values that are swept: what they are to be, levels, errors, scales and zero points.
+_SWEPT = 10
 #: How many times a product a backward pass takes; looks of a training at all samples.
 _BACKWARD, _LOOKS = 2, 11
 #: Passes over a weight that rounding it takes, of those that training it or solving for its zero points does.
@@ -45,11 +48,11 @@ class Shapes:
 
     @property
     def groups(self) -> dict[tuple[str, int], int]:
-        """How many layers read each input: layers of the same parent that have as many inputs are taken to."""
+        """Outputs of the layers that read each input: those of the same parent with as many inputs are taken to."""
         found = dict[tuple[str, int], int]()
-        for name, (_, inputs) in self.layers.items():
+        for name, (outputs, inputs) in self.layers.items():
             key = (name.rpartition(".")[0], inputs)
-            found[key] = found.get(key, 0) + 1
+            found[key] = found.get(key, 0) + outputs
         return found
 
     @property
@@ -128,17 +131,24 @@ def _rounder(shapes: Shapes) -> int:
 def _of_gptq(each: Any, shapes: Shapes) -> Cost:
     both = 2 if getattr(each, "alpha", float(isinstance(each, Qronos))) > 0 else 1
     passes = (1 + each.fit) * (1 + each.polish)
-    solved = sum(inputs**3 for _, inputs in shapes.groups)
+    groups = shapes.groups.items()
+    solved = sum(inputs**3 for (_, inputs), _ in groups)
     most = max((inputs for _, inputs in shapes.layers.values()), default=0)
+    widest = max((rows * (1 + each.fit) * inputs for (_, inputs), rows in groups), default=0)
     # a stage runs the part of a block that is in front of it
     runs = _runs(shapes, both * _STAGES / 2 + 1)
     return Cost(
-        # products, and in float64 what their inverse is made of
-        _rounder(shapes) + 4 * both * shapes.widest + 5 * 8 * most**2,
+        # products, and in float64 what their inverse is made of, or what is swept
+        _rounder(shapes) + 4 * both * shapes.widest + max(5 * 8 * most**2, _SWEPT * 4 * min(widest, AT_ONCE)),
         runs + both * _grams(shapes) + solved + (passes / 2 + 3) * _judged(shapes),
         _RANGES * each.fit * _count(shapes),
-        passes * sum(inputs for _, inputs in shapes.layers.values()),
+        (1 + each.polish) * sum(_sweeps(rows * (1 + each.fit), inputs) * inputs for (_, inputs), rows in groups),
     )
+
+
+def _sweeps(rows: int, columns: int) -> int:
+    """How many parts a weight is swept in."""
+    return -(-rows // max(1, AT_ONCE // max(1, columns)))
 
 
 def _of_clip(each: Any, shapes: Shapes) -> Cost:

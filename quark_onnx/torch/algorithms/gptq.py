@@ -8,19 +8,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
+
+import torch
 
 from quark_onnx.errors import ConfigError, DataError
 from quark_onnx.registry import ALGORITHMS
 from quark_onnx.torch.algorithms.base import BlockJob, Outcome
 from quark_onnx.torch.algorithms.grams import Gram, grams_of
 from quark_onnx.torch.algorithms.losses import Loss, better
-from quark_onnx.torch.algorithms.ranges import fitted
+from quark_onnx.torch.algorithms.ranges import fitted, has_ranges
 from quark_onnx.torch.algorithms.stages import stages_of
 from quark_onnx.torch.algorithms.steps import Steps
-from quark_onnx.torch.algorithms.sweep import Solver
+from quark_onnx.torch.algorithms.sweep import AT_ONCE, Solver
 from quark_onnx.torch.layers import kind_of
 from quark_onnx.torch.quantized import Quantized
 
@@ -42,7 +44,7 @@ class GPTQ:
     stage: ClassVar[str] = "weights"
     needs_data: ClassVar[bool] = True
 
-    damping: float = 0.01
+    damping: float = 0.05
     act_order: bool = True
     fit: bool = True
     polish: int = 1
@@ -108,31 +110,96 @@ class GPTQ:
             solver = Solver.of(gram.own, self._damping(gram.own), self.act_order)
         except ArithmeticError as error:
             raise DataError(f"{self.name} cannot use what {group[0]} reads: {error}") from error
-        return [self._layer(name, weights[name].float(), gram, solver, result) for name in group]
+        searches = [self._search(name, weights[name].float(), result[name], gram, solver) for name in group]
+        for tries in _together(each for search in searches for each in self._tries(search, gram)):
+            firsts = [each.search.first for each in tries]
+            levels = solver.rounded(
+                torch.cat([each.search.target for each in tries]),
+                Steps.stacked([each.steps for each in tries]),
+                self.polish,
+                None if firsts[0] is None else torch.cat(firsts),
+            )
+            for each, found in zip(tries, levels.split([len(each.search.target) for each in tries]), strict=True):
+                each.search.consider(each.steps.put(each.start, found))
+        result.update({each.name: each.best for each in searches})
+        return [self._outcome(each, gram) for each in searches]
 
-    def _layer(self, name: str, weight: Any, gram: Gram, solver: Solver, result: dict[str, Quantized]) -> Outcome:
-        start = result[name]
-        if Steps.of(start) is None:
-            return Outcome(name, self.name, 0.0, 0.0, f"{start.spec.dtype.name} is rounded to the nearest")
+    def _search(self, name: str, weight: Any, start: Quantized, gram: Gram, solver: Solver) -> _Search:
         target, first, pull = weight, None, None
         if self._share and gram.off is not None:
             pull = self._share * (gram.off @ weight.t())
             target = weight + solver.solve(pull / gram.own.diagonal().mean()).t()
             first = self._first(weight, pull, gram.own.diagonal())
-        loss = Loss(weight, gram.own, pull)
-        best, error = start, loss(start)
-        plain = error.clone()
-        starts = [start, fitted(weight, start, gram.own.diagonal())] if self.fit else [start]
-        for each in starts:
-            steps = Steps.of(each)
+        return _Search(name, Loss(weight, gram.own, pull), target, first, start)
+
+    def _tries(self, search: _Search, gram: Gram) -> Iterator[_Try]:
+        """Scales to sweep with."""
+        start = search.best
+        if (steps := Steps.of(start)) is None:
+            return
+        yield _Try(search, start, steps)
+        if self.fit and has_ranges(start.spec):
+            wider = fitted(search.loss.weight, start, gram.own.diagonal())
+            steps = Steps.of(wider)
             assert steps is not None
-            found = steps.put(each, solver.rounded(target, steps, self.polish, first))
-            best, error = better(best, error, found, loss(found))
-        result[name] = best
-        scale = float(loss.power()) or 1.0
-        rest = 0.0 if pull is None else self._share**2 * float(((weight @ gram.gap) * weight).sum())
-        before, after = (max(float(each.sum()) + rest, 0.0) / scale for each in (plain, error))
-        return Outcome(name, self.name, before, after, f"{gram.count} tokens")
+            yield _Try(search, wider, steps)
+
+    def _outcome(self, search: _Search, gram: Gram) -> Outcome:
+        dtype, weight = search.best.spec.dtype, search.loss.weight
+        if Steps.of(search.best) is None:
+            return Outcome(search.name, self.name, 0.0, 0.0, f"{dtype.name} is rounded to the nearest")
+        scale = float(search.loss.power()) or 1.0
+        rest = 0.0 if search.loss.pull is None else self._share**2 * float(((weight @ gram.gap) * weight).sum())
+        before, after = (max(float(each.sum()) + rest, 0.0) / scale for each in (search.plain, search.error))
+        return Outcome(search.name, self.name, before, after, f"{gram.count} tokens")
+
+
+class _Search:
+    """The best codes of one layer that were found.
+
+    Args:
+        name: of the layer.
+        loss: what codes cost.
+        target: float32 as the weight; what codes are to come near to.
+        first: as it, what the first column is rounded from; None for the target.
+        start: the codes so far.
+    """
+
+    def __init__(self, name: str, loss: Loss, target: Any, first: Any, start: Quantized) -> None:
+        self.name, self.loss, self.target, self.first, self.best = name, loss, target, first, start
+        self.plain = self.error = loss(start)
+
+    def consider(self, found: Quantized) -> None:
+        """Take it, row by row, where it costs less."""
+        self.best, self.error = better(self.best, self.error, found, self.loss(found))
+
+
+@dataclass(frozen=True)
+class _Try:
+    """Scales to sweep with.
+
+    Attributes:
+        start: has them.
+        steps: its own.
+    """
+
+    search: _Search
+    start: Quantized
+    steps: Steps
+
+
+def _together(tries: Iterable[_Try]) -> Iterator[list[_Try]]:
+    """Those with the same levels, as many in a row as are swept at once: a step takes its time for few rows, too."""
+    batch, count = list[_Try](), 0
+    for each in tries:
+        size = each.search.target.numel()
+        if batch and (each.steps.levels_of != batch[0].steps.levels_of or count + size > AT_ONCE):
+            yield batch
+            batch, count = [], 0
+        batch.append(each)
+        count += size
+    if batch:
+        yield batch
 
 
 #: Steps of the power iteration.
@@ -152,7 +219,6 @@ class GPTAQ(GPTQ):
 
     name: ClassVar[str] = "gptaq"
 
-    damping: float = 0.05
     alpha: float = 0.5
 
     def _shares(self) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -65,6 +66,17 @@ class Steps:
     @classmethod
     def _of_floats(cls, scale: Any, element: MiniFloat) -> Steps:
         return cls(scale, None, -element.largest, element.largest, element)
+
+    @classmethod
+    def stacked(cls, parts: Sequence[Steps]) -> Steps:
+        """Those of several weights with as many columns and the same levels, one below the other."""
+        zero = None if parts[0].zero is None else torch.cat([each.zero for each in parts])
+        return replace(parts[0], scale=torch.cat([each.scale for each in parts]), zero=zero)
+
+    @property
+    def levels_of(self) -> tuple[float, float, MiniFloat | None, bool]:
+        """What makes levels the same: their ends, what lies between, and whether there are zero points."""
+        return self.least, self.greatest, self.element, self.zero is not None
 
     def part(self, rows: Any) -> Steps:
         """That of some rows, of all columns."""

@@ -17,6 +17,8 @@ from quark_onnx.torch.algorithms.steps import Steps
 
 #: Columns whose effect on the columns behind is gathered before it is applied.
 _BATCH = 128
+#: Values that are swept at once, in rows: so many that steps are few, and memory is bounded.
+AT_ONCE = 1 << 23
 #: Damping grows by this factor until the matrix can be inverted, and no further than so often the mean of the diagonal.
 _ESCALATION, _MOST_DAMPING = 10.0, 1e4
 
@@ -78,6 +80,14 @@ class Solver:
             polish: how often every column is looked at again.
             first: float32 of that shape; the column that comes first is rounded from here, and not from the target.
         """
+        rows = max(1, AT_ONCE // max(1, target.shape[1]))
+        found = torch.empty_like(target)
+        for start in range(0, len(target), rows):
+            own = slice(start, start + rows)
+            found[own] = self._swept(target[own], steps.part(own), polish, None if first is None else first[own])
+        return found
+
+    def _swept(self, target: Any, steps: Steps, polish: int, first: Any) -> Any:
         turned = steps.turned(self.order)
         left = target.t()[self.order].contiguous()
         start = None if first is None else turned.part(0).levels(first[:, self.order[0]])

@@ -124,9 +124,9 @@ def test_what_algorithms_take_grows_with_their_settings() -> None:
     layers |= {f"m.{block}.mlp.down": (32, 64) for block in range(2)}
     shapes = Shapes(layers, 5 * 10**4, 10**5, 1000, 10)
     assert shapes.groups == {
-        (f"m.{block}.{parent}", size): count
+        (f"m.{block}.{parent}", size): outputs
         for block in range(2)
-        for parent, size, count in (("attn", 32, 2), ("mlp", 32, 1), ("mlp", 64, 1))
+        for parent, size, outputs in (("attn", 32, 2 * 64), ("mlp", 32, 64), ("mlp", 64, 32))
     }
     assert shapes.widest == 64**2
     experts = {f"m.0.experts.{expert}.up": (64, 32) for expert in range(8)}

@@ -17,6 +17,7 @@ from quark_onnx.errors import ConfigError, DataError, ModelError
 from quark_onnx.kernels.gptq import Compensation
 from quark_onnx.kernels.lattice import Lattice
 from quark_onnx.torch import files
+from quark_onnx.torch.algorithms import gptq, sweep
 from quark_onnx.torch.algorithms.base import BlockJob
 from quark_onnx.torch.algorithms.gptq import GPTAQ, GPTQ, Qronos
 from quark_onnx.torch.algorithms.grams import grams_of
@@ -149,6 +150,28 @@ def first_block(model: Any, config: TorchConfig, data: list[Any]) -> BlockJob:
     name, block = next(iter(blocks.items()))
     walk = Walk(model, blocks, data)
     return BlockJob(name, block, inside(chosen, name), walk.calls(name), walk.calls(name))
+
+
+@pytest.mark.parametrize("name", ["gptq", "gptaq", "qronos"])
+def test_what_is_swept_at_once_changes_no_code(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All layers that read the same and all of their ranges together, or rows of one after the other; schemes that
+    cannot be swept together stand side by side."""
+    config = TorchConfig(
+        UINT4,
+        exclude=("lm_head",),
+        layers={"*.k_proj": scheme("int8"), "*.v_proj": scheme("mxfp4_weight_only"), "*.up_proj": scheme("fp8")},
+        algorithms=(name,),
+    )
+    found = []
+    for at_once in (sweep.AT_ONCE, 7 * 64):
+        for module in (sweep, gptq):
+            monkeypatch.setattr(module, "AT_ONCE", at_once)
+        model = made(llama())
+        report = quantize_model(model, config, tokens(4), progress=False)
+        found.append((logits(model, tokens(1)[0]), [each.layer for each in report.outcomes]))
+    (whole, order), (parts, other) = found
+    assert order == other and len(order) == len(set(order))
+    assert float((whole - parts).abs().max()) <= 1e-5 * float(whole.abs().max())
 
 
 @pytest.mark.parametrize("family", STAGES)
