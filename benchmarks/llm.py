@@ -61,9 +61,9 @@ def child(folder: str, windows: str, scheme: str) -> None:
     """Quantize and score in this process, and print what was found."""
     import torch
     from peers.amd_quark import peak_mb
+    from peers.scored import scored
     from transformers import AutoModelForCausalLM
 
-    from quark_onnx.torch.perplexity import perplexity
     from quark_onnx.torch.ptq import config_for
     from quark_onnx.torch.quantize import quantize_model
 
@@ -73,9 +73,8 @@ def child(folder: str, windows: str, scheme: str) -> None:
     start = time.perf_counter()
     if scheme != "float":
         quantize_model(model, config_for(scheme), calibrate.split(1), progress=False)
-    seconds = time.perf_counter() - start
-    value = perplexity(model, list(score), progress=False)
-    print(json.dumps({"value": value, "seconds": seconds, "peak_mb": peak_mb()}))
+    found = {"seconds": time.perf_counter() - start, "peak_mb": peak_mb()}
+    print(json.dumps(found | scored(model, score, windows)))
 
 
 def measured(command: list[str]) -> dict[str, float | str]:

@@ -1,13 +1,15 @@
 """Perplexity of language models with the algorithms for low bits, ours beside those of other tools in the same run.
 
     QUARK_ONNX_DATA=... python benchmarks/llm_algorithms.py [--models stories260K mixtext] [--formats mxfp4 int8 ...]
-        [--algorithms gptq awq ...] [--amd-quark-python PYTHON] [--again] [--busy]
+        [--algorithms gptq awq ...] [--amd-quark-python PYTHON] [--llm-compressor-python PYTHON] [--again] [--busy]
 
 All tools get the same windows of tokens: those that calibrate, and those that are scored (llm/README.md of the data
-has the protocol: windows of 256 tokens, float32). Each run is a process of its own, so that its peak memory is its own;
-with an algorithm and a format come ours and amd-quark's, one after the other. What was measured is kept in
-results/llm_algorithms.json, and not measured again without --again; the tables are made of all of it. The exit code is
-1 where our best with a format is worse than theirs by more than a thousandth, or GPTQ than rounding to nearest.
+has the protocol: windows of 256 tokens, float32). Beside the perplexity stands the divergence of the predictions from
+those of the float model, which chance plays less of a part in. Each run is a process of its own, so that its peak
+memory is its own; with an algorithm and a format come ours and the others', one after the other. What was measured is
+kept in results/llm_algorithms.json, and not measured again without --again; the tables are made of all of it.
+The exit code is 1 where our best with a format is worse than another's, or GPTQ than rounding to nearest: worse by
+more than a thousandth in perplexity, and in divergence too.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -25,19 +28,18 @@ from _data import root
 from _results import Row, Store, table
 from llm import MODELS, PEER, measured, windows_of
 
-#: Ours, and what amd-quark calls the same.
-FORMATS = {
-    "uint4_wo_per_channel": "uint4_wo_per_channel",
-    "uint4_wo_32": "uint4_wo_32",
-    "uint4_wo_128": "uint4_wo_128",
-    "uint3_wo_32": None,
-    "uint2_wo_32": None,
-    "uint2_wo_128": None,
-    "int8": "int8",
-    "uint4_int8": None,
-    "mxfp4": "mxfp4",
-    "fp8+kv": "fp8",
-}
+FORMATS = (
+    "uint4_wo_per_channel",
+    "uint4_wo_32",
+    "uint4_wo_128",
+    "uint3_wo_32",
+    "uint2_wo_32",
+    "uint2_wo_128",
+    "int8",
+    "uint4_int8",
+    "mxfp4",
+    "fp8+kv",
+)
 #: Ours, by what the table calls them.
 ALGORITHMS = {
     "nearest": (),
@@ -48,16 +50,52 @@ ALGORITHMS = {
     "smoothquant": ("autosmoothquant",),
     "autoround": ("autoround",),
     "rotation + gptaq": ("rotation:r1=false", "gptaq"),
+    "smoothquant + gptaq": ("autosmoothquant", "gptaq"),
     "gptaq + autoround": ("gptaq", "autoround"),
     "smoothquant + autoround": ("autosmoothquant", "autoround"),
     "distill": ("distill",),
-    "gptaq + distill": ("gptaq", "distill"),
+    "smoothquant + distill": ("autosmoothquant", "distill:steps=3000,lr=0.004,sequences=2500"),
 }
-#: Those of amd-quark that have a name of ours.
-THEIRS = ("nearest", "gptq", "gptaq", "qronos", "awq")
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Another tool.
+
+    Attributes:
+        script: what runs it.
+        formats, algorithms: the arguments for those of ours that it has.
+    """
+
+    script: Path
+    formats: Mapping[str, tuple[str, ...]]
+    algorithms: Mapping[str, tuple[str, ...]]
+
+    def command(self, python: Path, folder: str, file: str, format: str, name: str) -> list[str]:
+        """What measures it."""
+        return [str(python), str(self.script), folder, file, *self.formats[format], *self.algorithms[name]]
+
+
+PEERS = {
+    "amd-quark": Peer(
+        PEER,
+        {
+            **{name: (name,) for name in ("uint4_wo_per_channel", "uint4_wo_32", "uint4_wo_128", "int8", "mxfp4")},
+            "fp8+kv": ("fp8", "--kv"),
+        },
+        {"nearest": (), **{name: (name,) for name in ("gptq", "gptaq", "qronos", "awq")}},
+    ),
+    "llm-compressor": Peer(
+        PEER.with_name("llm_compressor.py"),
+        {name: (name,) for name in FORMATS if "_wo_" in name or name == "mxfp4"},
+        {name: (name,) for name in ("nearest", "gptq", "awq")},
+    ),
+}
+#: Ours, and all.
+TOOLS = ("ours", *PEERS)
 TITLE = """# Perplexity with algorithms for low bits
 
-In brackets: seconds, where nothing else ran; and the peak of memory in MB."""
+In brackets: the divergence from the float model's predictions, in 0.0001 nats for each token."""
 #: Ours may be so much worse.
 _SLACK = 1e-3
 
@@ -66,9 +104,9 @@ def child(folder: str, windows: str, row: str, *algorithms: str) -> None:
     """Quantize and score in this process, and print what was found."""
     import torch
     from peers.amd_quark import peak_mb
+    from peers.scored import keep_floats, scored
     from transformers import AutoModelForCausalLM
 
-    from quark_onnx.torch.perplexity import perplexity
     from quark_onnx.torch.ptq import config_for
     from quark_onnx.torch.quantize import quantize_model
 
@@ -80,9 +118,10 @@ def child(folder: str, windows: str, row: str, *algorithms: str) -> None:
         name, _, cache = row.partition("+")
         config = config_for(name, kv_cache="fp8" if cache else None).with_(algorithms=algorithms)
         quantize_model(model, config, calibrate.split(8), progress=False)
-    seconds = time.perf_counter() - start
-    value = perplexity(model, list(score), progress=False)
-    print(json.dumps({"value": value, "seconds": seconds, "peak_mb": peak_mb()}))
+    found = {"seconds": time.perf_counter() - start, "peak_mb": peak_mb()}
+    if row == "float":
+        keep_floats(model, score, windows)
+    print(json.dumps(found | scored(model, score, windows)))
 
 
 def main() -> int:
@@ -93,7 +132,8 @@ def main() -> int:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), metavar="MODEL")
     parser.add_argument("--formats", nargs="+", choices=FORMATS, default=list(FORMATS), metavar="FORMAT")
     parser.add_argument("--algorithms", nargs="+", choices=ALGORITHMS, default=list(ALGORITHMS), metavar="NAME")
-    parser.add_argument("--amd-quark-python", type=Path, help="the Python of an environment with amd-quark")
+    for tool in PEERS:
+        parser.add_argument(f"--{tool}-python", type=Path, help=f"the Python of an environment with {tool}")
     parser.add_argument("--again", action="store_true", help="measure what was measured before, too")
     parser.add_argument("--busy", action="store_true", help="the machine does other work, too: keep no seconds")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
@@ -104,7 +144,7 @@ def main() -> int:
             file = str(Path(place) / "windows.npz")
             np.savez(file, **windows_of(model))
             for key, command in _runs(model, str(root() / "llm" / model), file, arguments):
-                if arguments.again or key not in store.rows():
+                if arguments.again or key not in store.rows() or key.endswith("/float/ours"):  # it leaves predictions
                     found = measured(command)
                     if arguments.busy:
                         found.pop("seconds", None)
@@ -118,52 +158,69 @@ def main() -> int:
 
 def _runs(model: str, folder: str, file: str, arguments: argparse.Namespace) -> Iterator[tuple[str, list[str]]]:
     """What is measured, by its key, and the command that does it."""
-    own, peer = [sys.executable, __file__, "--child", folder, file], arguments.amd_quark_python
+    own = [sys.executable, __file__, "--child", folder, file]
+    pythons = {tool: vars(arguments)[f"{tool.replace('-', '_')}_python"] for tool in PEERS}
     yield f"{model}/float/ours", [*own, "float"]
     for format in arguments.formats:
         for name in arguments.algorithms:
             yield f"{model}/{format}/{name}/ours", [*own, format, *ALGORITHMS[name]]
-            if peer and name in THEIRS and (theirs := FORMATS[format]):
-                settings = [*([] if name == "nearest" else [name]), *(["--kv"] if format.endswith("+kv") else [])]
-                yield f"{model}/{format}/{name}/amd-quark", [str(peer), str(PEER), folder, file, theirs, *settings]
+            for tool, peer in PEERS.items():
+                if pythons[tool] and format in peer.formats and name in peer.algorithms:
+                    yield f"{model}/{format}/{name}/{tool}", peer.command(pythons[tool], folder, file, format, name)
 
 
 def _tables(rows: Mapping[str, Row]) -> tuple[str, bool]:
-    """A table for each model, and whether ours is worse somewhere."""
+    """Tables for each model, and whether ours is worse somewhere."""
     parts, worse = [], False
     for model in MODELS:
         if f"{model}/float/ours" not in rows:
             continue
         own = {key.removeprefix(f"{model}/"): row for key, row in rows.items() if key.startswith(f"{model}/")}
         formats = [each for each in FORMATS if any(key.startswith(f"{each}/") for key in own)]
-        lines = [
-            [f"{tool}: {name}", *(_cell(own.get(f"{each}/{name}/{tool}")) for each in formats)]
-            for tool, names in (("ours", ALGORITHMS), ("amd-quark", THEIRS))
-            for name in names
-        ]
-        best = {tool: [_best(own, each, tool) for each in formats] for tool in ("ours", "amd-quark")}
-        lines += [[f"{tool}: best", *("" if each is None else f"{each:.4f}" for each in best[tool])] for tool in best]
-        worse |= any(a and b and a > b * (1 + _SLACK) for a, b in zip(*best.values(), strict=True))
-        for each in formats:
-            nearest, gptq = (own.get(f"{each}/{name}/ours", {}).get("value") for name in ("nearest", "gptq"))
-            worse |= bool(nearest and gptq and gptq > nearest * (1 + _SLACK))
-        lines = [line for line in lines if any(line[1:])]
-        parts.append(f"## {model} (float {own['float/ours']['value']:.4f})\n\n{table(['', *formats], lines)}")
+        best = {tool: [_best(own, each, tool) for each in formats] for tool in TOOLS}
+        lines = [*_lines(own, formats, _quality), *([f"{tool}: best", *map(_quality, best[tool])] for tool in TOOLS)]
+        parts.append(f"## {model} (float {own['float/ours']['value']:.4f})\n\n{_table(formats, lines)}")
+        if timed := _table(formats, _lines(own, formats, _effort)):
+            parts.append(f"Seconds, where nothing else ran; in brackets the peak of memory in MB:\n\n{timed}")
+        for each, ours, *others in zip(formats, *best.values(), strict=True):
+            nearest, gptq = (own.get(f"{each}/{name}/ours", {}) for name in ("nearest", "gptq"))
+            pairs = [(gptq, nearest), *((ours, other) for other in others)]
+            worse |= any(_worse(one, other) for one, other in pairs)
     return "\n\n".join(parts), worse
 
 
-def _best(rows: Mapping[str, Row], format: str, tool: str) -> float | None:
-    found = (row.get("value") for key, row in rows.items() if key.startswith(f"{format}/") and key.endswith(f"/{tool}"))
-    return min((each for each in found if each), default=None)
+def _lines(rows: Mapping[str, Row], formats: list[str], cell: Callable[[Row], str]) -> Iterator[list[str]]:
+    for tool in TOOLS:
+        for name in ALGORITHMS:
+            yield [f"{tool}: {name}", *(cell(rows.get(f"{each}/{name}/{tool}", {})) for each in formats)]
 
 
-def _cell(found: Row | None) -> str:
-    if found is None:
-        return ""
+def _table(formats: list[str], lines: Iterable[list[str]]) -> str:
+    """Without lines that are empty; nothing where all are."""
+    filled = [line for line in lines if any(line[1:])]
+    return table(["", *formats], filled) if filled else ""
+
+
+def _worse(one: Row, other: Row) -> bool:
+    """Whether both are known, and one predicts worse."""
+    return all(
+        one.get(name) and other.get(name) and one[name] > other[name] * (1 + _SLACK) for name in ("value", "divergence")
+    )
+
+
+def _best(rows: Mapping[str, Row], format: str, tool: str) -> Row:
+    found = [row for key, row in rows.items() if key.startswith(f"{format}/") and key.endswith(f"/{tool}")]
+    return min((row for row in found if "value" in row), key=lambda row: float(row["value"]), default={})
+
+
+def _quality(found: Row) -> str:
     if "value" not in found:
-        return f"refused: {str(found.get('error'))[:40]}"
-    seconds = f"{found['seconds']:.1f} s, " if "seconds" in found else ""
-    return f"{found['value']:.4f} ({seconds}{found['peak_mb']:.0f})"
+        return f"refused: {str(found['error'])[:40]}" if found else ""
+    return f"{found['value']:.4f}" + (f" ({found['divergence'] * 1e4:.1f})" if "divergence" in found else "")
+
+
+def _effort(found: Row) -> str:
+    return f"{found['seconds']:.1f} ({found['peak_mb']:.0f})" if "seconds" in found else ""
 
 
 if __name__ == "__main__":

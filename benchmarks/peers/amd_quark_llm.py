@@ -3,8 +3,8 @@
     python amd_quark_llm.py MODEL WINDOWS.npz SCHEME [ALGORITHM ...] [--kv]
 
 WINDOWS.npz holds token ids of shape (windows, length): ``calibrate`` and ``score``. ``--kv`` quantizes keys and values
-to FP8. The last line printed is JSON: the perplexity, the seconds that quantize_model took, the peak resident memory in
-MB, the version; or the error.
+to FP8. The last line printed is JSON: what ``scored`` says of it, the seconds that quantize_model took, the peak
+resident memory in MB until then, the version; or the error.
 """
 
 import json
@@ -21,6 +21,7 @@ def main(folder, windows, scheme, *algorithm):
     import torch
     from amd_quark import peak_mb
     from quark.torch import LLMTemplate, ModelQuantizer
+    from scored import scored
     from torch.utils.data import DataLoader
     from transformers import AutoModelForCausalLM
 
@@ -33,15 +34,8 @@ def main(folder, windows, scheme, *algorithm):
     start = time.perf_counter()
     quantizer = ModelQuantizer(config)
     model = quantizer.freeze(quantizer.quantize_model(model, DataLoader(calibrate, batch_size=1)))
-    seconds, total = time.perf_counter() - start, 0.0
-    with torch.no_grad():
-        for rows in score.split(8):
-            logits = model(input_ids=rows).logits[:, :-1].float()
-            total += float(
-                torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten(), reduction="sum")
-            )
-    value = float(np.exp(total / score[:, 1:].numel()))
-    print(json.dumps({"value": value, "seconds": seconds, "peak_mb": peak_mb(), "version": version("amd-quark")}))
+    found = {"seconds": time.perf_counter() - start, "peak_mb": peak_mb(), "version": version("amd-quark")}
+    print(json.dumps(found | scored(model, score, windows)))
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
     python llm_compressor.py MODEL WINDOWS.npz SCHEME ALGORITHM
 
-SCHEME is uint4_wo_128, or another of the rows that it has a preset for. The last line printed is JSON, as that of
-``amd_quark_llm.py``.
+SCHEME is mxfp4, or as uint4_wo_per_channel and uint3_wo_32 are: weights with zero points. ALGORITHM is nearest, gptq or
+awq, with its defaults. The last line printed is JSON, as that of ``amd_quark_llm.py``.
 """
 
 import json
@@ -11,42 +11,52 @@ import sys
 import time
 from importlib.metadata import version
 
-#: Its presets.
-SCHEMES = {"uint4_wo_128": "W4A16_ASYM", "int8": "W8A8", "fp8": "FP8", "mxfp4": "MXFP4"}
+
+def scheme_of(name):
+    """Its scheme."""
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme, preset_name_to_scheme
+
+    if name == "mxfp4":
+        return preset_name_to_scheme("MXFP4", ["Linear"])
+    bits, group = name.removeprefix("uint").split("_wo_")
+    strategy = {"strategy": "channel"} if group == "per_channel" else {"strategy": "group", "group_size": int(group)}
+    weights = QuantizationArgs(num_bits=int(bits), type="int", symmetric=False, **strategy)
+    return QuantizationScheme(targets=["Linear"], weights=weights)
 
 
 def main(folder, windows, scheme, algorithm):
     import numpy as np
     import torch
     from amd_quark import peak_mb
-    from datasets import Dataset
     from llmcompressor import oneshot
     from llmcompressor.modifiers.gptq import GPTQModifier
     from llmcompressor.modifiers.quantization import QuantizationModifier
-    from transformers import AutoModelForCausalLM
+    from llmcompressor.modifiers.transform.awq import AWQModifier
+    from scored import scored
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from torch.utils.data import DataLoader
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
     with np.load(windows) as loaded:
-        calibrate, score = loaded["calibrate"], torch.from_numpy(loaded["score"])
+        calibrate, score = (torch.from_numpy(loaded[name]) for name in ("calibrate", "score"))
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    modifier = {"gptq": GPTQModifier, "nearest": QuantizationModifier}[algorithm]
-    rows = [{"input_ids": row.tolist(), "attention_mask": [1] * len(row)} for row in calibrate]
+    groups = {"config_groups": {"all": scheme_of(scheme)}, "ignore": ["lm_head"]}
+    rounder = GPTQModifier if algorithm == "gptq" else QuantizationModifier
+    recipe = [*([AWQModifier()] if algorithm == "awq" else []), rounder(**groups)]
+    rows = [{"input_ids": row[None], "attention_mask": torch.ones_like(row[None])} for row in calibrate]
     start = time.perf_counter()
     oneshot(
         model=model,
-        dataset=Dataset.from_list(rows),
-        recipe=modifier(targets="Linear", scheme=SCHEMES[scheme], ignore=["lm_head"]),
+        dataset=DataLoader(rows, batch_size=None),
+        recipe=recipe,
+        # it asks for one, and the windows are tokens already
+        processor=PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"": 0}, unk_token=""))),
         max_seq_length=calibrate.shape[1],
         num_calibration_samples=len(calibrate),
     )
-    seconds, total = time.perf_counter() - start, 0.0
-    with torch.no_grad():
-        for part in score.split(8):
-            logits = model(input_ids=part).logits[:, :-1].float()
-            total += float(
-                torch.nn.functional.cross_entropy(logits.flatten(0, 1), part[:, 1:].flatten(), reduction="sum")
-            )
-    value = float(np.exp(total / score[:, 1:].numel()))
-    print(json.dumps({"value": value, "seconds": seconds, "peak_mb": peak_mb(), "version": version("llmcompressor")}))
+    found = {"seconds": time.perf_counter() - start, "peak_mb": peak_mb(), "version": version("llmcompressor")}
+    print(json.dumps(found | scored(model, score, windows)))
 
 
 if __name__ == "__main__":

@@ -139,7 +139,7 @@ def _of_gptq(each: Any, shapes: Shapes) -> Cost:
     runs = _runs(shapes, both * _STAGES / 2 + 1)
     return Cost(
         # products, and in float64 what their inverse is made of, or what is swept
-        _rounder(shapes) + 4 * both * shapes.widest + max(5 * 8 * most**2, _SWEPT * 4 * min(widest, AT_ONCE)),
+        _rounder(shapes) + 4 * both * shapes.widest + max(4 * 8 * most**2, _SWEPT * 4 * min(widest, AT_ONCE)),
         runs + both * _grams(shapes) + solved + (passes / 2 + 3) * _judged(shapes),
         _RANGES * each.fit * _count(shapes),
         (1 + each.polish) * sum(_sweeps(rows * (1 + each.fit), inputs) * inputs for (_, inputs), rows in groups),

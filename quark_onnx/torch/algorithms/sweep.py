@@ -48,17 +48,16 @@ class Solver:
             damping: added to the diagonal, as a share of its mean; it grows where that does not suffice.
             act_order: begin with the columns whose inputs are largest.
         """
-        gram = gram.double()
-        diagonal = gram.diagonal()
+        diagonal = gram.diagonal().clone()
         order = torch.argsort(diagonal, descending=True, stable=True) if act_order else torch.arange(len(gram))
         order = order.to(gram.device)
-        mean = float(diagonal.mean())
-        base = gram[order][:, order] / mean if mean > 0 else torch.zeros_like(gram)
+        mean = float(diagonal.mean(dtype=torch.float64))
+        base = gram[order][:, order].float().div_(mean) if mean > 0 else torch.zeros_like(gram, dtype=torch.float32)
         # inputs that were always zero: whatever their weights become, nothing changes
         base.diagonal().add_((diagonal[order] == 0).to(base.dtype))
         inverse, share = _escalate(lambda share: _factor(base, share), damping)
         base.diagonal().add_(share)
-        return cls(base.float(), inverse.float(), order, share)
+        return cls(base, inverse, order, share)
 
     def solve(self, columns: Any) -> Any:
         """The damped matrix's inverse times columns; (inputs, any) in the order of the weight, in its own unit.
@@ -145,11 +144,11 @@ def _escalate(attempt: Callable[[float], Any], damping: float) -> tuple[Any, flo
 
 
 def _factor(base: Any, share: float) -> Any:
-    """The upper Cholesky factor of the inverse; None where there is none."""
-    damped = base.clone()
-    damped.diagonal().add_(share)
-    root, failed = torch.linalg.cholesky_ex(damped)
+    """The upper Cholesky factor of the inverse, computed in float64; None where there is none."""
+    work = base.double()  # one matrix at a time: they are the greatest that there are
+    work.diagonal().add_(share)
+    work, failed = torch.linalg.cholesky_ex(work)
     if failed.item():
         return None
-    upper, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(root), upper=True)
-    return None if failed.item() or not torch.isfinite(upper).all() else upper
+    work, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(work), upper=True)
+    return None if failed.item() or not torch.isfinite(work).all() else work.float()

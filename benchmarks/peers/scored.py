@@ -1,0 +1,44 @@
+"""How well a language model predicts: the same for all tools. Imported in the virtual environment of each of them."""
+
+import math
+from pathlib import Path
+
+#: Windows of which the float model's predictions are compared; and those that are run at once.
+COMPARED, _AT_ONCE = 64, 8
+
+
+def floats_of(windows):
+    """The file of the float model's predictions, beside that of the windows."""
+    return Path(windows).with_name("floats.npy")
+
+
+def keep_floats(model, score, windows):
+    """Write what a float model predicts: logarithms of probabilities, (windows, tokens, vocabulary) float32."""
+    import numpy as np
+
+    with floats_of(windows).open("wb") as file:
+        np.save(file, np.concatenate([part.numpy() for part in _predictions(model, score[:COMPARED])]))
+
+
+def scored(model, score, windows):
+    """The perplexity on token ids of shape (windows, tokens), all but the first of a window predicted; and, where
+    the float model's predictions are kept, the mean Kullback-Leibler divergence from them, in nats for each token."""
+    import numpy as np
+    import torch
+
+    wanted = np.load(floats_of(windows), mmap_mode="r") if floats_of(windows).exists() else ()
+    loss = divergence = 0.0
+    for start, found in zip(range(0, len(score), _AT_ONCE), _predictions(model, score), strict=True):
+        loss -= float(found[:, :-1].gather(-1, score[start : start + _AT_ONCE, 1:, None]).double().sum())
+        if len(own := torch.from_numpy(np.array(wanted[start : start + _AT_ONCE]))):
+            divergence += float((own.exp() * (own - found[: len(own)])).double().sum())
+    result = {"value": math.exp(loss / score[:, 1:].numel())}
+    return result | ({"divergence": divergence / (len(wanted) * score.shape[1])} if len(wanted) else {})
+
+
+def _predictions(model, score):
+    import torch
+
+    with torch.no_grad():
+        for rows in score.split(_AT_ONCE):
+            yield torch.log_softmax(model(input_ids=rows).logits.float(), -1)
