@@ -44,7 +44,7 @@ class Run:
     said_size: int
 
 
-def config_of(layers: int, hidden: int) -> Any:
+def config_of(layers: int, hidden: int, vocabulary: int = VOCABULARY, dtype: str = "bfloat16") -> Any:
     """A Llama whose other sizes keep the proportions of the one of 1.1 billion parameters."""
     from transformers import AutoConfig
 
@@ -52,8 +52,8 @@ def config_of(layers: int, hidden: int) -> Any:
     return AutoConfig.for_model(
         "llama",
         architectures=["LlamaForCausalLM"],
-        dtype="bfloat16",
-        vocab_size=VOCABULARY,
+        dtype=dtype,
+        vocab_size=vocabulary,
         hidden_size=hidden,
         intermediate_size=hidden * 11 // 4,
         num_hidden_layers=layers,
@@ -121,12 +121,12 @@ def copied(folder: Path) -> tuple[float, float]:
     return read, written
 
 
-def product_rate(hidden: int) -> float:
+def product_rate(hidden: int, dtype: str = "bfloat16") -> float:
     """Operations a second of the widest product of a block, the best of five."""
     import torch
 
-    left = torch.ones(LENGTH, hidden, dtype=torch.bfloat16)
-    right = torch.ones(hidden * 11 // 4, hidden, dtype=torch.bfloat16)
+    left = torch.ones(LENGTH, hidden, dtype=getattr(torch, dtype))
+    right = torch.ones(hidden * 11 // 4, hidden, dtype=left.dtype)
     best = float("inf")
     for _ in range(5):
         start = time.perf_counter()
