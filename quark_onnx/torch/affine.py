@@ -123,6 +123,24 @@ def decode(codes: Any, params: Params, dtype: Any = torch.float32) -> Any:
     return (reals * params.scale.to(work)).to(dtype)
 
 
+def rounded(x: Any, params: Params, spec: TensorSpec, dtype: Any = torch.float32) -> Any:
+    """The reals that the codes of reals stand for, without the codes between where that is the same.
+
+    >>> rounded(torch.tensor([0.2, 9.0]), Params(torch.tensor(0.5)), TensorSpec("int2"))
+    tensor([0.0000, 0.5000])
+    """
+    if not isinstance(spec.dtype, Integer) or _work(code_type(spec)) != torch.float32:
+        return decode(encode(x, params, spec), params, dtype)
+    scale, grid = params.scale.float(), spec.grid
+    steps = (x.float() / scale).round_()
+    if params.zero is not None:
+        steps += params.zero
+    steps.clamp_(grid.qmin, grid.qmax)
+    if params.zero is not None:
+        steps -= params.zero
+    return steps.mul_(scale).to(dtype)
+
+
 def extremes(x: Any) -> tuple[Any, Any]:
     """The least and the greatest value along the last axis, which is kept, with zero among them."""
     if not x.shape[-1]:

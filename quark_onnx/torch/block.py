@@ -35,7 +35,7 @@ def quantize_block(
     block = model.get_submodule(name)
     rounders = rounders_of(config)
     if rounders and walk.quantized is None:
-        job = BlockJob(name, block, layers, walk.calls(name), walk.calls(name))
+        job = BlockJob(name, block, layers, walk.calls(name), walk.calls(name), known=walk.known)
         made, outcomes = refined(job, rounders)
         report.outcomes += outcomes
         with job.put(job.quantized(made)):
@@ -43,7 +43,8 @@ def quantize_block(
         finish(model, layers, Watching({}), config, report, made)
         return
     floats = walk.calls(name)
-    job = BlockJob(name, block, layers, floats, walk.calls(name, quantized=True) if rounders else floats)
+    calls = walk.calls(name, quantized=True) if rounders else floats
+    job = BlockJob(name, block, layers, floats, calls, known=walk.known)
     outcomes = [found for transform in transforms_of(config) for found in transform(job)]
     with Watching(layers) as watching:
         yield from walk.run(name, block)

@@ -192,7 +192,7 @@ def _column_rate() -> float:
     weight = torch.linspace(-1, 1, _SOME * _SWEPT).reshape(_SOME, _SWEPT)
     steps, solver = Steps.of(quantize(weight, TensorSpec("int8"))), Solver.of(torch.eye(_SWEPT))
     assert steps is not None
-    return _SWEPT / _seconds(lambda: solver.rounded(weight, steps))
+    return _SWEPT / _seconds(lambda: solver.rounded(weight, [steps]))
 
 
 def _reading_rate(source: FloatCheckpoint) -> float:

@@ -171,7 +171,7 @@ def fake_quantize(x: Any, spec: TensorSpec, params: Params | None = None, whole:
         return _without_filling(shared_exponent.rounded(view, spec, whole).to(x.dtype), x)
     if params is None:
         params = affine.params_for(*affine.extremes(view if spec.per_channel or spec.group else view.reshape(-1)), spec)
-    values = affine.decode(affine.encode(view, params, spec), params, x.dtype)
+    values = affine.rounded(view, params, spec, x.dtype)
     return _without_filling(values, x) if spec.group else values
 
 

@@ -92,6 +92,7 @@ class Walk:
     Attributes:
         hidden: those of the float model.
         quantized: those that quantized blocks have left; None as long as nobody asks for them.
+        known: what was found out about blocks, for others of the same kind.
 
     Args:
         model: the model.
@@ -114,6 +115,7 @@ class Walk:
         if not self.hidden:
             raise DataError("the calibration data is empty")
         self.quantized: HiddenStates | None = None
+        self.known: dict[Any, Any] = {}
         self._arguments = recorder.arguments
 
     def __len__(self) -> int:

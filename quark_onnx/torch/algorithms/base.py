@@ -56,6 +56,7 @@ class BlockJob:
         calls: what it is called with in the model whose blocks before it are quantized; aligned with ``floats``.
         targets: the hidden states that it computes of ``floats``.
         scales: of activations, that data has told.
+        known: what was found out about blocks of the same kind before, by what makes them the same.
     """
 
     name: str
@@ -65,6 +66,7 @@ class BlockJob:
     calls: Sequence[Call]
     targets: Sequence[Any] = ()
     scales: Scales = field(default_factory=Scales)
+    known: dict[Any, Any] = field(default_factory=dict)
 
     def weights(self) -> Iterator[tuple[str, Any, LayerSpec]]:
         """Names, float weights with outputs first, and specs of the layers whose weights are quantized."""

@@ -15,7 +15,7 @@ from quark_onnx.torch.algorithms.base import BlockJob, Outcome
 from quark_onnx.torch.algorithms.grams import Gram, grams_of
 from quark_onnx.torch.algorithms.losses import Loss, better
 from quark_onnx.torch.algorithms.ranges import fitted, has_ranges
-from quark_onnx.torch.algorithms.stages import Stage, stages_of
+from quark_onnx.torch.algorithms.stages import Stage, stages_in
 from quark_onnx.torch.layers import kind_of
 from quark_onnx.torch.quantized import Quantized
 
@@ -55,7 +55,7 @@ class Clip:
         result, outcomes = dict(made), list[Outcome]()
         if not weights or not job.calls:
             return result, outcomes
-        stages = stages_of(job.block, {name: job.layers[name] for name in weights}, job.calls[0])
+        stages = stages_in(job, weights)
         whole = Stage(tuple(group for stage in stages for group in stage.groups), stages[-1].last)
         grams = grams_of(job, whole, {}, exact=False)
         for group in whole.groups:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -18,9 +19,9 @@ from quark_onnx.errors import ConfigError, DataError
 from quark_onnx.registry import ALGORITHMS
 from quark_onnx.torch.algorithms.base import BlockJob, Outcome
 from quark_onnx.torch.algorithms.grams import Gram, grams_of
-from quark_onnx.torch.algorithms.losses import Loss, better
+from quark_onnx.torch.algorithms.losses import Loss, better, merged
 from quark_onnx.torch.algorithms.ranges import fitted, has_ranges
-from quark_onnx.torch.algorithms.stages import stages_of
+from quark_onnx.torch.algorithms.stages import stages_in
 from quark_onnx.torch.algorithms.steps import Steps
 from quark_onnx.torch.algorithms.sweep import AT_ONCE, Solver
 from quark_onnx.torch.layers import kind_of
@@ -93,7 +94,7 @@ class GPTQ:
         if not weights or not job.calls:
             return result, outcomes
         before: list[str] = []
-        for stage in stages_of(job.block, {name: job.layers[name] for name in weights}, job.calls[0]):
+        for stage in stages_in(job, weights):
             grams = grams_of(job, stage, job.quantized(result, before), exact=self.aims_at_float)
             for group in stage.groups:
                 outcomes += self._group(group, weights, grams.pop(group[0]), result)
@@ -111,16 +112,17 @@ class GPTQ:
         except ArithmeticError as error:
             raise DataError(f"{self.name} cannot use what {group[0]} reads: {error}") from error
         searches = [self._search(name, weights[name].float(), result[name], gram, solver) for name in group]
-        for tries in _together(each for search in searches for each in self._tries(search, gram)):
-            firsts = [each.search.first for each in tries]
-            levels = solver.rounded(
-                torch.cat([each.search.target for each in tries]),
-                Steps.stacked([each.steps for each in tries]),
+        for batch in _together(each for search in searches for each in self._tries(search, gram)):
+            firsts = [each.search.first for each in batch]
+            rows = [len(each.search.target) for each in batch]
+            levels, picked = solver.rounded(
+                torch.cat([each.search.target for each in batch]),
+                [Steps.stacked(own) for own in zip(*(each.steps for each in batch), strict=True)],
                 self.polish,
                 None if firsts[0] is None else torch.cat(firsts),
             )
-            for each, found in zip(tries, levels.split([len(each.search.target) for each in tries]), strict=True):
-                each.search.consider(each.steps.put(each.start, found))
+            for each, *own in zip(batch, levels.split(rows), picked.split(rows), strict=True):
+                each.search.consider(each.put(*own))
         result.update({each.name: each.best for each in searches})
         return [self._outcome(each, gram) for each in searches]
 
@@ -133,16 +135,11 @@ class GPTQ:
         return _Search(name, Loss(weight, gram.own, pull), target, first, start)
 
     def _tries(self, search: _Search, gram: Gram) -> Iterator[_Try]:
-        """Scales to sweep with."""
+        """Scales to sweep with; nothing where there are none."""
         start = search.best
-        if (steps := Steps.of(start)) is None:
-            return
-        yield _Try(search, start, steps)
-        if self.fit and has_ranges(start.spec):
-            wider = fitted(search.loss.weight, start, gram.own.diagonal())
-            steps = Steps.of(wider)
-            assert steps is not None
-            yield _Try(search, wider, steps)
+        if Steps.of(start) is not None:
+            fit = self.fit and has_ranges(start.spec)
+            yield _Try(search, (start, fitted(search.loss.weight, start, gram.own.diagonal())) if fit else (start,))
 
     def _outcome(self, search: _Search, gram: Gram) -> Outcome:
         dtype, weight = search.best.spec.dtype, search.loss.weight
@@ -179,21 +176,36 @@ class _Try:
     """Scales to sweep with.
 
     Attributes:
-        start: has them.
-        steps: its own.
+        starts: each has some.
     """
 
     search: _Search
-    start: Quantized
-    steps: Steps
+    starts: tuple[Quantized, ...]
+
+    @cached_property
+    def steps(self) -> list[Steps]:
+        """Those of each start."""
+        return [steps for each in self.starts if (steps := Steps.of(each)) is not None]
+
+    @property
+    def kind(self) -> object:
+        """What is the same for all that are swept together."""
+        return self.steps[0].levels_of, self.steps[0].scale.shape[1], len(self.steps)
+
+    def put(self, levels: Any, picked: Any) -> Quantized:
+        """Levels, each row with the scales that were picked for it."""
+        found = self.starts[0]
+        for place, each in enumerate(self.starts[1:], 1):
+            found = merged(found, each, picked == place)
+        return self.steps[0].put(found, levels)
 
 
 def _together(tries: Iterable[_Try]) -> Iterator[list[_Try]]:
     """Those with the same levels, as many in a row as are swept at once: a step takes its time for few rows, too."""
     batch, count = list[_Try](), 0
     for each in tries:
-        size = each.search.target.numel()
-        if batch and (each.steps.levels_of != batch[0].steps.levels_of or count + size > AT_ONCE):
+        size = each.search.target.numel() * len(each.starts)
+        if batch and (each.kind != batch[0].kind or count + size > AT_ONCE):
             yield batch
             batch, count = [], 0
         batch.append(each)

@@ -20,7 +20,7 @@ from quark_onnx.torch.affine import Params, scale_type
 from quark_onnx.torch.algorithms.base import BlockJob, Outcome
 from quark_onnx.torch.algorithms.grams import grams_of
 from quark_onnx.torch.algorithms.losses import Loss, better
-from quark_onnx.torch.algorithms.stages import stages_of
+from quark_onnx.torch.algorithms.stages import stages_in
 from quark_onnx.torch.layers import kind_of
 from quark_onnx.torch.quantized import Quantized, quantize
 from quark_onnx.torch.spec import TensorSpec
@@ -114,10 +114,10 @@ def solved(matrix: Any, start: Quantized, settings: HalfQuadratic) -> Params:
 
 def _readers(job: BlockJob, made: Mapping[str, Quantized]) -> Iterator[tuple[str, Any]]:
     """Names of layers, each with the products of what it reads, (inputs, inputs); None where no data tells."""
-    known = {name: job.layers[name] for name in made if kind_of(job.layers[name][0]) in ("Linear", "Conv1D")}
+    known = [name for name in made if kind_of(job.layers[name][0]) in ("Linear", "Conv1D")]
     done: list[str] = []
     if job.calls and any(can_solve(made[name].spec) for name in known):
-        for stage in stages_of(job.block, known, job.calls[0]):
+        for stage in stages_in(job, known):
             grams = grams_of(job, stage, job.quantized(made, done), exact=False)
             for group in stage.groups:
                 gram = grams.pop(group[0]).own

@@ -46,12 +46,17 @@ def better(best: Quantized, error: Any, found: Quantized, new: Any) -> tuple[Qua
     if best.scale.ndim == 0:
         return (found, new) if new.sum() < error.sum() else (best, error)
     wins = new < error
+    return merged(best, found, wins), torch.where(wins, new, error)
+
+
+def merged(one: Quantized, other: Quantized, wins: Any) -> Quantized:
+    """A weight with the rows of another where a mask, (rows,), says so; each row has scales of its own."""
     parts = dict[str, Any]()
     for part in ("codes", "scale", "zero"):
-        old = getattr(best, part)
+        old = getattr(one, part)
         if old is not None:
-            own = getattr(found, part)
+            own = getattr(other, part)
             bits = _BITS.get(old.dtype, old.dtype)
             mask = wins.reshape(-1, *[1] * (old.ndim - 1))
             parts[part] = torch.where(mask, own.view(bits), old.view(bits)).view(old.dtype)
-    return replace(best, **parts), torch.where(wins, new, error)
+    return replace(one, **parts)

@@ -14,6 +14,8 @@ from quark_onnx.torch.packing import in_blocks
 from quark_onnx.torch.quantized import Quantized, quantize
 from quark_onnx.torch.spec import TensorSpec
 
+#: Values that are looked at together: as many as caches hold.
+_AT_ONCE = 1 << 18
 #: Ranges are tried at these shares of the whole one.
 _SHARES = tuple(1 - step / 40 for step in range(29))
 
@@ -43,8 +45,23 @@ def fitted(
     spec = start.spec
     if not has_ranges(spec):
         return start
-    view = in_blocks(weight, spec.group or weight.shape[1])  # (outputs, blocks, size)
-    counts = _blocks(power, view.shape[-1])
+    size = spec.group or weight.shape[1]
+    view, counts = in_blocks(weight, size), _blocks(power, size)  # (outputs, blocks, size)
+    rows = max(1, _AT_ONCE // max(1, view[:1].numel()))
+    parts = [_best_params(part, counts, start, shares, apart and not spec.grid.symmetric) for part in view.split(rows)]
+    found = Params(torch.cat([each.scale for each in parts]), _cat([each.zero for each in parts]))
+    if not spec.group:
+        found = Params(*(None if part is None else part.squeeze(-1) for part in found))
+    return quantize(weight.to(start.dtype), spec, params=found)
+
+
+def _cat(parts: list[Any]) -> Any:
+    return None if parts[0] is None else torch.cat(parts)
+
+
+def _best_params(view: Any, counts: Any, start: Quantized, shares: tuple[float, ...], apart: bool) -> Params:
+    """Of some rows: (rows, blocks)."""
+    spec = start.spec
     lo, hi = (end.squeeze(-1) for end in affine.extremes(view))
     kind = affine.scale_type(spec, start.dtype)
 
@@ -54,14 +71,14 @@ def fitted(
 
     def error_of(low: Any, high: Any) -> Any:
         wide = Params(*(None if part is None else part[..., None].float() for part in params_of(low, high)))
-        off = affine.decode(affine.encode(view, wide, spec), wide) - view
-        if power.ndim == 1:
-            return (off.square() * counts).sum(-1)
+        off = affine.rounded(view, wide, spec).sub_(view)
+        if counts.ndim == 2:
+            return (off.square_() * counts).sum(-1)
         return (torch.einsum("rbi,bij->rbj", off, counts) * off).sum(-1)
 
     low = high = torch.ones_like(lo)
     least = error_of(low, high)
-    for ends in _passes(apart and not spec.grid.symmetric):
+    for ends in _passes(apart):
         start_low, start_high = low, high
         for share in shares:
             tried = torch.full_like(low, share)
@@ -70,10 +87,7 @@ def fitted(
             less = error < least
             least = torch.where(less, error, least)
             low, high = torch.where(less, trial[0], low), torch.where(less, trial[1], high)
-    found = params_of(low, high)
-    if not spec.group:
-        found = Params(*(None if part is None else part.squeeze(-1) for part in found))
-    return quantize(weight.to(start.dtype), spec, params=found)
+    return params_of(low, high)
 
 
 def _passes(apart: bool) -> Iterator[tuple[str, ...]]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from quark_onnx.torch import ranks
-from quark_onnx.torch.algorithms.base import Layers
+from quark_onnx.torch.algorithms.base import BlockJob, Layers
 from quark_onnx.torch.spec import LayerSpec as LayerSpec
 from quark_onnx.torch.walk import Call
 
@@ -66,6 +66,26 @@ def stages_of(block: Any, layers: Layers, call: Call) -> list[Stage]:
         last = max((group[0] for group in leaders), key=places.__getitem__) if always else None
         stages.append(Stage(leaders, last))
     return list(ranks.from_first(stages))  # another sample may reach other experts
+
+
+def stages_in(job: BlockJob, names: Iterable[str]) -> list[Stage]:
+    """Some layers of a block that is on its way; of blocks of the same class with the same layers one is run."""
+    layers = {name: job.layers[name] for name in names}
+    alike = (type(job.block), *((job.local(name), layer.weight.shape, spec) for name, (layer, spec) in layers.items()))
+    if alike not in job.known:
+        found = stages_of(job.block, layers, job.calls[0])
+        if not all(stage.last for stage in found):  # which experts are chosen is another matter in each block
+            return found
+        job.known[alike] = (job.name, found)
+    name, stages = job.known[alike]
+
+    def here(other: str) -> str:
+        return job.name + other.removeprefix(name)
+
+    return [
+        Stage(tuple(tuple(map(here, group)) for group in stage.groups), stage.last and here(stage.last))
+        for stage in stages
+    ]
 
 
 def _twins(name: str, other: str) -> bool:

@@ -26,9 +26,10 @@ class Steps:
     """A value is ``(level - zero) * scale``; levels are whole numbers between two ends, or the values of a small float.
 
     Attributes:
-        scale, zero: float32 of the shape of the weight as a matrix, or of what broadcasts against it.
+        scale, zero: float32, (rows, blocks) of a weight's matrix, or (rows,) of a column; without zero points None.
         least, greatest: the ends of the levels.
         element: the small float; None for whole numbers.
+        size: columns of a block.
     """
 
     scale: Any
@@ -36,6 +37,7 @@ class Steps:
     least: float
     greatest: float
     element: MiniFloat | None = None
+    size: int = 1
 
     @classmethod
     def of(cls, quantized: Quantized) -> Steps | None:
@@ -45,27 +47,28 @@ class Steps:
         columns = prod(quantized.shape[1:])
         if quantized.scale is None or (isinstance(spec.dtype, Integer) and spec.dtype.bits > _MOST_BITS):
             return None
+        size = columns if quantized.scale.ndim < 2 else spec.group
 
         def spread(part: Any) -> Any:
             part = part.float()
-            if part.ndim < 2:
-                return part.reshape(-1, 1).expand(rows, columns)
-            return part.repeat_interleave(spec.group, 1)[:, :columns]
+            return part if part.ndim == 2 else part.reshape(-1, 1).expand(rows, 1)
 
         if isinstance(spec.dtype, Integer):
             zero = None if quantized.zero is None else spread(quantized.zero)
-            return cls(spread(quantized.scale), zero, spec.grid.qmin, spec.grid.qmax)
+            return cls(spread(quantized.scale), zero, spec.grid.qmin, spec.grid.qmax, size=size)
         if isinstance(spec.dtype, Scaled):
-            return cls._of_floats(spread(quantized.scale), _FLOAT8[spec.dtype.name])
+            return cls._of_floats(spread(quantized.scale), _FLOAT8[spec.dtype.name], size)
         if isinstance(spec.dtype, TwoLevel):
-            return cls._of_floats(spread(quantized.scale.float() * quantized.whole.float()), E2M1)
+            return cls._of_floats(spread(quantized.scale.float() * quantized.whole.float()), E2M1, size)
         powers = spread(torch.exp2(quantized.scale.float() - shared_exponent.BIAS))
         element = element_of(spec.dtype)
-        return cls(powers / 64, None, -128, 127) if element is None else cls._of_floats(powers, element)
+        return (
+            cls(powers / 64, None, -128, 127, size=size) if element is None else cls._of_floats(powers, element, size)
+        )
 
     @classmethod
-    def _of_floats(cls, scale: Any, element: MiniFloat) -> Steps:
-        return cls(scale, None, -element.largest, element.largest, element)
+    def _of_floats(cls, scale: Any, element: MiniFloat, size: int) -> Steps:
+        return cls(scale, None, -element.largest, element.largest, element, size)
 
     @classmethod
     def stacked(cls, parts: Sequence[Steps]) -> Steps:
@@ -82,15 +85,21 @@ class Steps:
         """That of some rows, of all columns."""
         return replace(self, scale=self.scale[rows], zero=None if self.zero is None else self.zero[rows])
 
-    def turned(self, order: Any) -> Steps:
-        """That of the weight with inputs first, in another order."""
-        zero = None if self.zero is None else self.zero.t()[order].contiguous()
-        return replace(self, scale=self.scale.t()[order].contiguous(), zero=zero)
+    def merged(self, other: Steps, wins: Any) -> Steps:
+        """This one, with the rows of another of the same levels where a mask, (rows,), says so."""
+        zero = None if self.zero is None else torch.where(wins[:, None], other.zero, self.zero)
+        return replace(self, scale=torch.where(wins[:, None], other.scale, self.scale), zero=zero)
+
+    def columns(self) -> list[Steps]:
+        """Those of one column for each block."""
+        scales = self.scale.t().contiguous()
+        zeros = [None] * len(scales) if self.zero is None else self.zero.t().contiguous()
+        return [replace(self, scale=scale, zero=zero, size=1) for scale, zero in zip(scales, zeros, strict=True)]
 
     def levels(self, values: Any) -> Any:
         """The levels nearest to values."""
-        units = values / self.scale
-        return self.rounded(units if self.zero is None else units + self.zero)
+        units = values / self._wide(self.scale, values)
+        return self.rounded(units if self.zero is None else units + self._wide(self.zero, values))
 
     def rounded(self, units: Any) -> Any:
         """The level nearest to each number of steps."""
@@ -100,7 +109,14 @@ class Steps:
 
     def values(self, levels: Any) -> Any:
         """What levels stand for."""
-        return (levels if self.zero is None else levels - self.zero) * self.scale
+        units = levels if self.zero is None else levels - self._wide(self.zero, levels)
+        return units * self._wide(self.scale, levels)
+
+    def _wide(self, part: Any, values: Any) -> Any:
+        """One number for each column."""
+        if self.size == 1 or part.shape[1] == 1:
+            return part
+        return part.repeat_interleave(self.size, 1)[:, : values.shape[1]]
 
     def put(self, quantized: Quantized, levels: Any) -> Quantized:
         """A weight with these levels, (rows, columns), in place of its own."""

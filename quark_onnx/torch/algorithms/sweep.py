@@ -7,7 +7,7 @@ level that is best while all others stay.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from quark_onnx.torch.algorithms.steps import Steps
 #: Columns whose effect on the columns behind is gathered before it is applied.
 _BATCH = 128
 #: Values that are swept at once, in rows: so many that steps are few, and memory is bounded.
-AT_ONCE = 1 << 23
+AT_ONCE = 1 << 22
 #: Damping grows by this factor until the matrix can be inverted, and no further than so often the mean of the diagonal.
 _ESCALATION, _MOST_DAMPING = 10.0, 1e4
 
@@ -70,38 +70,64 @@ class Solver:
         found[self.order] = self.inverse.t() @ turned
         return found
 
-    def rounded(self, target: Any, steps: Steps, polish: int = 0, first: Any = None) -> Any:
-        """Levels for a weight, (rows, inputs).
+    def rounded(self, target: Any, tries: Sequence[Steps], polish: int = 0, first: Any = None) -> tuple[Any, Any]:
+        """Levels for a weight, (rows, inputs), and which of the tries are best for each row, (rows,).
 
         Args:
             target: float32 of that shape, what is to be reached.
-            steps: what levels stand for.
+            tries: what the same levels may stand for.
             polish: how often every column is looked at again.
             first: float32 of that shape; the column that comes first is rounded from here, and not from the target.
         """
-        rows = max(1, AT_ONCE // max(1, target.shape[1]))
-        found = torch.empty_like(target)
+        rows = max(1, AT_ONCE // max(1, target.shape[1] * len(tries)))
+        levels, picked = torch.empty_like(target), torch.zeros(len(target), dtype=torch.int64, device=target.device)
         for start in range(0, len(target), rows):
             own = slice(start, start + rows)
-            found[own] = self._swept(target[own], steps.part(own), polish, None if first is None else first[own])
-        return found
+            parts = [each.part(own) for each in tries]
+            found, picked[own] = self._swept(target[own], parts, polish, None if first is None else first[own])
+            levels[own, self.order] = found.t()
+        return levels, picked
 
-    def _swept(self, target: Any, steps: Steps, polish: int, first: Any) -> Any:
-        turned = steps.turned(self.order)
-        left = target.t()[self.order].contiguous()
-        start = None if first is None else turned.part(0).levels(first[:, self.order[0]])
-        levels = _sweep(left.clone(), self.inverse, turned, start)
+    def _swept(self, target: Any, tries: Sequence[Steps], polish: int, first: Any) -> tuple[Any, Any]:
+        left, count = target.index_select(1, self.order).t().contiguous(), len(tries)
+        columns = _Columns(Steps.stacked(tries), self.order)
+        start = None if first is None else columns.part(0).levels(first[:, self.order[0]].repeat(count))
+        levels, error = _sweep(left.repeat(1, count), self.inverse, columns, start)
+        best, steps, picked = error[: len(target)], tries[0], torch.zeros(len(target), dtype=torch.int64)
+        parts = zip(tries, levels.split(len(target), 1), error.split(len(target)), strict=True)
+        levels, picked = levels[:, : len(target)], picked.to(target.device)
+        for place, (each, found, new) in enumerate(parts):
+            wins = new < best
+            best, levels = torch.where(wins, new, best), torch.where(wins, found, levels)
+            steps, picked = steps.merged(each, wins), torch.where(wins, place, picked)
+        columns = _Columns(steps, self.order)
         for _ in range(polish):
-            _descend(left, levels, self.gram, turned)
-        found = torch.empty_like(target)
-        found[:, self.order] = levels.t()
-        return found
+            _descend(left, levels, self.gram, columns)
+        return levels, picked
 
 
-def _sweep(left: Any, inverse: Any, steps: Steps, first: Any = None) -> Any:
-    """Levels of all columns in their order, inputs first, those of the first as they are given; ``left`` is changed."""
+class _Columns:
+    """Steps of columns in their order.
+
+    Args:
+        steps: those of the weight.
+        order: of its columns.
+    """
+
+    def __init__(self, steps: Steps, order: Any) -> None:
+        self._blocks = steps.columns()
+        self._place: list[int] = (order // steps.size).tolist()
+
+    def part(self, place: int) -> Steps:
+        """Those of one column."""
+        return self._blocks[self._place[place]]
+
+
+def _sweep(left: Any, inverse: Any, steps: _Columns, first: Any = None) -> tuple[Any, Any]:
+    """Levels of all columns in their order, inputs first, those of the first as they are given, and what they cost each
+    row, as the damped matrix sees it; ``left`` is changed."""
     count = len(left)
-    levels = torch.empty_like(left)
+    levels, cost = torch.empty_like(left), left.new_zeros(left.shape[1])
     scales = 1 / inverse.diagonal()
     for start in range(0, count, _BATCH):
         stop = min(count, start + _BATCH)
@@ -112,17 +138,21 @@ def _sweep(left: Any, inverse: Any, steps: Steps, first: Any = None) -> Any:
             error = errors[place - start] = (left[place] - own.values(levels[place])) * scales[place]
             left[place + 1 : stop].addr_(inverse[place, place + 1 : stop], error, alpha=-1)
         left[stop:].addmm_(inverse[start:stop, stop:].t(), errors, alpha=-1)
-    return levels
+        cost += errors.square_().sum(0)
+    return levels, cost
 
 
-def _descend(target: Any, levels: Any, gram: Any, steps: Steps) -> None:
+def _descend(target: Any, levels: Any, gram: Any, steps: _Columns) -> None:
     """Let each column in turn take its best level while all others stay; ``levels`` is changed."""
     count = len(target)
-    pull = gram @ (target - steps.values(levels))
+    off = target.clone()
+    for place in range(count):
+        off[place] -= steps.part(place).values(levels[place])
+    pull = gram @ off
     inverse = 1 / gram.diagonal()
     for start in range(0, count, _BATCH):
         stop = min(count, start + _BATCH)
-        moves = torch.zeros_like(levels[start:stop])
+        moves = torch.empty_like(levels[start:stop])
         for place in range(start, stop):
             own = steps.part(place)
             now = own.values(levels[place])
@@ -144,11 +174,27 @@ def _escalate(attempt: Callable[[float], Any], damping: float) -> tuple[Any, flo
 
 
 def _factor(base: Any, share: float) -> Any:
-    """The upper Cholesky factor of the inverse, computed in float64; None where there is none."""
-    work = base.double()  # one matrix at a time: they are the greatest that there are
+    """The upper Cholesky factor of the inverse, computed in float64; None where there is none.
+
+    It is the inverse of the upper factor R of A = R R^T, which is the lower one of A upside down.
+    """
+    work = base.flip(0, 1).double()  # as few matrices at a time as can be: they are the greatest that there are
     work.diagonal().add_(share)
     work, failed = torch.linalg.cholesky_ex(work)
     if failed.item():
         return None
-    work, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(work), upper=True)
-    return None if failed.item() or not torch.isfinite(work).all() else work.float()
+    work = work.flip(0, 1)
+    _invert(work)
+    return work.float() if torch.isfinite(work.diagonal()).all() else None
+
+
+def _invert(upper: Any) -> None:
+    """Put the inverse of an upper triangular matrix in its place."""
+    if len(upper) <= _BATCH:
+        upper.copy_(torch.linalg.solve_triangular(upper, torch.eye(len(upper)).to(upper), upper=True))
+        return
+    half = len(upper) // 2
+    left, beside, right = upper[:half, :half], upper[:half, half:], upper[half:, half:]
+    _invert(left)
+    _invert(right)
+    beside.copy_((left @ beside @ right).neg_())

@@ -17,7 +17,7 @@ from quark_onnx.errors import ConfigError, DataError, ModelError
 from quark_onnx.kernels.gptq import Compensation
 from quark_onnx.kernels.lattice import Lattice
 from quark_onnx.torch import files
-from quark_onnx.torch.algorithms import gptq, sweep
+from quark_onnx.torch.algorithms import gptq, stages, sweep
 from quark_onnx.torch.algorithms.base import BlockJob
 from quark_onnx.torch.algorithms.gptq import GPTAQ, GPTQ, Qronos
 from quark_onnx.torch.algorithms.grams import grams_of
@@ -71,7 +71,7 @@ def brain_surgeon(weight: Any, x: Any, scale: Any, qmax: int, damping: float) ->
 def test_the_sweep_is_the_textbooks() -> None:
     weight, x = problem(5, 12)
     steps = Steps(torch.full_like(weight, 0.5), None, -3, 3)
-    found = Solver.of(x.T @ x, 0.02, act_order=False).rounded(weight, steps)
+    found = Solver.of(x.T @ x, 0.02, act_order=False).rounded(weight, [steps])[0]
     assert np.array_equal(found.numpy(), brain_surgeon(weight, x, 0.5, 3, 0.02))
 
 
@@ -80,7 +80,7 @@ def test_the_sweep_is_that_of_numpy(act_order: bool) -> None:
     weight, x = problem(7, 300, 1)
     gram = (x.double().T @ x.double()) / 100
     steps = Steps(torch.full_like(weight, 0.25), None, -7, 7)
-    found = steps.values(Solver.of(gram, 0.01, act_order).rounded(weight, steps)).numpy()
+    found = steps.values(Solver.of(gram, 0.01, act_order).rounded(weight, [steps])[0]).numpy()
     field = np.ones((1, *weight.shape), np.float32)
     lattice = Lattice(field * np.float32(0.25), np.zeros(0, np.float32), field * -7, field * 7)
     own, _ = Compensation(gram.numpy()[None], damping=0.01, act_order=act_order).rounded(
@@ -95,7 +95,7 @@ def test_a_second_look_comes_near_to_the_best_of_all() -> None:
     weight, x = problem(24, 6, 2)
     steps = Steps(torch.full_like(weight, 0.7), None, -2, 1)
     solver = Solver.of(x.T @ x, 0.0, True)
-    plain, polished = (loss(weight, steps.values(solver.rounded(weight, steps, n)), x) for n in (0, 8))
+    plain, polished = (loss(weight, steps.values(solver.rounded(weight, [steps], n)[0]), x) for n in (0, 8))
     every = torch.tensor(list(itertools.product(range(-2, 2), repeat=6))) * 0.7
     best = torch.stack([loss(row[None].expand(len(every), -1), every, x).min() for row in weight])
     assert bool((polished <= plain * (1 + 1e-5)).all()) and polished.sum() < plain.sum()
@@ -180,10 +180,38 @@ def test_stages_are_found_by_what_depends_on_what(family: str) -> None:
     unfuse_experts(model)
     with inference(model):
         job = first_block(model, TorchConfig(UINT4, exclude=("lm_head",)), tokens(1))
-        stages = stages_of(job.block, job.layers, job.calls[0])
-    found = [{name.rsplit(".", 1)[-1] for group in stage.groups for name in group} for stage in stages]
+        order = stages_of(job.block, job.layers, job.calls[0])
+    found = [{name.rsplit(".", 1)[-1] for group in stage.groups for name in group} for stage in order]
     assert found == STAGES[family]
-    assert len(stages[0].groups) == 1  # all of them read the same
+    assert len(order[0].groups) == 1  # all of them read the same
+
+
+@pytest.mark.parametrize(("family", "runs"), [("llama3", 1), ("mixtral", 2)])
+def test_stages_of_blocks_alike_are_found_once(family: str, runs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for experts: which are chosen differs."""
+    seen = list[str]()
+
+    def counting(block: Any, layers: Any, call: Call) -> Any:
+        seen.append(next(iter(layers)))
+        return stages_of(block, layers, call)
+
+    config = TorchConfig(UINT4, exclude=("lm_head",), algorithms=("gptq",))
+    found = []
+    for patched in (True, False):
+        monkeypatch.setattr(stages, "stages_of", counting if patched else stages_of)
+        if not patched:
+            monkeypatch.setattr(
+                gptq, "stages_in", lambda job, names: stages_of(job.block, _some(job, names), job.calls[0])
+            )
+        model = made(torch_families.config_of(family))
+        quantize_model(model, config, tokens(4), progress=False)
+        found.append(logits(model, tokens(1)[0]))
+    assert len(blocks_of(made(torch_families.config_of(family)))) == 2 and len(seen) == runs
+    assert torch.equal(*found)
+
+
+def _some(job: BlockJob, names: Any) -> Any:
+    return {name: job.layers[name] for name in names}
 
 
 def test_grams_are_sums_over_what_layers_read() -> None:
