@@ -98,7 +98,8 @@ def tensor_findings(
 
 def kv_slots(config: QuarkConfig, module: Module) -> Slots:
     """The scales of a layer whose outputs are the KV cache."""
-    return {"output_scale": replace(SCALE, needed=False)} if config.is_cached(module) else {}
+    queries = module.last == "q_proj" and config.rounds_attention
+    return {"output_scale": replace(SCALE, needed=False)} if queries or config.is_cached(module) else {}
 
 
 def kv_scale_findings(checkpoint: Checkpoint, config: QuarkConfig) -> Iterator[Finding]:
