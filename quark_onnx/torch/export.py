@@ -144,8 +144,8 @@ def described(
 
 
 def _of_rounded(own: Mapping[str, LayerSpec], config: TorchConfig, names: DiskNames) -> Iterator[tuple[str, LayerSpec]]:
-    """What layers are whose outputs are rounded for attention, where it is not the default: the entries that say so come
-    first in AMD Quark's words, and would be taken for all of a layer. One entry where all are alike, else one for each.
+    """What layers are whose outputs are rounded for attention, where it is not the default: entries that say so come
+    first in AMD Quark's words, and would be taken for all of a layer. One where all are alike, else one for each.
 
     Args:
         own: how layers are quantized, but for what is rounded for attention.

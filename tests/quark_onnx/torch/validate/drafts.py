@@ -13,6 +13,9 @@ from typing import Any
 Entry = tuple[str, tuple[int, ...]]
 BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "BF16": 2, "F16": 2, "F32": 4, "I32": 4, "I64": 8}
 
+#: 1/128, and 1 in float16.
+SCALES = {"F32": struct.pack("<f", 2**-7), "BF16": b"\x00\x3c", "F16": b"\x00\x3c"}
+
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -45,7 +48,7 @@ class Draft:
     Attributes:
         config: ``config.json``.
         tensors: type and shape of each.
-        scalars: values of float32 tensors that are no zeros.
+        scalars: values of single float32 numbers that are no zeros, and no usual scales.
     """
 
     config: dict[str, Any]
@@ -98,6 +101,8 @@ def write_safetensors(file: Path, tensors: dict[str, Entry], scalars: dict[str, 
     for name, (dtype, shape) in tensors.items():
         count = math.prod(shape)
         data = struct.pack("<f", scalars[name]) if name in scalars else bytes(count * BYTES[dtype])
+        if dtype in SCALES and name not in scalars and "scale" in name.rpartition(".")[2]:
+            data = SCALES[dtype] * count
         header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [len(values), len(values) + len(data)]}
         values += data
     text = json.dumps(header).encode()
