@@ -174,6 +174,9 @@ _OTHER = {
     "ct-scheme": Rule(
         REFUSED, "there is a scheme for the types of weights and activations", "choose another scheme", _CT
     ),
+    "ct-cache": Rule(
+        REFUSED, "kv_cache_scheme is null, or floats of 8 bits, symmetric, with one scale", _AGAIN, f"{_CT}; {VLLM}"
+    ),
     "ct-zero-points": Rule(
         WARNING,
         "compressed-tensors 0.18 to 0.20 has no room for packed zero points but where it decodes them at once",

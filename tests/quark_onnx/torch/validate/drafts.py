@@ -424,3 +424,25 @@ def compressed(kind: str = "pack-quantized") -> Draft:
         return {"weight": ("F8_E4M3", (out, into)), "weight_scale": ("BF16", (out, 1))}
 
     return _replaced(draft, {name: parts(*size) for name, size in LINEARS.items()})
+
+
+def with_cache(draft: Draft, scheme: Any) -> Draft:
+    """And with scales of keys and values, as compressed-tensors and native fp8 call them."""
+    draft.quantization["kv_cache_scheme"] = scheme
+    for number in range(2):
+        for place, side in enumerate("kv"):
+            name = f"model.layers.{number}.self_attn.{side}_scale"
+            draft.tensors[name] = ("F32", ())
+            draft.scalars[name] = 0.25 + number + place
+    return draft
+
+
+def fp8_kv() -> Draft:
+    """Native fp8 with an fp8 KV cache."""
+    return with_cache(fp8(), "static")
+
+
+def compressed_kv() -> Draft:
+    """FP8 of llm-compressor with an fp8 KV cache."""
+    kept = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True, "dynamic": False}
+    return with_cache(compressed("float-quantized"), kept)

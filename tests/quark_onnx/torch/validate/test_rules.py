@@ -140,6 +140,10 @@ def group(**changes: object) -> Change:
     return lambda draft: draft.quantization["config_groups"]["group_0"].update(changes)
 
 
+def cache_scheme(**changes: object) -> Change:
+    return lambda draft: draft.quantization["kv_cache_scheme"].update(changes)
+
+
 def arguments(**changes: object) -> Change:
     return lambda draft: draft.quantization["config_groups"]["group_0"]["weights"].update(changes)
 
@@ -241,6 +245,28 @@ CASES = (
         drafts.quark_kv,
         all_of(drop("1.self_attn.k_proj.output_scale"), drop("1.self_attn.v_proj.output_scale")),
     ),
+    Case("kv-scales-missing", "refused", drafts.fp8_kv, drop("1.self_attn.k_scale"), place="k_proj"),
+    Case("kv-scales-missing", "wrong", drafts.fp8_kv, drop("1.self_attn.v_scale"), place="v_proj"),
+    Case("kv-scales-missing", "wrong", drafts.compressed_kv, drop("1.self_attn.k_scale"), place="k_proj"),
+    Case(
+        "kv-scales-missing",
+        "warning",
+        drafts.compressed_kv,
+        all_of(drop("1.self_attn.k_scale"), drop("1.self_attn.v_scale")),
+    ),
+    Case("tensor-shape", "refused", drafts.fp8_kv, shape("1.self_attn.k_scale", "BF16", 2)),
+    Case("tensor-shape", "refused", drafts.compressed_kv, shape("1.self_attn.v_scale", "BF16", 2)),
+    Case(
+        "kv-scales-loader",
+        "refused",
+        drafts.compressed_kv,
+        renamed(".self_attn.k_scale", ".self_attn.k_proj.output_scale"),
+    ),
+    *(
+        Case("ct-cache", "refused", drafts.compressed_kv, cache_scheme(**{key: value}))
+        for key, value in (("num_bits", 4), ("type", "int"), ("strategy", "channel"), ("symmetric", False))
+    ),
+    Case("ct-cache", "refused", drafts.compressed_kv, quantization(kv_cache_scheme="fp8")),
     Case("kv-scales-loader", "refused", drafts.quark_kv, config(architectures=["Qwen2MoeForCausalLM"])),
     Case("kv-scales-loader", "refused", drafts.quark_attention, config(architectures=["Gemma2ForCausalLM"])),
     *(
