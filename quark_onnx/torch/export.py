@@ -138,7 +138,9 @@ def described(
     }
     own = {name: spec for name in quantized if (spec := config.own_spec(name, kinds[name])) is not None}
     special = (*other.items(), *_of_rounded(own, config, names), *_of_experts(quantized, config, names))
-    config = config.with_(layers=(*special, *config.layers))
+    # an entry that another one comes before would come first in files, where it has the name of its layer
+    given = (each for each in config.layers if each[0] not in own or own[each[0]] == each[1])
+    config = config.with_(layers=(*special, *given))
     quantized = {names.layer(name): spec for name, spec in quantized.items()}
     return content | {"quantization_config": layout.quantization_config(quantized, exclude, config)}
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from quark_onnx.torch import LLMTemplate, ModelExporter, ModelQuantizer
 from quark_onnx.torch.export import export_safetensors
 from quark_onnx.torch.files import quantize_checkpoint
 from quark_onnx.torch.load import load_checkpoint
@@ -59,6 +60,17 @@ def test_other_layouts(layout: str, tmp_path: Path) -> None:
     quantize_model(model, config, tokens(), progress=False)
     export_safetensors(model, tmp_path / "out", config, layout=layout)
     assert torch.equal(logits(load_checkpoint(tmp_path / "out"), tokens()[0]), logits(model, tokens()[0]))
+
+
+def test_names_of_layers_behind_the_globs_of_the_cache(tmp_path: Path) -> None:
+    """AMD Quark's entries of the cache go before what is said of single layers: they are written so, too."""
+    name = "model.layers.0.self_attn.k_proj"
+    config = LLMTemplate.get("llama").get_config("fp8", kv_cache_scheme="fp8", layer_config={name: "mxfp4"})
+    model = ModelQuantizer(config).quantize_model(made(llama()), tokens())
+    assert str(model.get_submodule(name).spec.weight.dtype.name) == "fp8e4m3"
+    ModelExporter(tmp_path / "out").export_safetensors_model(model)
+    assert torch.equal(logits(load_checkpoint(tmp_path / "out"), tokens()[0]), logits(model, tokens()[0]))
+    assert validate(tmp_path / "out", "vllm").right
 
 
 def test_one_entry_stands_for_layers_that_are_alike(tmp_path: Path) -> None:

@@ -280,6 +280,8 @@ CASES = (
     ),
     Case("scale-value", "wrong", drafts.quark_attention, scalar(PROB0, math.nan), place=PROB0),
     Case("scale-value", "wrong", drafts.fp8, scalar(f"{DOWN0}.input_scale", 0.0), place=DOWN0),
+    Case("scale-value", "warning", drafts.mixture, scalar("model.layers.0.mlp.experts.1.up_proj.input_scale", 0.0)),
+    Case("scale-value", "wrong", drafts.mixture, scalar("model.layers.0.mlp.experts.1.up_proj.input_scale", math.nan)),
     Case("tensor-unknown", "refused", drafts.quark_attention, add(PROB0.replace("scale", "zero_point"), "I8")),
     Case("weights-missing", "refused", drafts.plain, drop(f"{Q0}.weight"), place=Q0),
     Case("weights-missing", "wrong", drafts.plain, drop(f"{Q0}.weight"), HF, Q0),
