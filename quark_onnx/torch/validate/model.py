@@ -96,8 +96,16 @@ def _lost(checkpoint: Checkpoint, layers: set[int]) -> list[str]:
     if alike is None or not found:
         return []
     inside = sorted({match[2] for match in found if re.match(alike, match[2])})
-    wanted = [EMBEDDING, *(f"model.layers.{layer}.{name}" for layer in sorted(layers) for name in inside), "model.norm"]
-    return [name for name in wanted if name not in held]
+    blocks = [f"model.layers.{layer}" for layer in sorted(layers)]
+    wanted = [EMBEDDING, *(f"{block}.{name}" for block in blocks for name in inside), "model.norm"]
+    lost = [name for name in wanted if name not in held]
+    config = checkpoint.text_config
+    own = config.get("model_type") in ("qwen2", "qwen2_moe") and config.get("qkv_bias") is not False
+    if own or config.get("attention_bias") is True:
+        names = [f"{block}.self_attn.{side}_proj" for block in blocks for side in "qkv"]
+        layered = [checkpoint.modules[name] for name in names if name in held]
+        lost += [f"{module.name}.bias" for module in layered if "bias" not in module.tensors]
+    return lost
 
 
 def value_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
