@@ -61,6 +61,36 @@ def hand_over(model: Any, layers: Layers) -> Callable[[], None]:
     return undo
 
 
+def notes_of(model: Any, layers: Layers) -> list[str]:
+    """What a user should know of keys and queries whose scales are not those of what clients round.
+
+    Args:
+        model: of transformers.
+        layers: by name, with their specs.
+    """
+    found = dict[str, list[str]]()
+    for name, (_, spec) in layers.items():
+        place, _, last = name.rpartition(".")
+        if spec.output is None or spec.rotated or last not in ("k_proj", "q_proj"):
+            continue
+        children = dict(model.get_submodule(place).named_children())
+        if f"{last[0]}_norm" in children or f"{last[0]}_layernorm" in children:
+            found.setdefault(last, []).append(name)
+    advice = {
+        "k_proj": "keys that are rounded after they are rotated (fp8-rope) have the scale of what it rounds",
+        "q_proj": "there is no other place to measure them; leave queries as they are if accuracy suffers",
+    }
+    notes = [
+        f"{names[0]} is normalized before attention reads it ({len(names)} layers are): vLLM rounds what the norm has "
+        f"left with the scale of what the projection computes; {advice[last]}"
+        for last, names in found.items()
+    ]
+    rounded = {spec.probabilities is not None for _, spec in layers.values() if spec.output is not None}
+    if rounded == {True}:
+        notes.append("vLLM refuses rounded queries where keys and values are not rounded: round them, too (kv_cache)")
+    return notes
+
+
 def hand_over_again(model: Any) -> None:
     """As ``hand_over``, for the layers of a model that is quantized already."""
     hand_over(model, {name: (layer, layer.spec) for name, layer in _quantized(model).items()})

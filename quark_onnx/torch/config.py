@@ -153,6 +153,17 @@ class TorchConfig:
         named = attention is not None and any(fnmatchcase(name, glob) for glob in attention.layers)
         return attention.probabilities if named and attention else None
 
+    @property
+    def rounded(self) -> tuple[str, ...]:
+        """Globs of the layers whose outputs are rounded for attention: those of keys and values, and of queries."""
+        own = () if self.kv_cache is None else self.kv_cache.layers
+        queries = () if self.attention is None or self.attention.queries is None else self.attention.layers
+        return tuple(dict.fromkeys((*own, *queries)))
+
+    def own_spec(self, name: str, kind: str) -> LayerSpec | None:
+        """How the layer of this name and class is quantized, but for what is rounded for attention."""
+        return None if self._excludes(name) else self._own_spec(name, kind)
+
     def _excludes(self, name: str) -> bool:
         return any(fnmatchcase(name, glob) for glob in self.exclude)
 

@@ -136,9 +136,30 @@ def described(
         for name, spec in quantized.items()
         if spec != config.spec_of(name if experts_of(name) else names.layer(name), kinds[name])
     }
-    config = config.with_(layers=(*other.items(), *_of_experts(quantized, config, names), *config.layers))
+    own = {name: spec for name in quantized if (spec := config.own_spec(name, kinds[name])) is not None}
+    special = (*other.items(), *_of_rounded(own, config, names), *_of_experts(quantized, config, names))
+    # an entry that another one comes before would come first in files, where it has the name of its layer
+    given = (each for each in config.layers if each[0] not in own or own[each[0]] == each[1])
+    config = config.with_(layers=(*special, *given))
     quantized = {names.layer(name): spec for name, spec in quantized.items()}
     return content | {"quantization_config": layout.quantization_config(quantized, exclude, config)}
+
+
+def _of_rounded(own: Mapping[str, LayerSpec], config: TorchConfig, names: DiskNames) -> Iterator[tuple[str, LayerSpec]]:
+    """What layers are whose outputs are rounded for attention, where it is not the default: entries that say so come
+    first in AMD Quark's words, and would be taken for all of a layer. One where all are alike, else one for each.
+
+    Args:
+        own: how layers are quantized, but for what is rounded for attention.
+    """
+    given = dict(config.layers)
+    for glob in config.rounded:
+        found = {name: spec for name, spec in own.items() if fnmatchcase(name, glob)}
+        if len(set(found.values())) == 1:
+            yield glob, next(iter(found.values()))
+        else:
+            usual = given.get(glob, config.default)
+            yield from ((names.layer(name), spec) for name, spec in found.items() if spec != usual)
 
 
 def _of_experts(

@@ -16,6 +16,7 @@ from quark_onnx.torch.checkpoint import check_free
 from quark_onnx.torch.config import TorchConfig
 from quark_onnx.torch.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.gguf import check_gguf, write_quantized_gguf
+from quark_onnx.torch.layers import QuantizedLayer
 from quark_onnx.torch.load import load_checkpoint
 from quark_onnx.torch.quantize import chosen_layers
 
@@ -83,7 +84,8 @@ def _write(kinds: Collection[str], source: FloatCheckpoint, checkpoint: Path, ou
     output.mkdir(parents=True, exist_ok=True)
     if "gguf" in kinds:
         notes += write_quantized_gguf(model, source.folder, output / "model.gguf").notes
-        if any(getattr(module, "input", None) is not None for module in model.modules()):
+        layers = [module for module in model.modules() if isinstance(module, QuantizedLayer)]
+        if any(layer.input is not None or layer.output is not None for layer in layers):
             notes.append("llama.cpp rounds activations its own way: model.gguf holds the weights alone")
     if "onnx" in kinds:
         _write_onnx(model, output / "model.onnx", notes)

@@ -14,7 +14,7 @@ from quark_onnx.errors import ConfigError, DataError, ModelError
 from quark_onnx.progress import Progress
 from quark_onnx.torch.algorithms.base import Layers
 from quark_onnx.torch.algorithms.rotate import rotate_sources
-from quark_onnx.torch.attention import hand_over
+from quark_onnx.torch.attention import hand_over, notes_of
 from quark_onnx.torch.block import (
     check_apart,
     endings_of,
@@ -115,7 +115,7 @@ def quantize_checkpoint(
     measured = needs_data(chosen, config)
     if measured and data is None:
         raise DataError(missing_data(chosen))
-    report = TorchReport({name: spec for name, (_, spec) in chosen.items()}, kept)
+    report = TorchReport({name: spec for name, (_, spec) in chosen.items()}, kept, notes_of(model, chosen))
     others, content = other_files(source.folder), read_json(source.folder / "config.json")
     run = _Run(model, Sources(reader, model), config, chosen, report, layout, writing.spill)
     run.check()

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from quark_onnx.errors import ConfigError
+from quark_onnx.errors import ConfigError, DataError
 from quark_onnx.torch.config import Attention, KVCache, TorchConfig
 from quark_onnx.torch.estimate import AT_ONCE, Estimate, estimate
 from quark_onnx.torch.files import Writing, quantize_checkpoint
@@ -135,9 +135,11 @@ def ptq(
     source = FloatCheckpoint.of(source, writing.trust_code)
     windows = list[Any]()
     tokenizer = tokenizer_of(source.folder, source.trust_code)
+    if evaluate is not None and evaluate.length < 2:
+        raise DataError(f"windows of {evaluate.length} token have nothing to foresee; evaluate with a greater length")
     if text is not None and config.needs_data:
-        windows = read_windows(text.source, tokenizer, text.length, text.count)
-    judges = [] if evaluate is None else read_windows(evaluate.source, tokenizer, evaluate.length, evaluate.count)
+        windows = _windows(text, tokenizer, source.model)
+    judges = [] if evaluate is None else _windows(evaluate, tokenizer, source.model)
     layers, tokens = chosen_layers(source.model, config)[0], sum(map(len, windows))
     spilled = writing.spill is not None
     expected = estimate(source, layers, tokens, spilled=spilled, samples=len(windows), algorithms=config.algorithms)
@@ -152,6 +154,19 @@ def ptq(
         for folder in (source.folder, output)
     ]
     return Outcome(report, expected, *scores)
+
+
+def _windows(text: Text, tokenizer: Any, model: Any) -> list[Any]:
+    """Tokens in windows; DataError where they are none of the model's."""
+    windows = read_windows(text.source, tokenizer, text.length, text.count)
+    count = len(model.get_input_embeddings().weight)
+    odd = (int(end) for window in windows for end in (window.min(), window.max()) if not 0 <= end < count)
+    if (found := next(odd, None)) is not None:
+        raise DataError(
+            f"{text.source} has the token id {found}, but those of the model are 0 to {count - 1}; give token ids of "
+            "its own tokenizer"
+        )
+    return windows
 
 
 def _batched(windows: Sequence[Any]) -> list[Any]:

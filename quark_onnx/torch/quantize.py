@@ -13,7 +13,7 @@ from quark_onnx.progress import Progress
 from quark_onnx.torch import ranks
 from quark_onnx.torch.algorithms.base import Layers
 from quark_onnx.torch.algorithms.rotate import rotate
-from quark_onnx.torch.attention import hand_over
+from quark_onnx.torch.attention import hand_over, notes_of
 from quark_onnx.torch.block import (
     check_apart,
     endings_of,
@@ -108,7 +108,7 @@ def quantize_model(
     if data is None and needs_data(chosen, config):
         raise DataError(missing_data(chosen))
     _check_ranks(config)
-    notes = list[str]()
+    notes = notes_of(model, chosen)
     for each in rotations_of(config):
         data = None if data is None else list(batches(data))
         rotated = rotate(model, each, data, _learned_on(chosen, config), progress=progress)

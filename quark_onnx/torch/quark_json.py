@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
+from fnmatch import fnmatchcase
 from typing import Any
 
 from quark_onnx.dtypes import Integer
@@ -44,9 +45,13 @@ def to_json(config: TorchConfig, exclude: Iterable[str] | None = None, method: s
     """
     kv, attention = config.kv_cache, config.attention
     layers = {glob: layer_to_json(spec) for glob, spec in config.layers}
+    if attention is not None and attention.queries is not None:
+        # vLLM forgets outputs of queries under the glob alone, and refuses them elsewhere
+        layers |= {glob: entry | {"output_tensors": None} for glob, entry in _named(layers, attention.layers)}
     cache = {}
     if kv is not None:
         output = {"output_tensors": _spec(kv.spec) | {"scale_type": None}}
+        layers |= {glob: entry | output for glob, entry in _named(layers, kv.layers)}
         cache = {glob: layers.pop(glob, layer_to_json(config.default)) | output for glob in kv.layers}
     rounded = dict(cache)
     if attention is not None and attention.queries is not None:
@@ -75,6 +80,11 @@ def to_json(config: TorchConfig, exclude: Iterable[str] | None = None, method: s
     }
 
 
+def _named(layers: Mapping[str, Any], globs: Iterable[str]) -> list[tuple[str, Any]]:
+    """The entries whose names are some of those that globs mean."""
+    return [(name, entry) for name, entry in layers.items() if any(fnmatchcase(name, glob) for glob in globs)]
+
+
 def from_json(found: Mapping[str, Any]) -> tuple[TorchConfig, str]:
     """The configuration of a checkpoint, and how its nibbles are ordered.
 
@@ -99,6 +109,8 @@ def from_json(found: Mapping[str, Any]) -> tuple[TorchConfig, str]:
     where = "rope" if found.get("kv_cache_post_rope") else "projection"
     probabilities = spec_from_json(found.get("softmax_quant_spec"), "softmax_quant_spec")
     config = with_layers(config, layers, kv_layers, float(export.get("min_kv_scale") or 0.0), where, probabilities)
+    # a layer's own entry comes before those that say of all like it what is rounded behind them
+    config = config.with_(layers=tuple(sorted(config.layers, key=lambda each: "*" in each[0])))
     return config, str(export.get("pack_method") or "reorder")
 
 

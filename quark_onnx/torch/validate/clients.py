@@ -9,6 +9,7 @@ from pathlib import Path
 
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.torch.validate import (
+    cache_in_vllm,
     compressed,
     llama_cpp,
     model,
@@ -43,7 +44,9 @@ class Layout:
 
 
 #: For checkpoints of any layout, by any client, and by one.
-EVERY: tuple[Check, ...] = (model.file_findings, model.layer_findings, model.head_findings, model.scale_findings)
+EVERY: tuple[Check, ...] = (
+    *(model.file_findings, model.layer_findings, model.head_findings, model.scale_findings, model.value_findings),
+)
 OWN: dict[str, tuple[Check, ...]] = {
     "vllm": (model.strict_findings, vllm_names.name_findings),
     "transformers": (model.missing_findings,),
@@ -64,7 +67,9 @@ LAYOUTS: dict[str, dict[str, Layout]] = {
             quark_vllm.quark_schemes_in_vllm,
         ),
         "compressed-tensors": Layout(
-            _COMPRESSED, (compressed.vllm_findings, compressed.layer_findings), compressed.schemes
+            _COMPRESSED,
+            (compressed.vllm_findings, compressed.layer_findings, cache_in_vllm.static_cache_findings),
+            compressed.schemes,
         ),
         "awq": Layout(
             (packed.awq_config_findings,),
@@ -74,7 +79,11 @@ LAYOUTS: dict[str, dict[str, Layout]] = {
         "gptq": Layout(
             (packed.gptq_config_findings,), (packed.fused_findings, packed.gptq_layer_findings), packed.schemes
         ),
-        "fp8": Layout(_FP8, (model.name_findings, native_fp8.vllm_findings), native_fp8.schemes),
+        "fp8": Layout(
+            _FP8,
+            (model.name_findings, native_fp8.vllm_findings, cache_in_vllm.static_cache_findings),
+            native_fp8.schemes,
+        ),
     },
     "transformers": {
         "float": Layout(layers=(model.float_findings,)),

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from quark_onnx.torch.validate.checkpoint import INDEX, Checkpoint
-from quark_onnx.torch.validate.finding import REFUSED, WRONG, Finding
+from quark_onnx.torch.validate.finding import REFUSED, WARNING, WRONG, Finding
 from quark_onnx.torch.validate.header import FLOATS, values_of
 from quark_onnx.torch.validate.modules import EMBEDDING, HEAD, size_of, today
 from quark_onnx.torch.validate.rules import broken
@@ -17,6 +17,14 @@ from quark_onnx.torch.validate.slots import size_findings
 #: More than any model has; a number beyond it is damage.
 _MOST_LAYERS = 10_000
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+#: Families whose blocks are alike, and what is alike in the blocks of others.
+_ALIKE = {
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "mixtral"), ""),
+    **dict.fromkeys(("qwen2_moe", "qwen3_moe"), r"self_attn\.|\w+_layernorm$"),
+}
+_BLOCK = re.compile(r"model\.layers\.(\d+)\.(.+)")
+_NORM = re.compile(r"model\.(layers\.\d+\.(input|post_attention)_layernorm|norm)")
+_SCALE = re.compile(r"(weight|input|activation|output|prob_output|[kvq]|kv)(_global)?_scale(_2|_inv)?")
 _KV_SCALE = re.compile(r"\.(?:[kv]_proj\.(?:output_scale|[kv]_scale)|[kv]_scale|kv_scale)$")
 
 
@@ -69,9 +77,49 @@ def missing_findings(checkpoint: Checkpoint, severity: str = WRONG) -> Iterator[
     if type(count) is int and layers and (missing := sorted({*range(min(count, _MOST_LAYERS))} - layers)):
         text = f"num_hidden_layers is {count}; layers {_ranges(missing)} have no tensors"
         yield broken("layers-missing", "config.json", text, severity)
+    lost = _lost(checkpoint, layers)
+    if lost:
+        text = f"there is no such layer, nor {len(lost) - 1} others" if len(lost) > 1 else "there is no such layer"
+        yield broken("weights-missing", lost[0], text, severity)
     heads = any(module.is_head and module.weight is not None for module in modules.values())
     if config.get("tie_word_embeddings") is False and not heads and EMBEDDING in modules:
         yield broken("head-missing", f"{HEAD}.weight", "tie_word_embeddings is false, and no file has it", severity)
+
+
+def _lost(checkpoint: Checkpoint, layers: set[int]) -> list[str]:
+    """Names of what a block lacks and others have; and of what is in front of them and behind."""
+    alike = _ALIKE.get(str(checkpoint.text_config.get("model_type")))
+    held = {name for name, module in checkpoint.modules.items() if module.tensors and not module.name.endswith(".attn")}
+    found = [
+        match for name in held if (match := _BLOCK.fullmatch(name)) and checkpoint.modules[name].weight is not None
+    ]
+    if alike is None or not found:
+        return []
+    inside = sorted({match[2] for match in found if re.match(alike, match[2])})
+    blocks = [f"model.layers.{layer}" for layer in sorted(layers)]
+    wanted = [EMBEDDING, *(f"{block}.{name}" for block in blocks for name in inside), "model.norm"]
+    lost = [name for name in wanted if name not in held]
+    config = checkpoint.text_config
+    own = config.get("model_type") in ("qwen2", "qwen2_moe") and config.get("qkv_bias") is not False
+    if own or config.get("attention_bias") is True:
+        names = [f"{block}.self_attn.{side}_proj" for block in blocks for side in "qkv"]
+        layered = [checkpoint.modules[name] for name in names if name in held]
+        lost += [f"{module.name}.bias" for module in layered if "bias" not in module.tensors]
+    return lost
+
+
+def value_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Scales of layers, or of their outputs, that are no numbers, or 0; those of blocks are not read."""
+    for module in checkpoint.modules.values():
+        for name, tensor in module.tensors.items():
+            if not _SCALE.fullmatch(name) or tensor.dtype not in FLOATS or len(tensor.shape) > 1 or not tensor.count:
+                continue
+            values = values_of(tensor)
+            wrong = values[~np.isfinite(values) | (values <= 0 if tensor.count == 1 else False)]
+            if len(wrong):
+                # clients take the greatest of all experts
+                unseen = module.experts and name.startswith("input") and wrong[0] == 0
+                yield broken("scale-value", tensor.name, f"it is {wrong[0]:g}", WARNING if unseen else WRONG)
 
 
 def layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -80,6 +128,9 @@ def layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     rows, hidden = config.get("vocab_size"), config.get("hidden_size")
     for module in checkpoint.modules.values():
         weight = module.weight
+        norm = config.get("model_type") in _ALIKE and weight is not None and _NORM.fullmatch(module.name)
+        if norm and type(hidden) is int and weight is not None and weight.shape != (hidden,):
+            yield broken("weight-shape", module.name, f"it has {weight}; config.json says [{hidden}]")
         if weight is None or weight.dtype not in FLOATS or len(weight.shape) != 2 or module.is_quantized:
             continue
         demanded = size_of(module.name, config)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from fnmatch import fnmatch
 
+from quark_onnx.torch.validate.cache_in_vllm import cache_findings
 from quark_onnx.torch.validate.checkpoint import Checkpoint
 from quark_onnx.torch.validate.finding import REFUSED, WARNING, WRONG, Finding
 from quark_onnx.torch.validate.header import FLOATS, values_of
@@ -66,7 +67,7 @@ def quark_layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
         stays = module.is_router and family not in _QUANTIZED_ROUTERS and not module.is_quantized
         if module.is_linear and not stays:
             yield from _layer_findings(checkpoint, config, module)
-    yield from kv_scale_findings(checkpoint, config)
+    yield from cache_findings(checkpoint, config)
     yield from attention_findings(checkpoint, config)
 
 
@@ -98,7 +99,8 @@ def tensor_findings(
 
 def kv_slots(config: QuarkConfig, module: Module) -> Slots:
     """The scales of a layer whose outputs are the KV cache."""
-    return {"output_scale": replace(SCALE, needed=False)} if config.is_cached(module) else {}
+    queries = module.last == "q_proj" and config.rounds_attention
+    return {"output_scale": replace(SCALE, needed=False)} if queries or config.is_cached(module) else {}
 
 
 def kv_scale_findings(checkpoint: Checkpoint, config: QuarkConfig) -> Iterator[Finding]:

@@ -48,6 +48,7 @@ _MODEL = {
     "weight-shape": Rule(
         REFUSED, "weights are as large as config.json says", "put the right config.json there", _LOADER
     ),
+    "weights-missing": Rule(WRONG, "no layer of the model is without its weights", _AGAIN, _LOADER),
     "head-missing": Rule(
         WRONG, "without tie_word_embeddings there is lm_head.weight", "write it, or tie it in config.json", _LOADER
     ),
@@ -59,6 +60,7 @@ _MODEL = {
     ),
     "head-quantized": Rule(REFUSED, "lm_head stays float", "exclude lm_head and export again", f"{_QUARK}; {_LOADER}"),
     "scale-alone": Rule(REFUSED, "scales come with the weight they belong to", _AGAIN, _LOADER),
+    "scale-value": Rule(WRONG, "scales are numbers, and more than 0", _AGAIN, f"{_LOADER}; {VLLM}, kv_cache.py"),
     "scale-names": Rule(REFUSED, "scales are called weight_scale, input_scale, ...", _FIX, f"{_SCHEMES}; amd/Quark#44"),
     "scale-missing": Rule(WRONG, "each quantized weight has its scales", _AGAIN, _LOADER),
     "tensor-shape": Rule(REFUSED, "weights and scales have the shapes of their scheme", _AGAIN, f"{_SCHEMES}; {_CT}"),
@@ -104,6 +106,12 @@ _QUARK_VLLM = {
         "tensors are called as the loader of their family looks for them",
         "export the model again: of Mixtral, experts are block_sparse_moe.experts.N.w1, w2 and w3",
         f"{VLLM}, vllm/model_executor/models, load_weights",
+    ),
+    "kv-scales-loader": Rule(
+        REFUSED,
+        "the loader of the model's class finds scales of keys, values and queries by the names of their projections",
+        "export with --layout compressed-tensors or fp8 where queries are float, or without --kv-cache",
+        f"{VLLM}, vllm/model_executor/models/utils.py, WeightsMapper",
     ),
     "quark-export": Rule(REFUSED, "export has the list kv_cache_group, and pack_method", _FIX, _QUARK),
     "quark-exclude": Rule(REFUSED, "exclude is a list of strings", _FIX, _QUARK),
@@ -165,6 +173,9 @@ _OTHER = {
     "ct-arguments": Rule(REFUSED, "num_bits, type, strategy, group_size and dynamic go together", _AGAIN, _CT),
     "ct-scheme": Rule(
         REFUSED, "there is a scheme for the types of weights and activations", "choose another scheme", _CT
+    ),
+    "ct-cache": Rule(
+        REFUSED, "kv_cache_scheme is null, or floats of 8 bits, symmetric, with one scale", _AGAIN, f"{_CT}; {VLLM}"
     ),
     "ct-zero-points": Rule(
         WARNING,

@@ -33,15 +33,21 @@ _KNOWN = {
 }
 
 
+_LAYER = re.compile(r"(?:model\.)?layers\.(\d+)\.")
+
+
 def name_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Layers that the loader of a language model of a known family has no place for."""
     pattern, classes = _KNOWN.get(str(checkpoint.config.get("model_type"))), checkpoint.config.get("architectures")
     if pattern is None or not isinstance(classes, list) or not str(next(iter(classes), "")).endswith("ForCausalLM"):
         return
     known = re.compile(rf"{pattern}|.*rotary_emb")
+    count = checkpoint.config.get("num_hidden_layers")
     odd = dict[str, list[str]]()
     for name, module in checkpoint.modules.items():
-        if not known.fullmatch(name) and set(module.tensors) != {"bias"}:
+        layer = _LAYER.match(name)
+        beyond = layer is not None and type(count) is int and int(layer[1]) >= count
+        if (beyond or not known.fullmatch(name)) and set(module.tensors) != {"bias"}:
             odd.setdefault(re.sub(r"(?<=\.)\d+(?=\.)", "N", name), []).append(name)
     for names in odd.values():
         yield broken(

@@ -73,6 +73,14 @@ def test_a_gguf_file_alone(source: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert held(tmp_path / "out" / "model.gguf")["blk.0.ffn_up.weight"][0] == "Q8_0"
 
 
+def test_a_gguf_file_has_no_rounded_cache(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.save(tmp_path / "tokens.npy", torch.cat(tokens(6)).numpy())
+    command = ["llm", "ptq", str(source), "-o", str(tmp_path / "out"), "--scheme", "uint4_wo_32", "--export", "gguf"]
+    command += ["--data", str(tmp_path / "tokens.npy"), "--length", "12", "--kv-cache", "fp8"]
+    assert main(command) == 0, capsys.readouterr().err
+    assert "note: llama.cpp rounds activations its own way" in capsys.readouterr().out
+
+
 def refused(source: Path, output: Path, kinds: list[str], scheme: str = "uint4_wo_32", **settings: Any) -> None:
     with exported(kinds, FloatCheckpoint(source), config_for(scheme, **settings), output, []):
         pytest.fail("the work was started")

@@ -18,9 +18,10 @@ from quark_onnx.torch.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.layers import QuantizedLayer
 from quark_onnx.torch.load import load_checkpoint
 from quark_onnx.torch.ptq import Text, config_for, ptq
+from quark_onnx.torch.quantize import quantize_model
 from quark_onnx.torch.structure import heads_of
 from tests import torch_families
-from tests.torch_models import llama, logits, made, saved, tokens
+from tests.torch_models import VOCABULARY, llama, logits, made, saved, tokens
 
 
 @pytest.fixture
@@ -105,3 +106,48 @@ def test_code_that_a_model_brings_along_is_run_if_the_user_trusts_it(
     assert layers == {name for name in linear if name != head and not name.endswith("moe_block.gate")}
     before, after = logits(model, tokens()[0]), logits(loaded, tokens()[0])
     assert 1e-4 < float((after - before).norm() / before.norm()) < 0.6
+
+
+@pytest.mark.parametrize("odd", [VOCABULARY, -1])
+@pytest.mark.parametrize("option", ["--data", "--evaluate"])
+def test_token_ids_of_another_model(
+    option: str, odd: int, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ids = torch.cat(tokens(6)).numpy()
+    ids[2, 3] = odd
+    np.save(tmp_path / "odd.npy", ids)
+    command = ["llm", "ptq", str(source), "-o", str(tmp_path / "out"), "--scheme", "fp8", "--length", "12", "--quiet"]
+    for name in ("--data", "--evaluate"):
+        command += [name, str(tmp_path / ("odd.npy" if name == option else "tokens.npy"))]
+    assert main([*command, "--samples", "6"]) == 2
+    assert f"odd.npy has the token id {odd}, but those of the model are 0 to 95" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_windows_that_foretell_nothing(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["llm", "ptq", str(source), "-o", str(tmp_path / "out"), "--scheme", "uint4_wo_32", "--length", "1"]
+    assert main([*command, "--evaluate", str(tmp_path / "tokens.npy"), "--quiet"]) == 2
+    assert "windows of 1 token have nothing to foresee" in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "told"),
+    [
+        ("qwen3", {"kv_cache": "fp8"}, ["k_proj is normalized before attention reads it (2 layers are)"]),
+        ("qwen3", {"kv_cache": "fp8-rope"}, []),
+        ("qwen3", {"kv_cache": "fp8-rope", "attention": "fp8"}, ["q_proj is normalized before attention reads it"]),
+        ("llama3", {"kv_cache": "fp8", "attention": "fp8"}, []),
+        ("llama3", {"attention": "fp8"}, ["vLLM refuses rounded queries where keys and values are not rounded"]),
+    ],
+    ids=str,
+)
+def test_what_clients_round_elsewhere_is_noted(
+    family: str, settings: dict[str, str], told: list[str], tmp_path: Path
+) -> None:
+    source, config = saved(made(torch_families.config_of(family)), tmp_path / "s"), config_for("fp8", **settings)
+    for report in (
+        quantize_checkpoint(source, tmp_path / "out", config, tokens(), progress=False),
+        quantize_model(made(torch_families.config_of(family)), config, tokens(), progress=False),
+    ):
+        assert len(report.notes) == len(told), report.notes
+        assert all(text in note for text, note in zip(told, report.notes, strict=True))

@@ -13,6 +13,9 @@ from typing import Any
 Entry = tuple[str, tuple[int, ...]]
 BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "BF16": 2, "F16": 2, "F32": 4, "I32": 4, "I64": 8}
 
+#: 1/128, and 1 in float16.
+SCALES = {"F32": struct.pack("<f", 2**-7), "BF16": b"\x00\x3c", "F16": b"\x00\x3c"}
+
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -45,7 +48,7 @@ class Draft:
     Attributes:
         config: ``config.json``.
         tensors: type and shape of each.
-        scalars: values of float32 tensors that are no zeros.
+        scalars: values of single float32 numbers that are no zeros, and no usual scales.
     """
 
     config: dict[str, Any]
@@ -98,6 +101,8 @@ def write_safetensors(file: Path, tensors: dict[str, Entry], scalars: dict[str, 
     for name, (dtype, shape) in tensors.items():
         count = math.prod(shape)
         data = struct.pack("<f", scalars[name]) if name in scalars else bytes(count * BYTES[dtype])
+        if dtype in SCALES and name not in scalars and "scale" in name.rpartition(".")[2]:
+            data = SCALES[dtype] * count
         header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [len(values), len(values) + len(data)]}
         values += data
     text = json.dumps(header).encode()
@@ -419,3 +424,25 @@ def compressed(kind: str = "pack-quantized") -> Draft:
         return {"weight": ("F8_E4M3", (out, into)), "weight_scale": ("BF16", (out, 1))}
 
     return _replaced(draft, {name: parts(*size) for name, size in LINEARS.items()})
+
+
+def with_cache(draft: Draft, scheme: Any) -> Draft:
+    """And with scales of keys and values, as compressed-tensors and native fp8 call them."""
+    draft.quantization["kv_cache_scheme"] = scheme
+    for number in range(2):
+        for place, side in enumerate("kv"):
+            name = f"model.layers.{number}.self_attn.{side}_scale"
+            draft.tensors[name] = ("F32", ())
+            draft.scalars[name] = 0.25 + number + place
+    return draft
+
+
+def fp8_kv() -> Draft:
+    """Native fp8 with an fp8 KV cache."""
+    return with_cache(fp8(), "static")
+
+
+def compressed_kv() -> Draft:
+    """FP8 of llm-compressor with an fp8 KV cache."""
+    kept = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True, "dynamic": False}
+    return with_cache(compressed("float-quantized"), kept)

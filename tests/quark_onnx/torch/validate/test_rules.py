@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,8 +132,16 @@ def cached(**values: float) -> Change:
     return lambda draft: draft.scalars.update(dict.fromkeys(draft.scalars, *values.values()))
 
 
+def scalar(name: str, value: float) -> Change:
+    return lambda draft: draft.scalars.update({name: value})
+
+
 def group(**changes: object) -> Change:
     return lambda draft: draft.quantization["config_groups"]["group_0"].update(changes)
+
+
+def cache_scheme(**changes: object) -> Change:
+    return lambda draft: draft.quantization["kv_cache_scheme"].update(changes)
 
 
 def arguments(**changes: object) -> Change:
@@ -227,7 +236,62 @@ CASES = (
     Case("method", "refused", drafts.plain, config(quantization_config={"bits": 4}), BOTH),
     Case("method-unchecked", "warning", drafts.plain, config(quantization_config={"quant_method": "torchao"}), BOTH),
     Case("malformed", "refused", drafts.quark, weight_spec(block_size=7, qscheme="per_block")),
-    Case("kv-scales-missing", "warning", drafts.quark_kv, drop("1.self_attn.v_proj.output_scale"), BOTH),
+    Case("kv-scales-missing", "warning", drafts.quark_kv, drop("1.self_attn.v_proj.output_scale"), HF),
+    Case("kv-scales-missing", "wrong", drafts.quark_kv, drop("1.self_attn.v_proj.output_scale"), place="v_proj"),
+    Case("kv-scales-missing", "refused", drafts.quark_kv, drop("1.self_attn.k_proj.output_scale"), place="k_proj"),
+    Case(
+        "kv-scales-missing",
+        "warning",
+        drafts.quark_kv,
+        all_of(drop("1.self_attn.k_proj.output_scale"), drop("1.self_attn.v_proj.output_scale")),
+    ),
+    Case("kv-scales-missing", "refused", drafts.fp8_kv, drop("1.self_attn.k_scale"), place="k_proj"),
+    Case("kv-scales-missing", "wrong", drafts.fp8_kv, drop("1.self_attn.v_scale"), place="v_proj"),
+    Case("kv-scales-missing", "wrong", drafts.compressed_kv, drop("1.self_attn.k_scale"), place="k_proj"),
+    Case(
+        "kv-scales-missing",
+        "warning",
+        drafts.compressed_kv,
+        all_of(drop("1.self_attn.k_scale"), drop("1.self_attn.v_scale")),
+    ),
+    Case("tensor-shape", "refused", drafts.fp8_kv, shape("1.self_attn.k_scale", "BF16", 2)),
+    Case("tensor-shape", "refused", drafts.compressed_kv, shape("1.self_attn.v_scale", "BF16", 2)),
+    Case(
+        "kv-scales-loader",
+        "refused",
+        drafts.compressed_kv,
+        renamed(".self_attn.k_scale", ".self_attn.k_proj.output_scale"),
+    ),
+    *(
+        Case("ct-cache", "refused", drafts.compressed_kv, cache_scheme(**{key: value}))
+        for key, value in (("num_bits", 4), ("type", "int"), ("strategy", "channel"), ("symmetric", False))
+    ),
+    Case("ct-cache", "refused", drafts.compressed_kv, quantization(kv_cache_scheme="fp8")),
+    Case("kv-scales-loader", "refused", drafts.quark_kv, config(architectures=["Qwen2MoeForCausalLM"])),
+    Case("kv-scales-loader", "refused", drafts.quark_attention, config(architectures=["Gemma2ForCausalLM"])),
+    *(
+        Case("scale-value", "wrong", whole, scalar(name, value), BOTH, name)
+        for whole, name in (
+            (drafts.quark, f"{Q0}.weight_scale"),
+            (drafts.quark, f"{Q0}.input_scale"),
+            (drafts.quark_kv, "model.layers.0.self_attn.v_proj.output_scale"),
+        )
+        for value in (math.nan, math.inf, 0.0, -1.0)
+    ),
+    Case("scale-value", "wrong", drafts.quark_attention, scalar(PROB0, math.nan), place=PROB0),
+    Case("scale-value", "wrong", drafts.fp8, scalar(f"{DOWN0}.input_scale", 0.0), place=DOWN0),
+    Case("scale-value", "warning", drafts.mixture, scalar("model.layers.0.mlp.experts.1.up_proj.input_scale", 0.0)),
+    Case("scale-value", "wrong", drafts.mixture, scalar("model.layers.0.mlp.experts.1.up_proj.input_scale", math.nan)),
+    Case("tensor-unknown", "refused", drafts.quark_attention, add(PROB0.replace("scale", "zero_point"), "I8")),
+    Case("weights-missing", "refused", drafts.plain, drop(f"{Q0}.weight"), place=Q0),
+    Case("weights-missing", "wrong", drafts.plain, drop(f"{Q0}.weight"), HF, Q0),
+    Case("weights-missing", "wrong", drafts.quark, drop("model.norm.weight"), BOTH, "model.norm"),
+    Case("weights-missing", "wrong", drafts.quark, drop("1.input_layernorm.weight"), BOTH, "layers.1.input_layernorm"),
+    Case("weights-missing", "wrong", drafts.quark, drop("embed_tokens.weight"), BOTH, "model.embed_tokens"),
+    Case("weights-missing", "wrong", drafts.quark, config(attention_bias=True), BOTH, "q_proj.bias"),
+    Case("weights-missing", "wrong", drafts.quark, config(model_type="qwen2"), BOTH, "q_proj.bias"),
+    Case("vllm-names", "refused", drafts.quark, config(num_hidden_layers=1), place="layers.1."),
+    Case("weight-shape", "refused", drafts.quark, shape("model.norm.weight", "BF16", 16), BOTH, "model.norm"),
     Case("kv-scales-one", "warning", drafts.quark_kv, cached(value=1.0), BOTH),
     Case("kv-scales-equal", "warning", drafts.quark_kv, cached(value=0.5), BOTH),
     Case("attention-scales-missing", "warning", drafts.quark_attention, drop("1.self_attn.prob_output_scale")),
@@ -417,6 +481,28 @@ def test_schemes_in_transformers(scheme: str, tmp_path: Path) -> None:
 )
 def test_whole_in_vllm(whole: Callable[[], Draft], tmp_path: Path) -> None:
     assert validate(whole().write(tmp_path / "whole"), "vllm").findings == ()
+
+
+@pytest.mark.parametrize("value", [math.nan, 0.0, -1.0])
+def test_scales_of_keys_that_no_cache_takes(value: float, tmp_path: Path) -> None:
+    draft = drafts.quark_kv()
+    draft.scalars["model.layers.1.self_attn.k_proj.output_scale"] = value
+    verdict = validate(draft.write(tmp_path / "kv"), "vllm")
+    assert {(each.rule, each.severity) for each in verdict.findings} == {
+        ("scale-value", "refused"),
+        ("scale-value", "wrong"),
+    }
+
+
+@pytest.mark.parametrize("name", ["{}_scale", "attn.{}_scale"])
+def test_scales_of_the_cache_under_the_names_of_vllm(name: str, tmp_path: Path) -> None:
+    draft = drafts.quark_kv()
+    for side in "kv":
+        draft.scalars = {
+            key.replace(f"{side}_proj.output_scale", name.format(side)): x for key, x in draft.scalars.items()
+        }
+        draft.rename(f"{side}_proj.output_scale", name.format(side))
+    assert validate(draft.write(tmp_path / "kv"), "vllm").findings == ()
 
 
 def test_experts_in_transformers(tmp_path: Path) -> None:

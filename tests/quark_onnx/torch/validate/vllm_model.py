@@ -114,6 +114,27 @@ class _Writing(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
+def prepare_cache(model: Any, folder: Path) -> None:
+    """Make an fp8 cache of a model's scales of keys and values, as vLLM does behind its loader.
+
+    Raises:
+        AssertionError: they are none that vLLM takes.
+    """
+    methods = imported("model_executor.layers.quantization.kv_cache")
+    attentions = [
+        each for each in model.modules() if isinstance(getattr(each, "quant_method", None), methods.BaseKVCacheMethod)
+    ]
+    assert attentions
+    for each in attentions:
+        for name in ("q_scale", "k_scale", "v_scale", "prob_scale"):
+            if hasattr(each, name):
+                getattr(each, name).data.fill_(-1.0)
+    model.load_weights((name, each) for file in folder.glob("*.safetensors") for name, each in load_file(file).items())
+    for each in attentions:
+        each.kv_cache_dtype = "fp8"
+        each.quant_method.process_weights_after_loading(each)
+
+
 def load(model: Any, folder: Path, *, cached: bool = False) -> list[str]:
     """Load a checkpoint as vLLM does; what is wrong with it: tensors that change, parameters that stay as they were.
 
