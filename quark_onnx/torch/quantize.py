@@ -170,6 +170,12 @@ def _check_float(model: Any) -> None:
         raise ModelError(f"{found or 'the model'} is quantized already; start from the float model")
     if kind_of(model) is not None:
         raise ModelError(f"the model is a single {type(model).__name__}; put it into a module, as nn.Sequential(model)")
+    absent = next((name for name, parameter in model.named_parameters() if parameter.device.type == "meta"), None)
+    if absent is not None:
+        raise ModelError(
+            f"{absent} holds no numbers: it was not loaded, or is offloaded; load the model onto devices, or quantize "
+            "its folder file to file (quark-onnx llm ptq), which takes less memory"
+        )
 
 
 def _walk(
