@@ -18,11 +18,12 @@ from quark_onnx.torch.algorithms.base import Layers, Outcome
 from quark_onnx.torch.checkpoint import Reader
 from quark_onnx.torch.config import TorchConfig
 from quark_onnx.torch.report import TorchReport
+from quark_onnx.torch.state import State, put_in_place
 from quark_onnx.torch.tensor_file import TensorFile
 from quark_onnx.version import __version__
 
 _STATE = "state.json"
-_OWN = re.compile(r"state\.tmp|(block|hidden)-\d+\.(safetensors|tmp|tmp\.values)")
+_OWN = re.compile(r"state\.tmp|(block|hidden|end)-\d+\.(safetensors|tmp|tmp\.values)")
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ class BlockJournal:
                 self._last = self._whole_until()
             else:
                 self._clear()
-                _replace(state, lambda path: path.write_text(json.dumps(self._marks, indent=1), encoding="utf-8"))
+                put_in_place(state, lambda path: path.write_text(json.dumps(self._marks, indent=1), encoding="utf-8"))
         except (OSError, ValueError, AttributeError) as error:
             raise ConfigError(f"{self._folder} cannot be used to resume from: {error}") from error
 
@@ -147,9 +148,13 @@ class BlockJournal:
             return
         own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
         notes = {"kept": kept.text()}
-        _replace(self._block(index), lambda path: save_file(own, str(path), notes))
-        _replace(self._hidden(index), lambda path: _write(path, hidden))
+        put_in_place(self._block(index), lambda path: save_file(own, str(path), notes))
+        put_in_place(self._hidden(index), lambda path: _write(path, hidden))
         self._hidden(index - 1).unlink(missing_ok=True)
+
+    def state(self, index: int) -> State:
+        """That of a piece of work on all blocks."""
+        return State(None if self._folder is None else self._folder / f"end-{index:05}.safetensors")
 
     def _block(self, index: int) -> Path:
         assert self._folder is not None
@@ -193,12 +198,6 @@ def _write(path: Path, tensors: Iterable[Any]) -> None:
         file.close()
     finally:
         file.abandon()
-
-
-def _replace(path: Path, write: Any) -> None:
-    temporary = path.with_suffix(".tmp")
-    write(temporary)
-    temporary.replace(path)
 
 
 def _digest(*parts: str | bytes) -> str:

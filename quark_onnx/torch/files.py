@@ -107,8 +107,6 @@ def quantize_checkpoint(
     layout = writing.form
     check_config(layout, config)
     config = layout.adapted(config)
-    if writing.resume is not None and (ends := endings_of(config)):
-        raise ConfigError(f"{ends[0].name} works on all of the model at once, and keeps nothing to resume from")
     source = FloatCheckpoint.of(source, writing.trust_code)
     reader, model = source.reader, source.hand_over()
     chosen, kept = chosen_layers(model, config)
@@ -234,7 +232,8 @@ class _Run:
                 yield from self._blocks(blocks, Walk(self.model, blocks, data or (), folder), journal, progress)
                 return
             samples = list(batches(data or ()))
-            yield from self._at_once(blocks, Walk(self.model, blocks, samples, folder), samples, progress)
+            walk = Walk(self.model, blocks, samples, folder)
+            yield from self._at_once(blocks, walk, samples, journal, progress)
 
     def _blocks(
         self, blocks: dict[str, Any], walk: Walk, journal: BlockJournal, progress: bool | None
@@ -265,11 +264,12 @@ class _Run:
                 give_back()
 
     def _at_once(
-        self, blocks: dict[str, Any], walk: Walk, samples: list[Any], progress: bool | None
+        self, blocks: dict[str, Any], walk: Walk, samples: list[Any], journal: BlockJournal, progress: bool | None
     ) -> Iterator[tuple[str, Any]]:
-        """All blocks stay in memory until algorithms have worked on them together; nothing is kept to resume from."""
+        """All blocks stay in memory until algorithms have worked on them together; what these have reached is kept."""
         if has_two_streams(self.chosen, self.config):
             walk.split()
+        journal.begin(walk.tensors())
         with Progress(progress, len(blocks) * len(walk), "quantizing", "sample") as bar:
             for index, name in enumerate(blocks):
                 part = inside(self.chosen, name)
@@ -279,8 +279,8 @@ class _Run:
         del walk
         for name in heads_of(self.model):
             fill(self.model.get_submodule(name), name, self.sources)
-        for each in endings_of(self.config):
-            self.report.outcomes += each(self.model, self.chosen, samples, progress)
+        for index, each in enumerate(endings_of(self.config)):
+            self.report.outcomes += each(self.model, self.chosen, samples, progress, journal.state(index))
         for name, block in blocks.items():
             tensors = self._named(name, inside(self.chosen, name), tensors_of(block, self.layout))
             yield from sorted(tensors.items())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -60,6 +60,30 @@ class Descent:
         """Remember this place if its error is the least so far."""
         if error < self.best:
             self.best, self._kept = error, [leaf.detach().clone() for leaf in self.leaves]
+
+    def state(self) -> dict[str, Any]:
+        """Where the descent is, and has been: tensors by name."""
+        found = {"best": torch.tensor(self.best, dtype=torch.float64)}
+        found |= {f"leaf.{place}": leaf for place, leaf in enumerate(self.leaves)}
+        found |= {f"kept.{place}": leaf for place, leaf in enumerate(self._kept)}
+        own = self._optimizer.state_dict()["state"]
+        return found | {f"{name}.{place}": each for place, part in own.items() for name, each in part.items()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go to where another one was."""
+        parts = dict[str, dict[int, Any]]()
+        for name, tensor in state.items():
+            kind, _, place = name.partition(".")
+            parts.setdefault(kind, {})[int(place or 0)] = tensor
+        self.best = float(parts.pop("best")[0])
+        for name, leaves in (("leaf", self.leaves), ("kept", self._kept)):
+            with torch.no_grad():
+                for index, tensor in parts.pop(name).items():
+                    leaves[index].copy_(tensor)
+        own = self._optimizer.state_dict()
+        places = range(len(self.leaves)) if parts else ()
+        own["state"] = {place: {name: part[place] for name, part in parts.items()} for place in places}
+        self._optimizer.load_state_dict(own)
 
     def finish(self) -> float:
         """Go to the best place; its error."""

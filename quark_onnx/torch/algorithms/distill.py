@@ -24,11 +24,14 @@ from quark_onnx.torch.algorithms.signed import Training, descend, renew
 from quark_onnx.torch.algorithms.steps import Steps
 from quark_onnx.torch.algorithms.trainable import TrainableWeight
 from quark_onnx.torch.layers import QuantizedLayer, kind_of, outputs_first
+from quark_onnx.torch.state import State
 from quark_onnx.torch.structure import put_modules
 from quark_onnx.torch.walk import call
 
 #: How often the divergence on all of the data is computed on the way.
 LOOKS = 20
+#: What is kept beside the descent: steps that are done, the divergence in front of the first, the text.
+_OWN = ("done", "before", "written")
 #: Sequences that are written together; logits that are held at once.
 _WRITTEN, LOGITS = 64, 1 << 26
 
@@ -72,7 +75,14 @@ class Distillation:
         require_whole(self, "seed", least=0)
         require_number(self, "lr", least=0, most=1)
 
-    def __call__(self, model: Any, layers: Layers, data: Sequence[Any], progress: bool | None = None) -> list[Outcome]:
+    def __call__(
+        self,
+        model: Any,
+        layers: Layers,
+        data: Sequence[Any],
+        progress: bool | None = None,
+        state: State | None = None,
+    ) -> list[Outcome]:
         """Choose codes; the divergence on the data is no greater than it was.
 
         Args:
@@ -80,6 +90,7 @@ class Distillation:
             layers: the float layers, by their names in the model.
             data: batches that the model is run on: token ids of shape (samples, tokens), or dicts that have them.
             progress: whether to show a progress bar; None shows it if stderr is a terminal.
+            state: where the descent is kept at each look, and goes on from; None keeps nothing.
 
         Raises:
             DataError: the data has no token ids.
@@ -102,25 +113,33 @@ class Distillation:
             return outcomes
         pair = _Pair(model, {name: layers[name][0] for name in trained}, trained)
         with _frozen(model), Progress(progress, self.steps, "distilling", "step") as bar:
-            with pair.teacher():
-                written = _written(model, rows, self)
-            before, after = self._train(pair, written, rows, bar)
+            before, after = self._train(pair, rows, bar, state or State())
         for each in trained.values():
             assert each.trained is not None
             each.layer.quantized = each.trained.made()
         note = f"divergence in nats for each token, {self.steps} steps"
         return [*outcomes, Outcome("", self.name, before, after, note)]
 
-    def _train(self, pair: _Pair, written: Sequence[Any], rows: Sequence[Any], bar: Progress) -> tuple[float, float]:
+    def _train(self, pair: _Pair, rows: Sequence[Any], bar: Progress, state: State) -> tuple[float, float]:
         """Move the leaves to the best that is found; the divergence before and after."""
         weights = [each.trained for each in pair.trained.values() if each.trained is not None]
-        descent = Descent(weights, self.lr, self.lr)
-        descent.look(before := pair.divergence(rows))
+        descent, found, done = Descent(weights, self.lr, self.lr), state.read(), 0
+        if found:
+            descent.restore({name: tensor for name, tensor in found.items() if name not in _OWN})
+            done, before, written = int(found["done"]), float(found["before"]), list(found["written"])
+        else:
+            with pair.teacher():
+                written = _written(pair.model, rows, self)
+            descent.look(before := pair.divergence(rows))
         for step, chosen in zip(range(self.steps), draws(len(written), self.batch, self.seed), strict=False):
+            if step < done:
+                continue
             pair.descend([written[index] for index in chosen], descent.leaves)
             descent.step(1 - step / self.steps)
             if (step + 1) % max(self.steps // LOOKS, 1) == 0:
                 descent.look(pair.divergence(rows))
+                own = (torch.tensor(step + 1), torch.tensor(before, dtype=torch.float64), torch.stack(written))
+                state.write(descent.state() | dict(zip(_OWN, own, strict=True)))
             bar.update(step + 1)
         return before, descent.finish()
 
@@ -134,7 +153,7 @@ class _Pair:
     """
 
     def __init__(self, model: Any, floats: Mapping[str, Any], trained: Mapping[str, Training]) -> None:
-        self._model, self._floats, self.trained = model, floats, trained
+        self.model, self._floats, self.trained = model, floats, trained
 
     @contextlib.contextmanager
     def teacher(self) -> Iterator[None]:
@@ -144,11 +163,11 @@ class _Pair:
 
     @contextlib.contextmanager
     def _put(self, layers: Mapping[str, Any]) -> Iterator[None]:
-        put_modules(self._model, layers)
+        put_modules(self.model, layers)
         try:
             yield
         finally:
-            put_modules(self._model, {name: each.layer for name, each in self.trained.items()})
+            put_modules(self.model, {name: each.layer for name, each in self.trained.items()})
 
     def divergence(self, rows: Sequence[Any]) -> float:
         """The mean over all tokens, in nats; infinite where it is no number."""
@@ -166,9 +185,9 @@ class _Pair:
     def _sum(self, ids: Any) -> Any:
         """The sum over all tokens, of ids of shape (samples, tokens)."""
         with torch.no_grad(), self.teacher():
-            wanted = torch.log_softmax(_logits(self._model, ids), -1)
+            wanted = torch.log_softmax(_logits(self.model, ids), -1)
         with self._put(self.trained):
-            found = torch.log_softmax(_logits(self._model, ids), -1)
+            found = torch.log_softmax(_logits(self.model, ids), -1)
         return F.kl_div(found, wanted, log_target=True, reduction="sum")
 
     def _parts(self, rows: Sequence[Any]) -> Iterator[Any]:
@@ -177,7 +196,7 @@ class _Pair:
         for row in rows:
             by_length.setdefault(len(row), []).append(row)
         for length, same in by_length.items():
-            yield from torch.stack(same).split(max(1, LOGITS // (length * _vocabulary(self._model))))
+            yield from torch.stack(same).split(max(1, LOGITS // (length * _vocabulary(self.model))))
 
 
 def _logits(model: Any, ids: Any) -> Any:

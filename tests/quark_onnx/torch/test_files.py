@@ -104,14 +104,14 @@ from quark_onnx.torch.quantize import quantize_model
 from quark_onnx.torch.schemes import scheme
 from quark_onnx.torch.spec import LayerSpec
 source, output, state, moment = sys.argv[1:]
-replace, count = blockjournal._replace, [0]
+replace, count = blockjournal.put_in_place, [0]
 def counted(path, write):
     count[0] += 1
     if count[0] == int(moment):
         path.with_suffix(".tmp").write_bytes(b"half")
         os.kill(os.getpid(), 9)
     replace(path, write)
-blockjournal._replace = counted
+blockjournal.put_in_place = counted
 config = TorchConfig(scheme("fp8"), exclude=("lm_head",))
 quantize_checkpoint(source, output, config, tokens(), writing=Writing(resume=Path(state)), progress=False)
 """

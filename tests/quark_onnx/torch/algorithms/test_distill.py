@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from quark_onnx.errors import ConfigError, DataError, ModelError
+from quark_onnx.torch.algorithms.descent import Descent
 from quark_onnx.torch.algorithms.distill import Distillation
 from quark_onnx.torch.algorithms.signed import SignedRounding
 from quark_onnx.torch.checkpoint import Reader
@@ -110,14 +111,35 @@ def test_what_it_refuses() -> None:
     assert not [layer for layer in model.modules() if isinstance(layer, QuantizedLayer)]
 
 
-def test_a_folder_to_resume_from_is_not_used(tmp_path: Path) -> None:
-    source = saved(made(llama()), tmp_path / "source")
-    config = MXFP4.with_(algorithms=(QUICK,))
-    with pytest.raises(ConfigError, match="keeps nothing to resume from"):
-        quantize_checkpoint(
-            source, tmp_path / "out", config, tokens(), writing=Writing(resume=tmp_path / "state"), progress=False
-        )
-    assert not (tmp_path / "state").exists() and not (tmp_path / "out").exists()
+def test_a_run_that_was_ended_goes_on_with_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, state = saved(made(llama()), tmp_path / "source"), tmp_path / "state"
+    config = MXFP4.with_(algorithms=("gptq", QUICK))
+
+    def run(name: str, resume: Path | None) -> dict[str, bytes]:
+        writing = Writing(resume=resume)
+        report = quantize_checkpoint(source, tmp_path / name, config, tokens(4), writing=writing, progress=False)
+        outcomes.append(report.outcomes[-1])
+        return {file.name: file.read_bytes() for file in (tmp_path / name).iterdir()}
+
+    outcomes = list[Any]()
+    whole, steps = run("whole", None), list[int]()
+
+    def failing(descent: Descent, share: float) -> None:
+        steps.append(len(steps))
+        if len(steps) == 8:
+            raise KeyboardInterrupt
+        step(descent, share)
+
+    step = Descent.step
+    monkeypatch.setattr(Descent, "step", failing)
+    with pytest.raises(KeyboardInterrupt):
+        run("ended", state)
+    assert not (tmp_path / "ended").exists()
+    assert run("again", state) == whole and outcomes[0] == outcomes[1]
+    assert len(steps) == QUICK.steps + 1, "it began anew"
+    damaged = next(state.glob("end-*.safetensors"))
+    damaged.write_bytes(damaged.read_bytes()[:100])
+    assert run("damaged", state) == whole
 
 
 def test_it_makes_a_real_model_better() -> None:

@@ -1,0 +1,43 @@
+"""State: what a long piece of work has reached, in a file, so that it goes on from there when it is begun again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+
+class State:
+    """Tensors by name.
+
+    Args:
+        file: where; None keeps nothing.
+    """
+
+    def __init__(self, file: Path | None = None) -> None:
+        self._file = file
+
+    def read(self) -> dict[str, Any]:
+        """What was written last; nothing where there is no whole file."""
+        if self._file is None:
+            return {}
+        try:
+            return dict(load_file(str(self._file)))
+        except (OSError, SafetensorError):
+            return {}
+
+    def write(self, tensors: Mapping[str, Any]) -> None:
+        """In place of what was written before."""
+        if self._file is not None:
+            own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+            put_in_place(self._file, lambda path: save_file(own, str(path)))
+
+
+def put_in_place(path: Path, write: Callable[[Path], object]) -> None:
+    """A file that is there whole, or as it was before."""
+    temporary = path.with_suffix(".tmp")
+    write(temporary)
+    temporary.replace(path)
