@@ -93,13 +93,13 @@ class Solver:
         columns = _Columns(Steps.stacked(tries), self.order)
         start = None if first is None else columns.part(0).levels(first[:, self.order[0]].repeat(count))
         levels, error = _sweep(left.repeat(1, count), self.inverse, columns, start)
-        best, steps, picked = error[: len(target)], tries[0], torch.zeros(len(target), dtype=torch.int64)
-        parts = zip(tries, levels.split(len(target), 1), error.split(len(target)), strict=True)
-        levels, picked = levels[:, : len(target)], picked.to(target.device)
-        for place, (each, found, new) in enumerate(parts):
+        # of the tries, row by row, the one whose sweep has cost least
+        found = list(zip(levels.split(len(target), 1), tries, error.split(len(target)), strict=True))
+        (levels, steps, best), picked = found[0], torch.zeros(len(target), dtype=torch.int64, device=target.device)
+        for place, (others, other, new) in enumerate(found[1:], 1):
             wins = new < best
-            best, levels = torch.where(wins, new, best), torch.where(wins, found, levels)
-            steps, picked = steps.merged(each, wins), torch.where(wins, place, picked)
+            levels, best = torch.where(wins, others, levels), torch.where(wins, new, best)
+            steps, picked = steps.merged(other, wins), torch.where(wins, place, picked)
         columns = _Columns(steps, self.order)
         for _ in range(polish):
             _descend(left, levels, self.gram, columns)
