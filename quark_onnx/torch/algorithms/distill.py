@@ -33,7 +33,7 @@ LOOKS = 20
 #: What is kept beside the descent: steps that are done, the divergence in front of the first, the text.
 _OWN = ("done", "before", "written")
 #: Sequences that are written together; logits that are held at once.
-_WRITTEN, LOGITS = 64, 1 << 26
+_WRITTEN, LOGITS = 64, 1 << 25
 
 
 @ALGORITHMS.register("distill")
