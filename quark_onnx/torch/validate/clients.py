@@ -45,7 +45,8 @@ class Layout:
 
 #: For checkpoints of any layout, by any client, and by one.
 EVERY: tuple[Check, ...] = (
-    *(model.file_findings, model.layer_findings, model.head_findings, model.scale_findings, model.value_findings),
+    *(model.file_findings, model.told_findings, model.layer_findings, model.head_findings),
+    *(model.scale_findings, model.value_findings),
 )
 OWN: dict[str, tuple[Check, ...]] = {
     "vllm": (model.strict_findings, vllm_names.name_findings),

@@ -48,6 +48,9 @@ _MODEL = {
     "weight-shape": Rule(
         REFUSED, "weights are as large as config.json says", "put the right config.json there", _LOADER
     ),
+    "size-missing": Rule(
+        REFUSED, "config.json says how large the model is", "take the key from the float model's config.json", _LOADER
+    ),
     "weights-missing": Rule(WRONG, "no layer of the model is without its weights", _AGAIN, _LOADER),
     "head-missing": Rule(
         WRONG, "without tie_word_embeddings there is lm_head.weight", "write it, or tie it in config.json", _LOADER

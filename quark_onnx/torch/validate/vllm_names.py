@@ -33,11 +33,18 @@ _KNOWN = {
 }
 
 
+#: What attention has beside its layers, by the end of its name: scales of its cache.
+_OF_ATTENTION = {
+    "attn": re.compile("([qkv]|prob)_scale"),
+    **dict.fromkeys(("self_attn", "attention"), re.compile("([qkv]|kv)_scale|[qkv]_zero_point")),
+}
+#: Layouts in which vLLM finds the scale of probabilities; what else is called so has a rule of its own.
+_PROBABILITIES = ("quark", "fp8")
 _LAYER = re.compile(r"(?:model\.)?layers\.(\d+)\.")
 
 
 def name_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Layers that the loader of a language model of a known family has no place for."""
+    """Layers, and tensors of attention, that the loader of a language model of a known family has no place for."""
     pattern, classes = _KNOWN.get(str(checkpoint.config.get("model_type"))), checkpoint.config.get("architectures")
     if pattern is None or not isinstance(classes, list) or not str(next(iter(classes), "")).endswith("ForCausalLM"):
         return
@@ -49,6 +56,11 @@ def name_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
         beyond = layer is not None and type(count) is int and int(layer[1]) >= count
         if (beyond or not known.fullmatch(name)) and set(module.tensors) != {"bias"}:
             odd.setdefault(re.sub(r"(?<=\.)\d+(?=\.)", "N", name), []).append(name)
+        elif (own := _OF_ATTENTION.get(module.last)) is not None:
+            for end in module.tensors:
+                probabilities = end.startswith("prob_output_") and checkpoint.method in _PROBABILITIES
+                if not probabilities and not own.fullmatch(end):
+                    yield broken("tensor-unknown", f"{name}.{end}", f"{module.tensors[end]}, which attention lacks")
     for names in odd.values():
         yield broken(
             "vllm-names", names[0], "it has no such layer" + f" ({len(names)} are called so)" * (len(names) > 1)
