@@ -49,7 +49,7 @@ EVERY: tuple[Check, ...] = (
     *(model.scale_findings, model.value_findings),
 )
 OWN: dict[str, tuple[Check, ...]] = {
-    "vllm": (model.strict_findings, vllm_names.name_findings),
+    "vllm": (model.strict_findings, vllm_names.name_findings, vllm_names.order_findings),
     "transformers": (model.missing_findings,),
 }
 

@@ -110,6 +110,12 @@ _QUARK_VLLM = {
         "export the model again: of Mixtral, experts are block_sparse_moe.experts.N.w1, w2 and w3",
         f"{VLLM}, vllm/model_executor/models, load_weights",
     ),
+    "vllm-order": Rule(
+        REFUSED,
+        "queries and keys of Llama 4 have a row for each output, and no zero points: the loader reorders rows alone",
+        "exclude q_proj, k_proj and v_proj, or choose int4 with --layout compressed-tensors",
+        f"{VLLM}, vllm/model_executor/models/llama4.py",
+    ),
     "kv-scales-loader": Rule(
         REFUSED,
         "the loader of the model's class finds scales of keys, values and queries by the names of their projections",

@@ -1,4 +1,4 @@
-"""Names of tensors that vLLM's loaders look for, of the families whose loaders have been read."""
+"""Names of tensors that vLLM's loaders look for, of the families whose loaders have been read; what they reorder."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from quark_onnx.torch.validate.checkpoint import Checkpoint
-from quark_onnx.torch.validate.finding import Finding
+from quark_onnx.torch.validate.finding import REFUSED, WRONG, Finding
 from quark_onnx.torch.validate.rules import broken
 
 _ATTENTION = r"self_attn(\.([qkvo]_proj|qkv_proj|attn))?"
@@ -65,3 +65,17 @@ def name_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
         yield broken(
             "vllm-names", names[0], "it has no such layer" + f" ({len(names)} are called so)" * (len(names) > 1)
         )
+
+
+def order_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Layers whose outputs the loader of Llama 4 reorders, where it takes other rows for them, or leaves some out."""
+    if checkpoint.config.get("model_type") not in ("llama4", "llama4_text"):
+        return
+    for module in checkpoint.modules.values():
+        if not module.is_linear or module.last not in ("q_proj", "k_proj"):
+            continue
+        packed = checkpoint.method == "quark" and module.weight is not None and module.weight.dtype == "I32"
+        zeros = any("zero" in name and tensor.count > 1 for name, tensor in module.tensors.items())
+        if packed or zeros or "qweight" in module.tensors:
+            text = f"its weight is {module.weight}" + ", with zero points" * zeros
+            yield broken("vllm-order", module.name, text, REFUSED if packed else WRONG)

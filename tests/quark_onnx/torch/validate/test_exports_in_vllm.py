@@ -108,6 +108,19 @@ def test_families(family: str, scheme: str, floats: dict[str, Path], tmp_path: P
     assert agreed(exported(floats[family], tmp_path / "out", scheme))
 
 
+_LLAMA4 = _BASE | {"intermediate_size_mlp": 256, "head_dim": 32, "num_local_experts": 4, "moe_layers": [0, 1]}
+
+
+@pytest.mark.parametrize("scheme", ["fp8", "ptpc_fp8", "mxfp4", "int4_wo_32"])
+def test_outputs_that_are_reordered(scheme: str, tmp_path: Path) -> None:
+    """Llama 4: the loader gives outputs of queries and keys the order of vLLM's rotation, and takes rows for them."""
+    source = saved(made(AutoConfig.for_model("llama4_text", **_LLAMA4), torch.bfloat16), tmp_path / "source")
+    assert agreed(exported(source, tmp_path / "out", scheme)) is (scheme != "int4_wo_32")
+    if scheme == "int4_wo_32":
+        outside = ("lm_head", "*q_proj", "*k_proj", "*v_proj")
+        assert agreed(exported(source, tmp_path / "float", scheme, exclude=outside))
+
+
 @pytest.mark.parametrize("scheme", ["int4_wo_32", "uint4_wo_128"])
 @pytest.mark.parametrize("family", ["llama", "mixtral"])
 def test_nibbles_in_order(family: str, scheme: str, floats: dict[str, Path], tmp_path: Path) -> None:

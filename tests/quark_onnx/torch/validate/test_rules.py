@@ -465,6 +465,10 @@ CASES = (
     Case("awq-experts", "refused", awq_experts, whole_rows),
     Case("vllm-names", "refused", drafts.quark, renamed(".input_layernorm.", ".norm1."), place="layers.0.norm1"),
     Case("vllm-names", "refused", drafts.mixture, renamed(".experts.", ".specialists."), place="specialists"),
+    Case(
+        "vllm-order", "refused", lambda: drafts.quark("int4_wo_32"), config(model_type="llama4_text"), place=".q_proj"
+    ),
+    Case("vllm-order", "wrong", drafts.awq, config(model_type="llama4_text"), place=".q_proj"),
     Case("awq-config", "refused", drafts.awq, without("quantization_config", "zero_point")),
     Case("awq-config", "refused", drafts.awq, quantization(bits=8)),
     Case("awq-version", "wrong", drafts.awq, quantization(version="gemv")),
