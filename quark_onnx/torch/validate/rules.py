@@ -113,7 +113,7 @@ _QUARK_VLLM = {
     "vllm-order": Rule(
         REFUSED,
         "queries and keys of Llama 4 have a row for each output, and no zero points: the loader reorders rows alone",
-        "exclude q_proj, k_proj and v_proj, or choose int4 with --layout compressed-tensors",
+        "exclude self_attn, or give it fp8",
         f"{VLLM}, vllm/model_executor/models/llama4.py",
     ),
     "kv-scales-loader": Rule(

@@ -117,8 +117,8 @@ def test_outputs_that_are_reordered(scheme: str, tmp_path: Path) -> None:
     source = saved(made(AutoConfig.for_model("llama4_text", **_LLAMA4), torch.bfloat16), tmp_path / "source")
     assert agreed(exported(source, tmp_path / "out", scheme)) is (scheme != "int4_wo_32")
     if scheme == "int4_wo_32":
-        outside = ("lm_head", "*q_proj", "*k_proj", "*v_proj")
-        assert agreed(exported(source, tmp_path / "float", scheme, exclude=outside))
+        assert agreed(exported(source, tmp_path / "float", scheme, exclude=("lm_head", "*self_attn*")))
+        assert agreed(exported(source, tmp_path / "fp8", scheme, layers=(("*self_attn*", "ptpc_fp8"),)))
 
 
 @pytest.mark.parametrize("scheme", ["int4_wo_32", "uint4_wo_128"])
