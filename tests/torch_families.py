@@ -75,6 +75,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": ("gemma3_text", _DENSE | {"head_dim": 16}),
     "gpt_oss": ("gpt_oss", _DENSE | {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2}),
     "olmo": ("olmo", _DENSE),
+    "llama4": (
+        "llama4_text",
+        _DENSE | {"head_dim": 16, "intermediate_size_mlp": 96, "num_local_experts": 4, "moe_layers": [0, 1]},
+    ),
     "granite": ("granite", _DENSE),
     "chatglm3": ("local", {}),
     "qwen": ("local", {}),

@@ -180,10 +180,20 @@ def _config(options: Namespace, module: Any, source: Any) -> Any:
     if len(schemes) > 1 and options.data is None:
         raise UsageError(f"--scheme {options.scheme} is chosen from by what the model predicts on data; give --data")
     if config.measures and options.data is None:
-        raise UsageError(f"--scheme {options.scheme} has scales that only data can tell; give --data")
+        raise UsageError(f"{_asking(options, config)} has scales that only data can tell; give --data")
     if config.needs_data and options.data is None:
         raise UsageError(f"--algorithm {' '.join(options.algorithm)} learns from data; give --data")
     return config
+
+
+def _asking(options: Namespace, config: Any) -> str:
+    """The option that scales from data are asked for by."""
+    if config.default.measures:
+        return f"--scheme {options.scheme}"
+    layers = zip(options.layer, config.layers, strict=True)
+    if (found := next((given for given, (_, spec) in layers if spec.measures), None)) is not None:
+        return f"--layer {'='.join(found)}"
+    return f"--kv-cache {options.kv_cache}" if options.kv_cache else f"--attention {options.attention}"
 
 
 def _schemes(options: Namespace) -> list[str]:

@@ -7,7 +7,8 @@ same function behind one that lets layers round the keys, and what softmax compu
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.torch.algorithms.base import Layers
+from quark_onnx.torch.config import TorchConfig
 
 _PREFIX = "quark_onnx_"
 #: The function that computes probabilities by softmax; what it stands for is in each model's file.
@@ -61,12 +63,14 @@ def hand_over(model: Any, layers: Layers) -> Callable[[], None]:
     return undo
 
 
-def notes_of(model: Any, layers: Layers) -> list[str]:
-    """What a user should know of keys and queries whose scales are not those of what clients round.
+def notes_of(model: Any, layers: Layers, config: TorchConfig, kept: Iterable[str] = ()) -> list[str]:
+    """What a user should know of keys, values and queries whose scales are not those of what clients round.
 
     Args:
         model: of transformers.
         layers: by name, with their specs.
+        config: that they have them of.
+        kept: names of layers that stay float.
     """
     found = dict[str, list[str]]()
     for name, (_, spec) in layers.items():
@@ -85,6 +89,12 @@ def notes_of(model: Any, layers: Layers) -> list[str]:
         f"left with the scale of what the projection computes; {advice[last]}"
         for last, names in found.items()
     ]
+    globs = () if config.kv_cache is None else config.kv_cache.layers
+    if out := [name for name in kept if any(fnmatchcase(name, glob) for glob in globs)]:
+        notes.append(
+            f"{out[0]} stays float, and what it computes ({len(out)} layers of keys and values do): vLLM keeps that in "
+            "fp8 with a scale of 1.0, but for the blocks that --kv-cache-dtype-skip-layers names"
+        )
     rounded = {spec.probabilities is not None for _, spec in layers.values() if spec.output is not None}
     if rounded == {True}:
         notes.append("vLLM refuses rounded queries where keys and values are not rounded: round them, too (kv_cache)")

@@ -6,6 +6,7 @@ have a layer for each expert: ``experts.0.gate_proj`` and so on.
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ class Experts(nn.Module):
         self._gated = hasattr(stacked, "gate_up_proj")
         self._interleaved = not getattr(stacked, "is_concatenated", True)
         #: Whether the stack has inputs before outputs.
-        self.turned = bool(getattr(stacked, "is_transposed", False))
+        self.turned = _is_turned(stacked)
         self._activation = _activation_of(stacked, self._gated)
         up = _matrices(stacked, "gate_up_proj" if self._gated else "up_proj", self.turned)
         down = _matrices(stacked, "down_proj", self.turned)
@@ -52,13 +53,17 @@ class Experts(nn.Module):
             return slice(0, None, 2), slice(1, None, 2)
         return slice(0, count // 2), slice(count // 2, None)
 
-    def forward(self, hidden_states: Any, top_k_index: Any, top_k_weights: Any) -> Any:
-        """The sum of what the chosen experts compute, weighted.
+    def forward(self, hidden_states: Any, top_k_index: Any = None, top_k_weights: Any = None) -> Any:
+        """The sum of what the chosen experts compute, weighted; without a choice, what each computes of its own part.
 
         Args:
-            hidden_states: (tokens, features).
+            hidden_states: (tokens, features); without a choice (experts x tokens, features), as Llama 4 has them.
             top_k_index, top_k_weights: (tokens, experts of each), which experts and how much of each.
         """
+        if top_k_index is None:
+            experts = (self.get_submodule(str(index)) for index in range(self.num_experts))
+            parts = zip(experts, hidden_states.chunk(self.num_experts), strict=True)
+            return torch.cat([expert.down_proj(self._gate(expert, x)) for expert, x in parts])
         total = torch.zeros_like(hidden_states)
         for index in range(self.num_experts):
             tokens, places = torch.where(top_k_index == index)
@@ -93,7 +98,17 @@ def unfuse_experts(model: Any) -> int:
 def _is_stacked(module: Any) -> bool:
     weights = dict(module.named_parameters(recurse=False))
     down, up = weights.get("down_proj"), weights.get("gate_up_proj", weights.get("up_proj"))
-    return down is not None and up is not None and down.ndim == up.ndim == 3
+    if down is None or up is None or not down.ndim == up.ndim == 3:
+        return False
+    return len(signature(module.forward).parameters) in (1, 3)  # as ``Experts`` is called
+
+
+def _is_turned(stacked: Any) -> bool:
+    """Whether weights have inputs before outputs: most modules say so, the shapes of Llama 4 do."""
+    if hasattr(stacked, "is_transposed") or not hasattr(stacked, "gate_up_proj"):
+        return bool(getattr(stacked, "is_transposed", False))
+    (_, rows, columns), (_, inner, outer) = stacked.gate_up_proj.shape, stacked.down_proj.shape
+    return bool(rows == outer and columns == 2 * inner)
 
 
 def _activation_of(stacked: Any, gated: bool) -> Any:

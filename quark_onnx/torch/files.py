@@ -113,7 +113,9 @@ def quantize_checkpoint(
     measured = needs_data(chosen, config)
     if measured and data is None:
         raise DataError(missing_data(chosen))
-    report = TorchReport({name: spec for name, (_, spec) in chosen.items()}, kept, notes_of(model, chosen))
+    report = TorchReport(
+        {name: spec for name, (_, spec) in chosen.items()}, kept, notes_of(model, chosen, config, kept)
+    )
     others, content = other_files(source.folder), read_json(source.folder / "config.json")
     run = _Run(model, Sources(reader, model), config, chosen, report, layout, writing.spill)
     run.check()

@@ -108,7 +108,7 @@ def quantize_model(
     if data is None and needs_data(chosen, config):
         raise DataError(missing_data(chosen))
     _check_ranks(config)
-    notes = notes_of(model, chosen)
+    notes = notes_of(model, chosen, config, kept)
     for each in rotations_of(config):
         data = None if data is None else list(batches(data))
         rotated = rotate(model, each, data, _learned_on(chosen, config), progress=progress)

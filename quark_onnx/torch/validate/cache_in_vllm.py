@@ -11,7 +11,7 @@ from quark_onnx.torch.validate.header import FLOATS, Tensor, values_of
 from quark_onnx.torch.validate.modules import Module
 from quark_onnx.torch.validate.quark_config import QuarkConfig
 from quark_onnx.torch.validate.rules import broken
-from quark_onnx.torch.validate.slots import SCALAR
+from quark_onnx.torch.validate.slots import SCALE, slot_findings
 
 #: Classes ...ForCausalLM whose loaders make ``qkv_proj`` of ``k_proj`` before they look for scales of the cache.
 _STACKED = frozenset(
@@ -53,9 +53,9 @@ def static_cache_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
         yield from _pair_findings(checkpoint, parent, [scheme is not None and not dynamic for _ in modules])
         for side in "kv" if not by_heads else "":
             tensor = _scale(checkpoint, parent, side)
-            if tensor is not None and tensor.shape not in SCALAR:
-                text = f"the shape is {list(tensor.shape)}; it must be [] or [1]"
-                yield broken("tensor-shape", tensor.name, text)
+            if tensor is not None:
+                owner, _, end = tensor.name.rpartition(".")
+                yield from slot_findings(Module(owner, {end: tensor}), {end: SCALE})
 
 
 def _is_fp8(scheme: Any) -> bool:

@@ -45,10 +45,11 @@ class Layout:
 
 #: For checkpoints of any layout, by any client, and by one.
 EVERY: tuple[Check, ...] = (
-    *(model.file_findings, model.layer_findings, model.head_findings, model.scale_findings, model.value_findings),
+    *(model.file_findings, model.told_findings, model.layer_findings, model.head_findings),
+    *(model.scale_findings, model.value_findings),
 )
 OWN: dict[str, tuple[Check, ...]] = {
-    "vllm": (model.strict_findings, vllm_names.name_findings),
+    "vllm": (model.strict_findings, vllm_names.name_findings, vllm_names.order_findings),
     "transformers": (model.missing_findings,),
 }
 

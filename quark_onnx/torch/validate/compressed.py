@@ -20,6 +20,7 @@ from quark_onnx.torch.validate.slots import (
     Slots,
     ceil_div,
     floats,
+    name_list_findings,
     size_findings,
     slot_findings,
 )
@@ -48,12 +49,15 @@ def config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
         if not isinstance(group.get("targets"), list) or not isinstance(group.get("weights"), dict):
             yield broken("ct-groups", place, "it lacks the list targets or the object weights")
             continue
-        form = group.get("format") or entries.get("format")
-        if form not in FORMATS:
+        form = entries.get("format") if group.get("format") is None else group["format"]
+        if not isinstance(form, str) or form not in FORMATS:
             yield broken("ct-format", f"{place}.format", repr(form))
         for key in ("weights", "input_activations", "output_activations"):
             if isinstance(group.get(key), dict):
                 yield from _argument_findings(f"{place}.{key}", group[key])
+    yield from name_list_findings(entries, "ignore")
+    if not isinstance(entries.get("format"), str | None):
+        yield broken("ct-format", f"{_HERE}.format", repr(entries["format"]))
     for name in _ignored(entries):
         if is_glob(name):
             yield broken("exclude-pattern", f"{_HERE}.ignore", f"{name!r} is no exact name")
@@ -62,6 +66,10 @@ def config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 def vllm_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """What vLLM refuses in the schemes of the layers."""
     entries = checkpoint.quantization
+    if entries.get("format") is None:
+        yield broken("ct-format", f"{_HERE}.format", "there is no such key, or it is null")
+    if entries.get("ignore", []) is None:
+        yield broken("malformed", f"{_HERE}.ignore", "null, and not a list of names")
     seen = set[tuple[str, bool]]()
     for name, modules in fused(checkpoint.modules):
         out = [_ignores(entries, module.name) for module in modules]

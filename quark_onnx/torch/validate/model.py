@@ -10,13 +10,15 @@ import numpy as np
 from quark_onnx.torch.validate.checkpoint import INDEX, Checkpoint
 from quark_onnx.torch.validate.finding import REFUSED, WARNING, WRONG, Finding
 from quark_onnx.torch.validate.header import FLOATS, values_of
-from quark_onnx.torch.validate.modules import EMBEDDING, HEAD, size_of, today
+from quark_onnx.torch.validate.modules import EMBEDDING, HEAD, is_known, size_of, today
 from quark_onnx.torch.validate.rules import broken
 from quark_onnx.torch.validate.slots import size_findings
 
 #: More than any model has; a number beyond it is damage.
 _MOST_LAYERS = 10_000
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+#: What says how large a model is.
+_TOLD = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 #: Families whose blocks are alike, and what is alike in the blocks of others.
 _ALIKE = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "mixtral"), ""),
@@ -122,8 +124,17 @@ def value_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
                 yield broken("scale-value", tensor.name, f"it is {wrong[0]:g}", WARNING if unseen else WRONG)
 
 
+def told_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Sizes that the configuration of a well-known family does not tell, where clients take those of another model."""
+    config = checkpoint.config  # that of a part may lack what is usual in its family
+    if is_known(config):
+        for key in (key for key in _TOLD if config.get(key) is None):
+            severity = WRONG if key == "num_hidden_layers" else REFUSED  # nobody misses what no file has
+            yield broken("size-missing", f"config.json, {key}", "there is no such key, or it is null", severity)
+
+
 def layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """How large float layers are."""
+    """How large float layers are; and whether those are matrices that should be."""
     config = checkpoint.text_config
     rows, hidden = config.get("vocab_size"), config.get("hidden_size")
     for module in checkpoint.modules.values():
@@ -131,12 +142,16 @@ def layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
         norm = config.get("model_type") in _ALIKE and weight is not None and _NORM.fullmatch(module.name)
         if norm and type(hidden) is int and weight is not None and weight.shape != (hidden,):
             yield broken("weight-shape", module.name, f"it has {weight}; config.json says [{hidden}]")
-        if weight is None or weight.dtype not in FLOATS or len(weight.shape) != 2 or module.is_quantized:
+        if weight is None:
             continue
         demanded = size_of(module.name, config)
         if module.name in (EMBEDDING, HEAD) and type(rows) is int and type(hidden) is int:
             demanded = rows, hidden
-        yield from size_findings(module, weight.shape, demanded)
+        matrix = len(weight.shape) == 2
+        if not matrix and demanded is not None:
+            yield broken("weight-shape", module.name, f"it has {weight}; config.json says (out, in) = {demanded}")
+        elif matrix and weight.dtype in FLOATS and not module.is_quantized:
+            yield from size_findings(module, weight.shape, demanded)
 
 
 def head_findings(checkpoint: Checkpoint) -> Iterator[Finding]:

@@ -111,6 +111,11 @@ _DENSE = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"
 _MIXTURES = {"mixtral": "intermediate_size", "qwen2_moe": "moe_intermediate_size", "qwen3_moe": "moe_intermediate_size"}
 
 
+def is_known(config: Mapping[str, Any]) -> bool:
+    """Whether it is known how large the layers of a family are."""
+    return config.get("model_type") in (*_DENSE, *_MIXTURES)
+
+
 def size_of(name: str, config: Mapping[str, Any]) -> tuple[int, int] | None:
     """How large a Linear layer of a well-known family must be, (out, in); None where that cannot be told.
 
@@ -118,10 +123,13 @@ def size_of(name: str, config: Mapping[str, Any]) -> tuple[int, int] | None:
     (8, 24)
     """
     family = config.get("model_type")
-    if (family not in _DENSE and family not in _MIXTURES) or not _DECODER.match(name):
+    if not is_known(config) or not _DECODER.match(name):
         return None
     experts = ".experts." in name
     hidden, wide = config.get("hidden_size"), config.get("intermediate_size")
+    if family in _MIXTURES and name.endswith((".mlp.gate", ".block_sparse_moe.gate")):
+        count = config.get("num_local_experts", config.get("num_experts"))
+        return (count, hidden) if type(count) is int and type(hidden) is int else None
     if experts:
         wide = config.get(_MIXTURES.get(str(family), "intermediate_size"))
     elif family in _MIXTURES and ".mlp." in name:

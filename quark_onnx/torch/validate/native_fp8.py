@@ -11,7 +11,17 @@ from quark_onnx.torch.validate.header import FLOATS
 from quark_onnx.torch.validate.modules import Module, fused, size_of
 from quark_onnx.torch.validate.quark_config import is_glob
 from quark_onnx.torch.validate.rules import broken
-from quark_onnx.torch.validate.slots import SCALAR, SCALE, Slot, Slots, ceil_div, size_findings, slot_findings
+from quark_onnx.torch.validate.slots import (
+    SCALAR,
+    SCALE,
+    Slot,
+    Slots,
+    cache_slots,
+    ceil_div,
+    name_list_findings,
+    size_findings,
+    slot_findings,
+)
 
 _HERE = "quantization_config"
 _TYPES = ("F8_E4M3",)
@@ -27,6 +37,7 @@ def config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
         yield broken("fp8-config", f"{_HERE}.weight_block_size", repr(block))
     elif block is not None and scheme == "static":
         yield broken("fp8-config", f"{_HERE}.activation_scheme", "static, with weight_block_size")
+    yield from name_list_findings(entries, "ignored_layers")
     for name in _excluded(entries):
         if is_glob(name) or name.startswith("re:"):
             yield broken("exclude-pattern", f"{_HERE}.ignored_layers", f"{name!r} is no exact name")
@@ -102,7 +113,7 @@ def _tensors(checkpoint: Checkpoint, module: Module, scales: set[str], inputs: s
         **(
             {"input_scale": Slot(FLOATS, SCALAR, False), inputs: Slot(FLOATS, SCALAR, False)} if len(scales) > 1 else {}
         ),
-        **{other: Slot(FLOATS, SCALAR, needed=False) for other in ("k_scale", "v_scale", "output_scale")},
+        **cache_slots(module),
     }
     yield from size_findings(module, (rows, columns), size_of(module.name, checkpoint.text_config))
     yield from slot_findings(module, slots)

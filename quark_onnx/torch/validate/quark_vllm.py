@@ -15,7 +15,7 @@ from quark_onnx.torch.validate.modules import Module, fused, size_of
 from quark_onnx.torch.validate.quark_config import QuarkConfig, is_glob, same, stages
 from quark_onnx.torch.validate.quark_schemes import describe, group_of, scheme_in_vllm, slots_of
 from quark_onnx.torch.validate.rules import broken
-from quark_onnx.torch.validate.slots import SCALE, Slots, size_findings, slot_findings
+from quark_onnx.torch.validate.slots import SCALE, Slots, cache_slots, size_findings, slot_findings
 
 _HERE = "quantization_config"
 #: Families whose routers vLLM quantizes like other layers, unless they are excluded.
@@ -47,6 +47,7 @@ def quark_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
         yield broken("quark-layer-types", f"{_HERE}.layer_type_quant_config", _short(types))
     elif types:
         yield broken("quark-layer-types-ignored", f"{_HERE}.layer_type_quant_config", f"it names {', '.join(types)}")
+    yield from _form_findings(config)
     if not config.fallback:
         yield broken("quark-key", f"{_HERE}.global_quant_config", "there is no such object")
     names = [name for module in checkpoint.modules.values() for name in (module.name, module.experts) if name]
@@ -161,6 +162,22 @@ def _export_findings(config: QuarkConfig) -> Iterator[Finding]:
             yield broken("quark-kv", f"{_HERE}.layer_quant_config", f"output_tensors are {found[0]}, {found[1]}")
 
 
+def _form_findings(config: QuarkConfig) -> Iterator[Finding]:
+    """Entries that are none."""
+    layers = config.entries.get("layer_quant_config")
+    if layers is not None and not isinstance(layers, dict):
+        yield broken("malformed", f"{_HERE}.layer_quant_config", _short(layers))
+    own = {f"layer_quant_config.{name}": entry for name, entry in layers.items()} if isinstance(layers, dict) else {}
+    for place, entry in {"global_quant_config": config.fallback, **own}.items():
+        if not isinstance(entry, dict):
+            yield broken("malformed", f"{_HERE}.{place}", _short(entry))
+            continue
+        for key in ("weight", "input_tensors"):
+            spec = entry.get(key)
+            if spec is not None and len(stages(spec)) != (len(spec) if isinstance(spec, list) else 1):
+                yield broken("malformed", f"{_HERE}.{place}.{key}", _short(spec))
+
+
 def _fused_findings(config: QuarkConfig, name: str, modules: list[Module]) -> Iterator[Finding]:
     excluded = [config.excludes(module.name) for module in modules]
     if any(excluded) and not all(excluded):
@@ -214,7 +231,7 @@ def _layer_findings(checkpoint: Checkpoint, config: QuarkConfig, module: Module)
         severity = REFUSED if _is_packed(layer) else WRONG
         yield broken("float-included", module.name, f"{_stored(module)}; the configuration says {name}", severity)
     else:
-        yield from tensor_findings(checkpoint, module, layer, kv_slots(config, module))
+        yield from tensor_findings(checkpoint, module, layer, cache_slots(module))
 
 
 def _is_packed(layer: dict[str, object]) -> bool:

@@ -48,6 +48,9 @@ _MODEL = {
     "weight-shape": Rule(
         REFUSED, "weights are as large as config.json says", "put the right config.json there", _LOADER
     ),
+    "size-missing": Rule(
+        REFUSED, "config.json says how large the model is", "take the key from the float model's config.json", _LOADER
+    ),
     "weights-missing": Rule(WRONG, "no layer of the model is without its weights", _AGAIN, _LOADER),
     "head-missing": Rule(
         WRONG, "without tie_word_embeddings there is lm_head.weight", "write it, or tie it in config.json", _LOADER
@@ -106,6 +109,12 @@ _QUARK_VLLM = {
         "tensors are called as the loader of their family looks for them",
         "export the model again: of Mixtral, experts are block_sparse_moe.experts.N.w1, w2 and w3",
         f"{VLLM}, vllm/model_executor/models, load_weights",
+    ),
+    "vllm-order": Rule(
+        REFUSED,
+        "queries and keys of Llama 4 have a row for each output, and no zero points: the loader reorders rows alone",
+        "exclude self_attn, or give it fp8",
+        f"{VLLM}, vllm/model_executor/models/llama4.py",
     ),
     "kv-scales-loader": Rule(
         REFUSED,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from quark_onnx.torch.validate.finding import REFUSED, Finding
 from quark_onnx.torch.validate.header import FLOATS
@@ -33,6 +34,18 @@ class Slot:
 Slots = Mapping[str, Slot]
 #: A single scale, in any float type.
 SCALE = Slot(FLOATS, SCALAR)
+_BOTH = ("output_scale", "k_scale", "v_scale")
+_CACHED: dict[str, tuple[str, ...]] = {
+    "q_proj": ("output_scale",),
+    "k_proj": ("output_scale", "k_scale"),
+    "v_proj": ("output_scale", "v_scale"),
+    **dict.fromkeys(("qkv_proj", "query_key_value", "Wqkv"), _BOTH),
+}
+
+
+def cache_slots(module: Module) -> Slots:
+    """Scales of what attention keeps, which vLLM finds under the layers that compute queries, keys and values."""
+    return dict.fromkeys(_CACHED.get(module.last, ()), replace(SCALE, needed=False))
 
 
 def floats(*shapes: Shape) -> Slot:
@@ -70,6 +83,13 @@ def size_findings(module: Module, found: Shape, demanded: Shape | None) -> Itera
     if demanded is not None and found != demanded:
         text = f"the layer has (out, in) = {found}; config.json says {demanded}"
         yield broken("weight-shape", module.name, text, REFUSED)
+
+
+def name_list_findings(entries: Mapping[str, Any], key: str) -> Iterator[Finding]:
+    """Whether what a configuration excludes is a list of names."""
+    found = entries.get(key)
+    if found is not None and not (isinstance(found, list) and all(isinstance(name, str) for name in found)):
+        yield broken("malformed", f"quantization_config.{key}", f"{found!r}, and not a list of names")
 
 
 def ceil_div(number: int, by: int) -> int:

@@ -1,4 +1,4 @@
-"""Names of tensors that vLLM's loaders look for, of the families whose loaders have been read."""
+"""Names of tensors that vLLM's loaders look for, of the families whose loaders have been read; what they reorder."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from quark_onnx.torch.validate.checkpoint import Checkpoint
-from quark_onnx.torch.validate.finding import Finding
+from quark_onnx.torch.validate.finding import REFUSED, WRONG, Finding
 from quark_onnx.torch.validate.rules import broken
 
 _ATTENTION = r"self_attn(\.([qkvo]_proj|qkv_proj|attn))?"
@@ -33,11 +33,18 @@ _KNOWN = {
 }
 
 
+#: What attention has beside its layers, by the end of its name: scales of its cache.
+_OF_ATTENTION = {
+    "attn": re.compile("([qkv]|prob)_scale"),
+    **dict.fromkeys(("self_attn", "attention"), re.compile("([qkv]|kv)_scale|[qkv]_zero_point")),
+}
+#: Layouts in which vLLM finds the scale of probabilities; what else is called so has a rule of its own.
+_PROBABILITIES = ("quark", "fp8")
 _LAYER = re.compile(r"(?:model\.)?layers\.(\d+)\.")
 
 
 def name_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Layers that the loader of a language model of a known family has no place for."""
+    """Layers, and tensors of attention, that the loader of a language model of a known family has no place for."""
     pattern, classes = _KNOWN.get(str(checkpoint.config.get("model_type"))), checkpoint.config.get("architectures")
     if pattern is None or not isinstance(classes, list) or not str(next(iter(classes), "")).endswith("ForCausalLM"):
         return
@@ -49,7 +56,26 @@ def name_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
         beyond = layer is not None and type(count) is int and int(layer[1]) >= count
         if (beyond or not known.fullmatch(name)) and set(module.tensors) != {"bias"}:
             odd.setdefault(re.sub(r"(?<=\.)\d+(?=\.)", "N", name), []).append(name)
+        elif (own := _OF_ATTENTION.get(module.last)) is not None:
+            for end in module.tensors:
+                probabilities = end.startswith("prob_output_") and checkpoint.method in _PROBABILITIES
+                if not probabilities and not own.fullmatch(end):
+                    yield broken("tensor-unknown", f"{name}.{end}", f"{module.tensors[end]}, which attention lacks")
     for names in odd.values():
         yield broken(
             "vllm-names", names[0], "it has no such layer" + f" ({len(names)} are called so)" * (len(names) > 1)
         )
+
+
+def order_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Layers whose outputs the loader of Llama 4 reorders, where it takes other rows for them, or leaves some out."""
+    if checkpoint.config.get("model_type") not in ("llama4", "llama4_text"):
+        return
+    for module in checkpoint.modules.values():
+        if not module.is_linear or module.last not in ("q_proj", "k_proj"):
+            continue
+        packed = checkpoint.method == "quark" and module.weight is not None and module.weight.dtype == "I32"
+        zeros = any("zero" in name and tensor.count > 1 for name, tensor in module.tensors.items())
+        if packed or zeros or "qweight" in module.tensors:
+            text = f"its weight is {module.weight}" + ", with zero points" * zeros
+            yield broken("vllm-order", module.name, text, REFUSED if packed else WRONG)

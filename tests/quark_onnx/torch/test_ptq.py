@@ -124,6 +124,19 @@ def test_token_ids_of_another_model(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    "option",
+    [["--kv-cache", "fp8-rope"], ["--attention", "fp8"], ["--layer", "*down_proj=fp8"], ["--scheme", "fp8"]],
+    ids=" ".join,
+)
+def test_the_option_that_asks_for_data(
+    option: list[str], source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["llm", "ptq", str(source), "-o", str(tmp_path / "out"), "--scheme", "uint4_wo_32", *option]
+    assert main(command) == 2
+    assert f"{' '.join(option)} has scales that only data can tell; give --data" in capsys.readouterr().err
+
+
 def test_windows_that_foretell_nothing(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["llm", "ptq", str(source), "-o", str(tmp_path / "out"), "--scheme", "uint4_wo_32", "--length", "1"]
     assert main([*command, "--evaluate", str(tmp_path / "tokens.npy"), "--quiet"]) == 2
@@ -138,11 +151,17 @@ def test_windows_that_foretell_nothing(source: Path, tmp_path: Path, capsys: pyt
         ("qwen3", {"kv_cache": "fp8-rope", "attention": "fp8"}, ["q_proj is normalized before attention reads it"]),
         ("llama3", {"kv_cache": "fp8", "attention": "fp8"}, []),
         ("llama3", {"attention": "fp8"}, ["vLLM refuses rounded queries where keys and values are not rounded"]),
+        (
+            "llama3",
+            {"kv_cache": "fp8", "exclude": ("lm_head", "model.layers.0.*")},
+            ["k_proj stays float, and what it computes (2 layers of keys and values do): vLLM keeps that in fp8"],
+        ),
+        ("llama3", {"exclude": ("lm_head", "model.layers.0.*")}, []),
     ],
     ids=str,
 )
 def test_what_clients_round_elsewhere_is_noted(
-    family: str, settings: dict[str, str], told: list[str], tmp_path: Path
+    family: str, settings: dict[str, Any], told: list[str], tmp_path: Path
 ) -> None:
     source, config = saved(made(torch_families.config_of(family)), tmp_path / "s"), config_for("fp8", **settings)
     for report in (

@@ -72,6 +72,13 @@ EXPECTED: dict[str, tuple[str, ...]] = {
         _EXPERTS,
         "mlp.shared_experts.up_proj -> mlp.shared_experts.down_proj",
     ),
+    "llama4": (
+        *_ATTENTION,
+        "post_attention_layernorm -> feed_forward.router feed_forward.experts.*.gate_proj "
+        "feed_forward.experts.*.up_proj feed_forward.shared_expert.gate_proj feed_forward.shared_expert.up_proj",
+        "feed_forward.experts.*.up_proj -> feed_forward.experts.*.down_proj",
+        "feed_forward.shared_expert.up_proj -> feed_forward.shared_expert.down_proj",
+    ),
     # experts clamp what they let through
     "gpt_oss": (*_ATTENTION, _TO_EXPERTS.replace("mlp.gate ", "mlp.router ")),
     # queries, keys and values are clamped, and the experts are no layers

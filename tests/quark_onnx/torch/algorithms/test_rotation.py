@@ -37,6 +37,7 @@ REFUSED = {
     "dbrx": "experts.mlp.w1 belongs to no layer",
     "gemma2": "post_attention_layernorm normalizes what model.layers.0.self_attn.o_proj computes",
     "gemma3": "post_attention_layernorm normalizes what model.layers.0.self_attn.o_proj computes",
+    "llama4": "layers.0 computes something else when it is rotated",  # whose router is no plain layer
     "grok1": "post_attn_norm normalizes what model.layers.0.attn.o_proj computes",
 }
 #: Families whose values of attention heads are not rotated: DBRX clamps them, and the code of the others does not say

@@ -20,6 +20,7 @@ from tests.torch_models import made, saved, tokens
 
 Change = Callable[[Draft], object]
 Q0 = "model.layers.0.self_attn.q_proj"
+O0 = "model.layers.0.self_attn.o_proj"
 PROB0 = "model.layers.0.self_attn.prob_output_scale"
 DOWN0 = "model.layers.0.mlp.down_proj"
 
@@ -73,6 +74,13 @@ def override(pattern: str, **changes: object) -> Change:
 def weight_spec(**changes: object) -> Change:
     def change(draft: Draft) -> None:
         draft.quantization["global_quant_config"]["weight"].update(changes)
+
+    return change
+
+
+def weight_input(spec: object) -> Change:
+    def change(draft: Draft) -> None:
+        draft.quantization["global_quant_config"]["input_tensors"] = spec
 
     return change
 
@@ -208,7 +216,18 @@ CASES = (
     Case("tensor-shape", "refused", lambda: drafts.fp8((16, 16)), shape(f"{Q0}.weight_scale_inv", "F32", 2, 1), BOTH),
     Case("tensor-type", "wrong", lambda: drafts.quark("mxfp4"), shape(f"{Q0}.weight_scale", "F32", 32, 1), BOTH),
     Case("tensor-type", "wrong", drafts.quark, shape(f"{Q0}.weight", "I8", 32, 32), BOTH),
-    Case("tensor-unknown", "refused", drafts.quark, add(f"{Q0}.output_scale", "F32"), BOTH),
+    Case("tensor-unknown", "refused", drafts.quark, add(f"{Q0}.output_scale", "F32"), HF),
+    Case("tensor-unknown", "refused", drafts.quark, add(f"{O0}.output_scale", "F32"), BOTH),
+    Case("tensor-unknown", "refused", drafts.fp8_kv, add(f"{O0}.output_scale", "F32")),
+    *(
+        Case("tensor-unknown", "refused", whole, add(f"model.layers.0.self_attn.{end}", "F32"), place=end)
+        for whole, end in (
+            (drafts.quark_attention, "prob_scale"),
+            (drafts.plain, "prob_output_scale"),
+            (drafts.compressed_kv, "prob_output_scale"),
+            (drafts.fp8_kv, "attn.kv_scale"),
+        )
+    ),
     Case("tensor-unknown", "refused", drafts.awq, renamed("input_layernorm.weight", "input_layernorm.qweight"), BOTH),
     Case("excluded-quantized", "refused", drafts.quark, quantization(exclude=["lm_head", DOWN0]), BOTH, DOWN0),
     Case("excluded-quantized", "refused", drafts.awq, quantization(modules_to_not_convert=["down_proj"]), BOTH),
@@ -292,6 +311,38 @@ CASES = (
     Case("weights-missing", "wrong", drafts.quark, config(model_type="qwen2"), BOTH, "q_proj.bias"),
     Case("vllm-names", "refused", drafts.quark, config(num_hidden_layers=1), place="layers.1."),
     Case("weight-shape", "refused", drafts.quark, shape("model.norm.weight", "BF16", 16), BOTH, "model.norm"),
+    *(
+        Case("size-missing", "refused", drafts.quark, without(key), BOTH, key)
+        for key in ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
+    ),
+    Case("size-missing", "wrong", drafts.quark, without("num_hidden_layers"), BOTH, "num_hidden_layers"),
+    *(
+        Case("weight-shape", "refused", whole, shape(f"{name}.weight", dtype, *sizes), clients, name)
+        for sizes in ((2,), (1, 32, 32))
+        for whole, name, dtype, clients in (
+            (drafts.plain, Q0, "BF16", BOTH),
+            (drafts.quark, Q0, "F8_E4M3", BOTH),
+            (drafts.fp8, Q0, "F8_E4M3", ("vllm",)),
+            (drafts.quark, "lm_head", "BF16", BOTH),
+        )
+    ),
+    Case("weight-shape", "refused", drafts.mixture, config(num_experts=8), place="mlp.gate"),
+    Case("malformed", "refused", drafts.quark, weight_input(7), place="input_tensors"),
+    Case("malformed", "refused", drafts.quark, quantization(layer_quant_config=[7])),
+    Case("malformed", "refused", drafts.quark, quantization(layer_quant_config={"*q_proj": True}), place="*q_proj"),
+    Case("malformed", "refused", drafts.compressed, quantization(ignore="lm_head"), BOTH, "ignore"),
+    Case("malformed", "refused", drafts.compressed, quantization(ignore=["lm_head", None]), BOTH, "ignore"),
+    Case("malformed", "refused", drafts.compressed, quantization(ignore=None), place="ignore"),
+    Case(
+        "ct-format",
+        "refused",
+        drafts.compressed,
+        all_of(group(format="pack-quantized"), without("quantization_config", "format")),
+    ),
+    Case("malformed", "refused", drafts.fp8, quantization(ignored_layers=[True]), place="ignored_layers"),
+    Case("ct-format", "refused", drafts.compressed, quantization(format=["pack-quantized"]), BOTH),
+    Case("ct-format", "refused", drafts.compressed, group(format=False), BOTH),
+    Case("tensor-type", "wrong", drafts.fp8_kv, shape("1.self_attn.k_scale", "I32")),
     Case("kv-scales-one", "warning", drafts.quark_kv, cached(value=1.0), BOTH),
     Case("kv-scales-equal", "warning", drafts.quark_kv, cached(value=0.5), BOTH),
     Case("attention-scales-missing", "warning", drafts.quark_attention, drop("1.self_attn.prob_output_scale")),
@@ -414,6 +465,10 @@ CASES = (
     Case("awq-experts", "refused", awq_experts, whole_rows),
     Case("vllm-names", "refused", drafts.quark, renamed(".input_layernorm.", ".norm1."), place="layers.0.norm1"),
     Case("vllm-names", "refused", drafts.mixture, renamed(".experts.", ".specialists."), place="specialists"),
+    Case(
+        "vllm-order", "refused", lambda: drafts.quark("int4_wo_32"), config(model_type="llama4_text"), place=".q_proj"
+    ),
+    Case("vllm-order", "wrong", drafts.awq, config(model_type="llama4_text"), place=".q_proj"),
     Case("awq-config", "refused", drafts.awq, without("quantization_config", "zero_point")),
     Case("awq-config", "refused", drafts.awq, quantization(bits=8)),
     Case("awq-version", "wrong", drafts.awq, quantization(version="gemv")),
@@ -494,7 +549,7 @@ def test_scales_of_keys_that_no_cache_takes(value: float, tmp_path: Path) -> Non
     }
 
 
-@pytest.mark.parametrize("name", ["{}_scale", "attn.{}_scale"])
+@pytest.mark.parametrize("name", ["{}_scale", "attn.{}_scale", "{0}_proj.{0}_scale"])
 def test_scales_of_the_cache_under_the_names_of_vllm(name: str, tmp_path: Path) -> None:
     draft = drafts.quark_kv()
     for side in "kv":
@@ -503,6 +558,14 @@ def test_scales_of_the_cache_under_the_names_of_vllm(name: str, tmp_path: Path) 
         }
         draft.rename(f"{side}_proj.output_scale", name.format(side))
     assert validate(draft.write(tmp_path / "kv"), "vllm").findings == ()
+
+
+def test_the_text_model_of_another_may_be_as_large_as_is_usual(tmp_path: Path) -> None:
+    draft = drafts.plain()
+    own = {"model_type": "llama", "vocab_size": draft.config["vocab_size"]}
+    draft.config = {"model_type": "llava", "architectures": ["LlavaForConditionalGeneration"], "text_config": own}
+    draft.rename("model.layers.", "language_model.model.layers.")
+    assert validate(draft.write(tmp_path / "llava"), "vllm").findings == ()
 
 
 def test_experts_in_transformers(tmp_path: Path) -> None:
