@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from quark_onnx.errors import ConfigError
 from quark_onnx.torch.algorithms.base import Layers, Outcome
 from quark_onnx.torch.checkpoint import Reader
 from quark_onnx.torch.config import TorchConfig
 from quark_onnx.torch.report import TorchReport
-from quark_onnx.torch.state import State, put_in_place
+from quark_onnx.torch.state import State, put_in_place, save
 from quark_onnx.torch.tensor_file import TensorFile
 from quark_onnx.version import __version__
 
@@ -146,9 +146,7 @@ class BlockJournal:
         """Keep what became of a block, and the hidden states behind it in place of those before."""
         if self._folder is None:
             return
-        own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-        notes = {"kept": kept.text()}
-        put_in_place(self._block(index), lambda path: save_file(own, str(path), notes))
+        save(self._block(index), tensors, {"kept": kept.text()})
         put_in_place(self._hidden(index), lambda path: _write(path, hidden))
         self._hidden(index - 1).unlink(missing_ok=True)
 

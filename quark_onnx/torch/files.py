@@ -224,14 +224,19 @@ class _Run:
             stack.enter_context(inference(self.model))
             folder = stack.enter_context(spilling(self.spill))
             self._fill(next(iter(blocks)), {})
-            _fill_outside(self.model, blocks, self.sources)
+            front = _front(self.model, blocks)
+            for name, module in front.items():
+                fill(module, name, self.sources)
             embedding = self.model.get_input_embeddings()
             if missing_of(embedding):
                 raise ModelError(
                     f"the checkpoint {self.sources.reader.folder} has no tensor for the embedding of tokens"
                 )
             if not endings_of(self.config):
-                yield from self._blocks(blocks, Walk(self.model, blocks, data or (), folder), journal, progress)
+                walk = Walk(self.model, blocks, data or (), folder)
+                for module in front.values():
+                    empty(module)
+                yield from self._blocks(blocks, walk, journal, progress)
                 return
             samples = list(batches(data or ()))
             walk = Walk(self.model, blocks, samples, folder)
@@ -327,13 +332,11 @@ def _as_stored(tensor: Any, stored: Any) -> Any:
     return stored if torch.equal(tensor, stored.to(tensor.dtype)) else tensor.to(stored.dtype)
 
 
-def _fill_outside(model: Any, blocks: dict[str, Any], sources: Sources) -> None:
-    """Read what is run in front of the blocks; heads are not run."""
+def _front(model: Any, blocks: Iterable[str]) -> dict[str, Any]:
+    """What is run in front of the blocks; heads are not run."""
     heads = heads_of(model)
-    for name, module in list(model.named_modules()):
-        inner = any(within(name, block) for block in blocks)
-        if not inner and name not in heads and not list(module.children()):
-            fill(module, name, sources)
+    bare = {name: module for name, module in model.named_modules() if name not in heads and not list(module.children())}
+    return {name: module for name, module in bare.items() if not any(within(name, block) for block in blocks)}
 
 
 def _drop(model: Any, layers: Layers) -> None:

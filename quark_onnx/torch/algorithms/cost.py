@@ -13,14 +13,15 @@ from quark_onnx.torch.algorithms.distill import LOGITS, LOOKS, Distillation
 from quark_onnx.torch.algorithms.gptq import GPTAQ, GPTQ, Qronos
 from quark_onnx.torch.algorithms.hqq import HQQ
 from quark_onnx.torch.algorithms.pairs import pattern_of
+from quark_onnx.torch.algorithms.ranges import SHARES, tries
 from quark_onnx.torch.algorithms.rotation import Rotation
 from quark_onnx.torch.algorithms.signed import SignedRounding
 from quark_onnx.torch.algorithms.smoothquant import AutoSmoothQuant, SmoothQuant
 from quark_onnx.torch.algorithms.sweep import AT_ONCE
 
-#: Stages of a usual block; ranges that GPTQ tries; tokens that are kept in place of products of inputs.
-_STAGES, _RANGES, _KEPT = 4, 29, 1024
-#: Copies of values that are swept: what they are to be, levels, errors, scales and zero points.
+#: Stages of a usual block; tokens that are kept in place of products of inputs.
+_STAGES, _KEPT = 4, 1024
+#: Copies of values that are swept: what they are to be, values on levels, errors, moves, scales and zero points.
 _SWEPT = 10
 #: How many times a product a backward pass takes; looks of a training at all samples.
 _BACKWARD, _LOOKS = 2, 11
@@ -130,7 +131,8 @@ def _rounder(shapes: Shapes) -> int:
 
 def _of_gptq(each: Any, shapes: Shapes) -> Cost:
     both = 2 if getattr(each, "alpha", float(isinstance(each, Qronos))) > 0 else 1
-    passes = (1 + each.fit) * (1 + each.polish)
+    # a sweep for each range, looks behind it, and what is said in the end
+    judged = (1 + each.fit) / 2 + 1.5 * each.polish + 2 + 3 * (both - 1)
     groups = shapes.groups.items()
     solved = sum(inputs**3 for (_, inputs), _ in groups)
     most = max((inputs for _, inputs in shapes.layers.values()), default=0)
@@ -139,9 +141,9 @@ def _of_gptq(each: Any, shapes: Shapes) -> Cost:
     runs = _runs(shapes, both * _STAGES / 2 + 1)
     return Cost(
         # products, and in float64 what their inverse is made of, or what is swept
-        _rounder(shapes) + 4 * both * shapes.widest + max(4 * 8 * most**2, _SWEPT * 4 * min(widest, AT_ONCE)),
-        runs + both * _grams(shapes) + solved + (passes / 2 + 3) * _judged(shapes),
-        _RANGES * each.fit * _count(shapes),
+        _rounder(shapes) + 4 * both * shapes.widest + max(2 * 8 * most**2, _SWEPT * 4 * min(widest, AT_ONCE)),
+        runs + both * _grams(shapes) + solved + judged * _judged(shapes),
+        tries(len(SHARES)) * each.fit * _count(shapes),
         (1 + each.polish) * sum(_sweeps(rows * (1 + each.fit), inputs) * inputs for (_, inputs), rows in groups),
     )
 
@@ -155,7 +157,7 @@ def _of_clip(each: Any, shapes: Shapes) -> Cost:
     # all stages are watched at once, and the ends of a range are tried together, and one by one
     together = 4 * sum(inputs**2 for _, inputs in shapes.groups) // max(1, _blocks(shapes))
     work = _runs(shapes, 1) + _grams(shapes) + 2 * _judged(shapes)
-    return Cost(_rounder(shapes) + together, work, 3 * (each.steps + 1) * _count(shapes))
+    return Cost(_rounder(shapes) + together, work, 3 * tries(each.steps + 1) * _count(shapes))
 
 
 def _of_awq(each: Any, shapes: Shapes) -> Cost:

@@ -23,8 +23,9 @@ from quark_onnx.torch.algorithms.losses import Loss, better, merged
 from quark_onnx.torch.algorithms.ranges import fitted, has_ranges
 from quark_onnx.torch.algorithms.stages import stages_in
 from quark_onnx.torch.algorithms.steps import Steps
-from quark_onnx.torch.algorithms.sweep import AT_ONCE, Solver
+from quark_onnx.torch.algorithms.sweep import AT_ONCE, Solver, Swept
 from quark_onnx.torch.layers import kind_of
+from quark_onnx.torch.memory import give_back
 from quark_onnx.torch.quantized import Quantized
 
 
@@ -97,6 +98,7 @@ class GPTQ:
         for stage in stages_in(job, weights):
             grams = grams_of(job, stage, job.quantized(result, before), exact=self.aims_at_float)
             for group in stage.groups:
+                give_back()
                 outcomes += self._group(group, weights, grams.pop(group[0]), result)
             before += [name for group in stage.groups for name in group]
         return result, outcomes
@@ -111,40 +113,45 @@ class GPTQ:
             solver = Solver.of(gram.own, self._damping(gram.own), self.act_order)
         except ArithmeticError as error:
             raise DataError(f"{self.name} cannot use what {group[0]} reads: {error}") from error
-        searches = [self._search(name, weights[name].float(), result[name], gram, solver) for name in group]
-        for batch in _together(each for search in searches for each in self._tries(search, gram)):
+        searches = [
+            self._search(name, weights[name].float(), result[name], gram, solver)
+            for name in group
+            if Steps.of(result[name]) is not None
+        ]
+        for batch in _together(self._try(each, gram) for each in searches):
             firsts = [each.search.first for each in batch]
             rows = [len(each.search.target) for each in batch]
-            levels, picked = solver.rounded(
+            swept = solver.rounded(
                 torch.cat([each.search.target for each in batch]),
                 [Steps.stacked(own) for own in zip(*(each.steps for each in batch), strict=True)],
                 self.polish,
                 None if firsts[0] is None else torch.cat(firsts),
             )
-            for each, *own in zip(batch, levels.split(rows), picked.split(rows), strict=True):
-                each.search.consider(each.put(*own))
-        result.update({each.name: each.best for each in searches})
-        return [self._outcome(each, gram) for each in searches]
+            for each, *own in zip(batch, *(part.split(rows) for part in swept), strict=True):
+                each.consider(Swept(*own))
+        found = {each.name: each for each in searches}
+        result.update({name: each.best for name, each in found.items()})
+        return [self._outcome(found[each], gram) if each in found else self._plain(each, result) for each in group]
 
     def _search(self, name: str, weight: Any, start: Quantized, gram: Gram, solver: Solver) -> _Search:
         target, first, pull = weight, None, None
         if self._share and gram.off is not None:
             pull = self._share * (gram.off @ weight.t())
-            target = weight + solver.solve(pull / gram.own.diagonal().mean()).t()
+            target = weight + solver.solve(pull).t()
             first = self._first(weight, pull, gram.own.diagonal())
-        return _Search(name, Loss(weight, gram.own, pull), target, first, start)
+        return _Search(name, Loss(weight, gram.own, pull), target, first, start, solver)
 
-    def _tries(self, search: _Search, gram: Gram) -> Iterator[_Try]:
-        """Scales to sweep with; nothing where there are none."""
+    def _try(self, search: _Search, gram: Gram) -> _Try:
+        """Scales to sweep with."""
         start = search.best
-        if Steps.of(start) is not None:
-            fit = self.fit and has_ranges(start.spec)
-            yield _Try(search, (start, fitted(search.loss.weight, start, gram.own.diagonal())) if fit else (start,))
+        fit = self.fit and has_ranges(start.spec)
+        return _Try(search, (start, fitted(search.loss.weight, start, gram.own.diagonal())) if fit else (start,))
+
+    def _plain(self, name: str, made: Mapping[str, Quantized]) -> Outcome:
+        return Outcome(name, self.name, 0.0, 0.0, f"{made[name].spec.dtype.name} is rounded to the nearest")
 
     def _outcome(self, search: _Search, gram: Gram) -> Outcome:
-        dtype, weight = search.best.spec.dtype, search.loss.weight
-        if Steps.of(search.best) is None:
-            return Outcome(search.name, self.name, 0.0, 0.0, f"{dtype.name} is rounded to the nearest")
+        weight = search.loss.weight
         scale = float(search.loss.power()) or 1.0
         rest = 0.0 if search.loss.pull is None else self._share**2 * float(((weight @ gram.gap) * weight).sum())
         before, after = (max(float(each.sum()) + rest, 0.0) / scale for each in (search.plain, search.error))
@@ -160,15 +167,27 @@ class _Search:
         target: float32 as the weight; what codes are to come near to.
         first: as it, what the first column is rounded from; None for the target.
         start: the codes so far.
+        solver: whose sweeps codes come from.
     """
 
-    def __init__(self, name: str, loss: Loss, target: Any, first: Any, start: Quantized) -> None:
+    def __init__(self, name: str, loss: Loss, target: Any, first: Any, start: Quantized, solver: Solver) -> None:
         self.name, self.loss, self.target, self.first, self.best = name, loss, target, first, start
         self.plain = self.error = loss(start)
+        self._solver = solver
 
-    def consider(self, found: Quantized) -> None:
-        """Take it, row by row, where it costs less."""
-        self.best, self.error = better(self.best, self.error, found, self.loss(found))
+    def consider(self, found: Quantized, swept: Swept) -> None:
+        """Take it, row by row, where it costs less.
+
+        With G for the products, D for the ridge, p for the pull and (G + D)s = p, the target is w + s, so that the
+        damped cost (q - w - s)(G + D)(q - w - s) is the loss (q - w)G(q - w) - 2(q - w)p and (q - w)D(q - w) + sp.
+        """
+        if self._solver.damping > _MUCH:  # next to nothing is left of the difference
+            error = self.loss(found)
+        else:
+            error = swept.cost - (swept.values - self.loss.weight).square_() @ self._solver.ridge
+            if self.loss.pull is not None:
+                error -= ((self.target - self.loss.weight) * self.loss.pull.t()).sum(1)
+        self.best, self.error = better(self.best, self.error, found, error)
 
 
 @dataclass(frozen=True)
@@ -192,12 +211,14 @@ class _Try:
         """What is the same for all that are swept together."""
         return self.steps[0].levels_of, self.steps[0].scale.shape[1], len(self.steps)
 
-    def put(self, levels: Any, picked: Any) -> Quantized:
-        """Levels, each row with the scales that were picked for it."""
+    def consider(self, swept: Swept) -> None:
+        """What the sweep has found, each row with the scales that were picked for it."""
         found = self.starts[0]
         for place, each in enumerate(self.starts[1:], 1):
-            found = merged(found, each, picked == place)
-        return self.steps[0].put(found, levels)
+            found = merged(found, each, swept.picked == place)
+        steps = Steps.of(found)
+        assert steps is not None
+        self.search.consider(steps.put(found, swept.values), swept)
 
 
 def _together(tries: Iterable[_Try]) -> Iterator[list[_Try]]:
@@ -216,6 +237,8 @@ def _together(tries: Iterable[_Try]) -> Iterator[list[_Try]]:
 
 #: Steps of the power iteration.
 _POWERS = 30
+#: Damping that hides the loss in the cost of a sweep.
+_MUCH = 10.0
 #: What is a matrix of outputs by inputs.
 _KINDS = ("Linear", "Conv1D")
 

@@ -17,7 +17,9 @@ from quark_onnx.torch.spec import TensorSpec
 #: Values that are looked at together: as many as caches hold.
 _AT_ONCE = 1 << 18
 #: Ranges are tried at these shares of the whole one.
-_SHARES = tuple(1 - step / 40 for step in range(29))
+SHARES = tuple(1 - step / 40 for step in range(29))
+#: Of these, each so-manieth is tried first, and then those beside the best.
+_STRIDE = 3
 
 
 def has_ranges(spec: TensorSpec) -> bool:
@@ -29,8 +31,17 @@ def has_ranges(spec: TensorSpec) -> bool:
     return isinstance(spec.dtype, Scaled) and bool(spec.group or spec.per_channel)
 
 
+def tries(shares: int) -> int:
+    """How many of so many shares are tried.
+
+    >>> tries(29)
+    14
+    """
+    return -(-shares // _STRIDE) + 2 * (_STRIDE - 1)
+
+
 def fitted(
-    weight: Any, start: Quantized, power: Any, shares: tuple[float, ...] = _SHARES, *, apart: bool = False
+    weight: Any, start: Quantized, power: Any, shares: tuple[float, ...] = SHARES, *, apart: bool = False
 ) -> Quantized:
     """A weight with the best of several ranges for each of its scales, rounded to the nearest.
 
@@ -39,7 +50,7 @@ def fitted(
         start: it with scales as they are; formats without scales of their own, and scales of a whole tensor, stay so.
         power: how much errors matter: (inputs,) for each input's weight, or (inputs, inputs), products of inputs, of
             which those within a group count.
-        shares: of the whole range, 1 first.
+        shares: of the whole range, 1 first; a few, and those beside the best of them, are tried.
         apart: whether the two ends of an asymmetric range are tried one by one, too.
     """
     spec = start.spec
@@ -76,18 +87,31 @@ def _best_params(view: Any, counts: Any, start: Quantized, shares: tuple[float, 
             return (off.square_() * counts).sum(-1)
         return (torch.einsum("rbi,bij->rbj", off, counts) * off).sum(-1)
 
+    table = torch.tensor(shares, dtype=lo.dtype, device=lo.device)
     low = high = torch.ones_like(lo)
-    least = error_of(low, high)
+    least, best = error_of(low, high), torch.zeros_like(lo, dtype=torch.int64)
     for ends in _passes(apart):
         start_low, start_high = low, high
-        for share in shares:
-            tried = torch.full_like(low, share)
+        for places in _places(best, len(shares)):
+            tried = table[places]
             trial = tried if "low" in ends else start_low, tried if "high" in ends else start_high
             error = error_of(*trial)
             less = error < least
             least = torch.where(less, error, least)
             low, high = torch.where(less, trial[0], low), torch.where(less, trial[1], high)
+            torch.where(less, places, best, out=best)
     return params_of(low, high)
+
+
+def _places(best: Any, count: int) -> Iterator[Any]:
+    """Places to try, for each range: few of all, and then those beside the best of them, which the caller puts into
+    ``best``."""
+    for place in range(0, count, _STRIDE):
+        yield torch.full_like(best, place)
+    middle = best.clone()
+    for step in range(1, _STRIDE):
+        for place in (middle - step, middle + step):
+            yield place.clamp(0, count - 1)
 
 
 def _passes(apart: bool) -> Iterator[tuple[str, ...]]:

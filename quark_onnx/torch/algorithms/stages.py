@@ -46,7 +46,8 @@ def stages_of(block: Any, layers: Layers, call: Call) -> list[Stage]:
     [Stage(groups=(('a',),), last='a'), Stage(groups=(('b',),), last='b')]
     """
     trace = _Trace({name: layer for name, (layer, _) in layers.items()})
-    with trace, torch.enable_grad():
+    # which node stands behind which is all that is asked for: what gradients would need is not kept
+    with trace, torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(lambda tensor: None, lambda kept: kept):
         Call(call.hidden.detach().clone().requires_grad_(), call.args, call.kwargs).run(block)
     levels = trace.levels()
     for name in layers:

@@ -18,6 +18,8 @@ from quark_onnx.torch.quantized import Quantized
 
 #: Of integers whose levels are whole numbers in float32, sums with a zero point included.
 _MOST_BITS = 16
+#: Values that are rounded at once.
+_AT_ONCE = 1 << 20
 _FLOAT8 = {"fp8e4m3": E4M3, "fp8e5m2": E5M2}
 
 
@@ -118,14 +120,19 @@ class Steps:
             return part
         return part.repeat_interleave(self.size, 1)[:, : values.shape[1]]
 
-    def put(self, quantized: Quantized, levels: Any) -> Quantized:
-        """A weight with these levels, (rows, columns), in place of its own."""
-        if self.element is None:
-            codes = levels.to(torch.int8 if self.zero is None and self.least == -128 else code_type(quantized.spec))
-        elif isinstance(quantized.spec.dtype, Scaled):
-            codes = levels.to(code_type(quantized.spec))
-        else:
-            codes = shared_exponent.code_of(levels, self.element)
+    def put(self, quantized: Quantized, values: Any) -> Quantized:
+        """A weight with the levels nearest to values, (rows, columns), in place of its own."""
+        rows = max(1, _AT_ONCE // max(1, values.shape[1]))
         whole = quantized.codes.clone().reshape(quantized.shape[0], -1)
-        whole[:, : codes.shape[1]] = codes.reshape(quantized.shape[0], -1)
+        for start in range(0, len(values), rows):
+            codes = self._codes(quantized, values[start : start + rows], start)
+            whole[start : start + rows, : values.shape[1]] = codes
         return replace(quantized, codes=whole.reshape(quantized.codes.shape))
+
+    def _codes(self, quantized: Quantized, values: Any, start: int) -> Any:
+        levels = self.part(slice(start, start + len(values))).levels(values)
+        if self.element is None:
+            return levels.to(torch.int8 if self.zero is None and self.least == -128 else code_type(quantized.spec))
+        if isinstance(quantized.spec.dtype, Scaled):
+            return levels.to(code_type(quantized.spec))
+        return shared_exponent.code_of(levels, self.element)

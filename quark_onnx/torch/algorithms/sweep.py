@@ -7,9 +7,10 @@ level that is best while all others stay.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from math import frexp
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,6 +22,24 @@ _BATCH = 128
 AT_ONCE = 1 << 22
 #: Damping grows by this factor until the matrix can be inverted, and no further than so often the mean of the diagonal.
 _ESCALATION, _MOST_DAMPING = 10.0, 1e4
+#: The exponent of the greatest power of two in float32.
+_GREATEST = 127
+#: Of triangular matrices that are inverted in one go.
+_SMALL = 512
+
+
+class Swept(NamedTuple):
+    """A weight on the levels that were chosen.
+
+    Attributes:
+        values: (rows, inputs) float32, what the levels stand for.
+        picked: (rows,) int64, which of the tries is best for each row.
+        cost: (rows,) float32, the squared error of each output as the damped matrix sees it.
+    """
+
+    values: Any
+    picked: Any
+    cost: Any
 
 
 @dataclass(frozen=True)
@@ -28,16 +47,20 @@ class Solver:
     """How an error in one column is made good by the others, for one matrix of products of inputs.
 
     Attributes:
-        gram: (inputs, inputs) float32, damped, columns in their order.
+        gram: (inputs, inputs) float32, damped, columns in their order, divided by ``unit``.
         inverse: the upper Cholesky factor of its inverse.
         order: the columns in the order in which they are rounded.
         damping: the share of the mean of the diagonal that was added to it.
+        ridge: (inputs,) float32, all that was added to the diagonal, as the weight has its columns.
+        unit: a power of two.
     """
 
     gram: Any
     inverse: Any
     order: Any
     damping: float
+    ridge: Any
+    unit: float
 
     @classmethod
     def of(cls, gram: Any, damping: float = 0.01, act_order: bool = True) -> Solver:
@@ -48,62 +71,65 @@ class Solver:
             damping: added to the diagonal, as a share of its mean; it grows where that does not suffice.
             act_order: begin with the columns whose inputs are largest.
         """
-        diagonal = gram.diagonal().clone()
+        diagonal = gram.diagonal()
         order = torch.argsort(diagonal, descending=True, stable=True) if act_order else torch.arange(len(gram))
         order = order.to(gram.device)
-        mean = float(diagonal.mean(dtype=torch.float64))
-        base = gram[order][:, order].float().div_(mean) if mean > 0 else torch.zeros_like(gram, dtype=torch.float32)
+        mean = float(diagonal.mean(dtype=torch.float64)) or 1.0
+        # a power of two, so that nothing is rounded: the least difference in sums may tip a code
+        unit = 2.0 ** min(frexp(mean)[1], _GREATEST)
+        base = gram[order][:, order].float().div_(unit)
         # inputs that were always zero: whatever their weights become, nothing changes
-        base.diagonal().add_((diagonal[order] == 0).to(base.dtype))
-        inverse, share = _escalate(lambda share: _factor(base, share), damping)
-        base.diagonal().add_(share)
-        return cls(base, inverse, order, share)
+        dead = (diagonal == 0).to(base.dtype)
+        base.diagonal().add_(dead[order])
+        inverse, share = _escalate(lambda share: _factor(base, share * mean / unit), damping)
+        base.diagonal().add_(share * mean / unit)
+        return cls(base, inverse, order, share, dead * unit + share * mean, unit)
 
     def solve(self, columns: Any) -> Any:
-        """The damped matrix's inverse times columns; (inputs, any) in the order of the weight, in its own unit.
-
-        Args:
-            columns: divided by the mean of the diagonal before.
-        """
-        turned = self.inverse @ columns[self.order]
+        """The damped matrix's inverse times columns; (inputs, any) in the order of the weight."""
+        turned = self.inverse @ (columns[self.order] / self.unit)
         found = torch.empty_like(columns)
         found[self.order] = self.inverse.t() @ turned
         return found
 
-    def rounded(self, target: Any, tries: Sequence[Steps], polish: int = 0, first: Any = None) -> tuple[Any, Any]:
-        """Levels for a weight, (rows, inputs), and which of the tries are best for each row, (rows,).
+    def rounded(self, target: Any, tries: Sequence[Steps], polish: int = 0, first: Any = None) -> Swept:
+        """A weight, (rows, inputs), on levels.
 
         Args:
             target: float32 of that shape, what is to be reached.
-            tries: what the same levels may stand for.
+            tries: levels to choose from; each row takes those of one of them.
             polish: how often every column is looked at again.
             first: float32 of that shape; the column that comes first is rounded from here, and not from the target.
         """
         rows = max(1, AT_ONCE // max(1, target.shape[1] * len(tries)))
-        levels, picked = torch.empty_like(target), torch.zeros(len(target), dtype=torch.int64, device=target.device)
+        values, cost = torch.empty_like(target), target.new_empty(len(target))
+        picked = torch.zeros(len(target), dtype=torch.int64, device=target.device)
         for start in range(0, len(target), rows):
             own = slice(start, start + rows)
             parts = [each.part(own) for each in tries]
-            found, picked[own] = self._swept(target[own], parts, polish, None if first is None else first[own])
-            levels[own, self.order] = found.t()
-        return levels, picked
+            found = self._swept(target[own], parts, polish, None if first is None else first[own])
+            values[own, self.order] = found.values.t()
+            picked[own], cost[own] = found.picked, found.cost * self.unit
+        return Swept(values, picked, cost)
 
-    def _swept(self, target: Any, tries: Sequence[Steps], polish: int, first: Any) -> tuple[Any, Any]:
-        left, count = target.index_select(1, self.order).t().contiguous(), len(tries)
+    def _swept(self, target: Any, tries: Sequence[Steps], polish: int, first: Any) -> Swept:
+        """Inputs first, in their order."""
+        target, count = target.index_select(1, self.order).t().contiguous(), len(tries)
         columns = _Columns(Steps.stacked(tries), self.order)
-        start = None if first is None else columns.part(0).levels(first[:, self.order[0]].repeat(count))
-        levels, error = _sweep(left.repeat(1, count), self.inverse, columns, start)
+        start = None if first is None else first[:, self.order[0]].repeat(count)
+        values, cost = _sweep(target.repeat(1, count), self.inverse, columns, start)
         # of the tries, row by row, the one whose sweep has cost least
-        found = list(zip(levels.split(len(target), 1), tries, error.split(len(target)), strict=True))
-        (levels, steps, best), picked = found[0], torch.zeros(len(target), dtype=torch.int64, device=target.device)
-        for place, (others, other, new) in enumerate(found[1:], 1):
-            wins = new < best
-            levels, best = torch.where(wins, others, levels), torch.where(wins, new, best)
-            steps, picked = steps.merged(other, wins), torch.where(wins, place, picked)
+        rows = target.shape[1]
+        found = list(zip(values.split(rows, 1), tries, cost.split(rows), strict=True))
+        (values, steps, cost), picked = found[0], torch.zeros(rows, dtype=torch.int64, device=target.device)
+        for place, (other, others, new) in enumerate(found[1:], 1):
+            wins = new < cost
+            values, cost = torch.where(wins, other, values), torch.where(wins, new, cost)
+            steps, picked = steps.merged(others, wins), torch.where(wins, place, picked)
         columns = _Columns(steps, self.order)
         for _ in range(polish):
-            _descend(left, levels, self.gram, columns)
-        return levels, picked
+            cost = cost + _descend(target, values, self.gram, columns)
+        return Swept(values, picked, cost)
 
 
 class _Columns:
@@ -124,42 +150,49 @@ class _Columns:
 
 
 def _sweep(left: Any, inverse: Any, steps: _Columns, first: Any = None) -> tuple[Any, Any]:
-    """Levels of all columns in their order, inputs first, those of the first as they are given, and what they cost each
-    row, as the damped matrix sees it; ``left`` is changed."""
+    """Values on levels for all columns in their order, inputs first, and what they cost each row, as the damped matrix
+    sees it; ``left`` is changed.
+
+    Args:
+        first: what the first column is rounded from, if not from ``left``.
+    """
+    values = torch.empty_like(left)
+    scales = (1 / inverse.diagonal()).tolist()
+    for place in _in_turn(left, inverse, left):
+        own, error = steps.part(place), left[place]
+        level = own.levels(error if place or first is None else first)
+        values[place] = value = own.values(level)
+        error.sub_(value).mul_(scales[place])
+    return values, left.square_().sum(0)
+
+
+def _descend(target: Any, values: Any, gram: Any, steps: _Columns) -> Any:
+    """Let each column in turn take its best level while all others stay; ``values`` is changed.
+
+    Returns:
+        (rows,): how much the cost falls, as a negative number.
+    """
+    pull, moves = gram @ (target - values), torch.empty_like(values)
+    diagonal = gram.diagonal()
+    shares = (1 / diagonal).tolist()
+    for place in _in_turn(pull, gram, moves):
+        own, now = steps.part(place), values[place]
+        value = own.values(own.levels(torch.add(now, pull[place], alpha=shares[place])))
+        torch.sub(value, now, out=moves[place])
+        now.copy_(value)
+    return moves.mul_(moves * diagonal[:, None] - pull.mul_(2)).sum(0)
+
+
+def _in_turn(left: Any, matrix: Any, moves: Any) -> Iterator[int]:
+    """Columns one after the other, which lie along the rows here. What the caller leaves in a row of ``moves`` is taken
+    from all rows of ``left`` behind it, times its row of a matrix."""
     count = len(left)
-    levels, cost = torch.empty_like(left), left.new_zeros(left.shape[1])
-    scales = 1 / inverse.diagonal()
     for start in range(0, count, _BATCH):
         stop = min(count, start + _BATCH)
-        errors = torch.empty_like(left[start:stop])
         for place in range(start, stop):
-            own = steps.part(place)
-            levels[place] = own.levels(left[place]) if place or first is None else first
-            error = errors[place - start] = (left[place] - own.values(levels[place])) * scales[place]
-            left[place + 1 : stop].addr_(inverse[place, place + 1 : stop], error, alpha=-1)
-        left[stop:].addmm_(inverse[start:stop, stop:].t(), errors, alpha=-1)
-        cost += errors.square_().sum(0)
-    return levels, cost
-
-
-def _descend(target: Any, levels: Any, gram: Any, steps: _Columns) -> None:
-    """Let each column in turn take its best level while all others stay; ``levels`` is changed."""
-    count = len(target)
-    off = target.clone()
-    for place in range(count):
-        off[place] -= steps.part(place).values(levels[place])
-    pull = gram @ off
-    inverse = 1 / gram.diagonal()
-    for start in range(0, count, _BATCH):
-        stop = min(count, start + _BATCH)
-        moves = torch.empty_like(levels[start:stop])
-        for place in range(start, stop):
-            own = steps.part(place)
-            now = own.values(levels[place])
-            levels[place] = own.levels(now + pull[place] * inverse[place])
-            move = moves[place - start] = own.values(levels[place]) - now
-            pull[place + 1 : stop].addr_(gram[place, place + 1 : stop], move, alpha=-1)
-        pull[stop:].addmm_(gram[start:stop, stop:].t(), moves, alpha=-1)
+            yield place
+            left[place + 1 : stop].addr_(matrix[place, place + 1 : stop], moves[place], alpha=-1)
+        left[stop:].addmm_(matrix[start:stop, stop:].t(), moves[start:stop], alpha=-1)
 
 
 def _escalate(attempt: Callable[[float], Any], damping: float) -> tuple[Any, float]:
@@ -178,23 +211,26 @@ def _factor(base: Any, share: float) -> Any:
 
     It is the inverse of the upper factor R of A = R R^T, which is the lower one of A upside down.
     """
-    work = base.flip(0, 1).double()  # as few matrices at a time as can be: they are the greatest that there are
+    # as few matrices at a time as can be: they are the greatest that there are
+    work = base.flip(0, 1).double().t()  # symmetric, and as LAPACK has it
     work.diagonal().add_(share)
-    work, failed = torch.linalg.cholesky_ex(work)
+    failed = torch.empty((), dtype=torch.int32, device=work.device)
+    torch.linalg.cholesky_ex(work, out=(work, failed))
     if failed.item():
         return None
-    work = work.flip(0, 1)
     _invert(work)
-    return work.float() if torch.isfinite(work.diagonal()).all() else None
+    work = work.float()
+    return work.flip(0, 1).contiguous() if torch.isfinite(work.diagonal()).all() else None
 
 
-def _invert(upper: Any) -> None:
-    """Put the inverse of an upper triangular matrix in its place."""
-    if len(upper) <= _BATCH:
-        upper.copy_(torch.linalg.solve_triangular(upper, torch.eye(len(upper)).to(upper), upper=True))
+def _invert(lower: Any) -> None:
+    """Put the inverse of a lower triangular matrix in its place."""
+    if len(lower) <= _SMALL:
+        lower.copy_(torch.linalg.solve_triangular(lower, torch.eye(len(lower)).to(lower), upper=False))
         return
-    half = len(upper) // 2
-    left, beside, right = upper[:half, :half], upper[:half, half:], upper[half:, half:]
-    _invert(left)
-    _invert(right)
-    beside.copy_((left @ beside @ right).neg_())
+    half = len(lower) // 2
+    first, beside, last = lower[:half, :half], lower[half:, :half], lower[half:, half:]
+    solved = torch.linalg.solve_triangular(last, beside, upper=False)
+    beside.copy_(torch.linalg.solve_triangular(first, solved, upper=False, left=False).neg_())
+    _invert(first)
+    _invert(last)

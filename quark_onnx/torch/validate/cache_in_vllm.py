@@ -11,7 +11,7 @@ from quark_onnx.torch.validate.header import FLOATS, Tensor, values_of
 from quark_onnx.torch.validate.modules import Module
 from quark_onnx.torch.validate.quark_config import QuarkConfig
 from quark_onnx.torch.validate.rules import broken
-from quark_onnx.torch.validate.slots import SCALE, slot_findings
+from quark_onnx.torch.validate.slots import FUSED, SCALE, slot_findings
 
 #: Classes ...ForCausalLM whose loaders make ``qkv_proj`` of ``k_proj`` before they look for scales of the cache.
 _STACKED = frozenset(
@@ -23,7 +23,7 @@ _STACKED = frozenset(
         *("SmolLM3", "Solar", "StableLm", "Starcoder2", "Step1", "Transformers", "VaultGemma", "Zamba2"),
     }
 )
-_FUSED, _SIDES = ("qkv_proj", "query_key_value", "Wqkv"), ("q_proj", "k_proj", "v_proj")
+_SIDES = ("q_proj", "k_proj", "v_proj")
 
 
 def cache_findings(checkpoint: Checkpoint, config: QuarkConfig) -> Iterator[Finding]:
@@ -82,7 +82,7 @@ def _name_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     lost = [
         f"{name}.output_scale"
         for name, module in checkpoint.modules.items()
-        if "output_scale" in module.tensors and (module.last in _FUSED or (stacked and module.last in _SIDES))
+        if "output_scale" in module.tensors and (module.last in FUSED or (stacked and module.last in _SIDES))
     ]
     if lost:
         yield broken("kv-scales-loader", lost[0], f"the loader of {own} does not find {len(lost)} scales called so")

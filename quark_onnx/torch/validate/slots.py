@@ -34,12 +34,14 @@ class Slot:
 Slots = Mapping[str, Slot]
 #: A single scale, in any float type.
 SCALE = Slot(FLOATS, SCALAR)
+#: What families call a projection to queries, keys and values in one.
+FUSED = ("qkv_proj", "query_key_value", "Wqkv")
 _BOTH = ("output_scale", "k_scale", "v_scale")
 _CACHED: dict[str, tuple[str, ...]] = {
     "q_proj": ("output_scale",),
     "k_proj": ("output_scale", "k_scale"),
     "v_proj": ("output_scale", "v_scale"),
-    **dict.fromkeys(("qkv_proj", "query_key_value", "Wqkv"), _BOTH),
+    **dict.fromkeys(FUSED, _BOTH),
 }
 
 

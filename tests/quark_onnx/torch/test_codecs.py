@@ -15,7 +15,7 @@ from calibrators import layout as numpy_layout
 from quark_onnx.dtypes import Minifloat
 from quark_onnx.errors import ModelError
 from quark_onnx.kernels import blockfloat, minifloat
-from quark_onnx.torch import quantized, shared_exponent
+from quark_onnx.torch import affine, quantized, shared_exponent
 from quark_onnx.torch.affine import Params
 from quark_onnx.torch.quantized import fake_quantize, quantize
 from quark_onnx.torch.spec import TensorSpec
@@ -183,3 +183,16 @@ def test_a_weight_is_rounded_the_same_in_parts(
                 one, other = getattr(whole, name), getattr(parts, name)
                 assert (one is None and other is None) or (one.dtype == other.dtype and torch.equal(one, other)), name
         monkeypatch.undo()
+
+
+@pytest.mark.parametrize("name", ["int4", "uint4", "int8", "uint8", "int16", "uint16", "int32", "fp8e4m3"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@given(values=MATRICES)
+@settings(max_examples=20)
+def test_what_is_rounded_is_what_its_codes_stand_for(name: str, dtype: torch.dtype, values: np.ndarray) -> None:
+    spec = TensorSpec(name, per_channel=True, symmetric=not name.startswith("uint"))
+    x = torch.from_numpy(values).to(dtype)
+    params = quantized.solve(x, spec)
+    wide = Params(*(None if each is None else each[:, None] for each in params))
+    wanted = affine.decode(affine.encode(x, wide, spec), wide, dtype)
+    assert torch.equal(affine.rounded(x, wide, spec, dtype), wanted)

@@ -97,7 +97,7 @@ KILLED = """
 import os, sys, torch
 from pathlib import Path
 from tests.torch_models import tokens
-from quark_onnx.torch import blockjournal
+from quark_onnx.torch import blockjournal, state as kept
 from quark_onnx.torch.files import Writing, quantize_checkpoint
 from quark_onnx.torch.config import TorchConfig
 from quark_onnx.torch.quantize import quantize_model
@@ -111,7 +111,7 @@ def counted(path, write):
         path.with_suffix(".tmp").write_bytes(b"half")
         os.kill(os.getpid(), 9)
     replace(path, write)
-blockjournal.put_in_place = counted
+blockjournal.put_in_place = kept.put_in_place = counted
 config = TorchConfig(scheme("fp8"), exclude=("lm_head",))
 quantize_checkpoint(source, output, config, tokens(), writing=Writing(resume=Path(state)), progress=False)
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,8 @@ def test_the_command_makes_the_model_once_and_says_beforehand_what_it_takes(
     assert main(command) == 0
     assert len(made_ones) == 1
     captured = capsys.readouterr()
-    assert captured.err.startswith("quark-onnx: this takes about ") and "MiB of memory" in captured.err
+    # What the process holds already counts, so the unit is not known: this one has run other tests.
+    assert re.match(r"quark-onnx: this takes about [1-9][\d.]* [MG]iB of memory, \d+ MiB of disk", captured.err)
     assert "14 layers are quantized, 2 stay float" in captured.out
     command[4] = str(tmp_path / "quiet")
     assert main([*command, "--quiet"]) == 0

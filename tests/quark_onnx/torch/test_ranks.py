@@ -31,9 +31,7 @@ def run(folder: Path, *what: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("family", "scheme", "algorithms"),
     [
-        # a search reads what the codes of blocks before leave, of which one may tip: each on its own
-        ("llama3", "int8", "autosmoothquant"),
-        ("llama3", "int8", "smoothquant+gptaq"),
+        ("llama3", "int8", "autosmoothquant+gptaq"),
         ("llama3", "uint4_wo_32", "awq"),
         ("mixtral", "fp8", "gptq"),
         ("qwen3_moe", "mxfp4", "qronos"),

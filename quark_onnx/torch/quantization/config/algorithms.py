@@ -134,7 +134,11 @@ class OnlineRotationConfig(Fields):
 
 @dataclass(frozen=True)
 class RotationConfig(AlgoConfig):
-    """Rotation (QuaRot, SpinQuant): outliers are spread over all channels."""
+    """Rotation (QuaRot, SpinQuant): outliers are spread over all channels.
+
+    Attributes:
+        random_r1, random_r2: taken, and without effect: signs are random always, as that costs nothing.
+    """
 
     scaling_layers: Mapping[str, Any] | None = None
     name: str = "rotation"
@@ -231,6 +235,8 @@ def algorithm_for(config: AlgoConfig) -> Any:
             return GPTQ(config.damp_percent, config.desc_act)
         if isinstance(config, GPTAQConfig):
             return GPTAQ(config.damp_percent, config.desc_act, alpha=config.alpha)
+        if config.beta != QronosConfig.beta:
+            raise ConfigError(f"QronosConfig: beta is {config.beta!r}, and nothing here depends on it; leave it out")
         return Qronos(config.alpha, config.desc_act)
     if isinstance(config, AutoRoundConfig):
         return SignedRounding(
@@ -254,5 +260,11 @@ def algorithm_for(config: AlgoConfig) -> Any:
     if isinstance(config, RotationConfig):
         if config.online_r1_rotation or config.online_config is not None:
             raise ConfigError("RotationConfig: the residual stream is rotated in weights; leave online settings out")
+        for name in ("train_smooth", "smooth_positions"):
+            if getattr(config, name):
+                raise ConfigError(
+                    f"RotationConfig: {name} is {getattr(config, name)!r}, but no scales are learned beside rotations; "
+                    "leave it out, or add AutoSmoothQuantConfig()"
+                )
         return Rotation(config.r1, config.r2, config.r3, config.r4, config.rotation_size, config.trainable)
     raise ConfigError(f"nothing does what {type(config).__name__} describes; known: {', '.join(ALGORITHMS)}")

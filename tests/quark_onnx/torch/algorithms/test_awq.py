@@ -15,7 +15,7 @@ from quark_onnx.torch.algorithms import moments
 from quark_onnx.torch.algorithms.awq import AWQ
 from quark_onnx.torch.algorithms.base import BlockJob
 from quark_onnx.torch.algorithms.clip import Clip
-from quark_onnx.torch.algorithms.ranges import fitted
+from quark_onnx.torch.algorithms.ranges import SHARES, fitted
 from quark_onnx.torch.block import refined
 from quark_onnx.torch.config import TorchConfig
 from quark_onnx.torch.files import quantize_checkpoint
@@ -135,6 +135,17 @@ def test_ranges_against_a_search_written_anew(dtype: str) -> None:
             got = float(mine @ inside @ mine.t())
             # the ends are searched one by one, so that the best pair of them may be missed
             assert got <= min(each[: len(shares)]) * 1.0001 and got >= min(each) * 0.9999
+
+
+def test_the_shares_beside_the_whole_range_are_tried() -> None:
+    weight, power = torch.randn(32, 64, generator=torch.Generator().manual_seed(0)), torch.ones(64)
+    start = quantize(weight, TensorSpec("fp8e4m3", per_channel=True))
+
+    def errors(*shares: float) -> Any:
+        return (fitted(weight, start, power, shares).dequantize() - weight).square().sum(1)
+
+    least = torch.stack([errors(1.0, share) for share in SHARES[1:3]]).amin(0)
+    assert bool((errors(*SHARES[:3]) <= least * 1.0001).all())
 
 
 def narrowed(part: Any, spec: TensorSpec, low: float, high: float) -> Any:

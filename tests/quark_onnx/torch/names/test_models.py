@@ -37,6 +37,8 @@ from quark_onnx.torch.quantization import (  # noqa: E402
     OCP_MXFP4Spec,
     QConfig,
     QLayerConfig,
+    QronosConfig,
+    RotationConfig,
     load_quant_algo_config_from_file,
 )
 
@@ -101,6 +103,9 @@ def test_a_layer_that_gets_nothing_stays_float(model: Any) -> None:
         ({"shared_scale_groups": [["a"]]}, "each layer has scales of its own"),
         ({"algo_config": [GPTQConfig(static_groups=False)]}, "desc_act without static_groups needs an index"),
         ({"algo_config": AutoSmoothQuantConfig(compute_scale_loss="RMSE")}, "scales are chosen by MSE"),
+        ({"algo_config": QronosConfig(beta=10.0)}, "beta is 10.0, and nothing here depends on it"),
+        ({"algo_config": RotationConfig(train_smooth=True)}, "no scales are learned beside rotations"),
+        ({"algo_config": RotationConfig(smooth_positions=["mlp"])}, r"smooth_positions is \['mlp'\]"),
         ({"algo_config": ["awq"]}, "algo_config has 'awq'; it must be an AlgoConfig"),
         (
             {

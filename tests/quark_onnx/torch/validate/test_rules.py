@@ -258,21 +258,16 @@ CASES = (
     Case("kv-scales-missing", "warning", drafts.quark_kv, drop("1.self_attn.v_proj.output_scale"), HF),
     Case("kv-scales-missing", "wrong", drafts.quark_kv, drop("1.self_attn.v_proj.output_scale"), place="v_proj"),
     Case("kv-scales-missing", "refused", drafts.quark_kv, drop("1.self_attn.k_proj.output_scale"), place="k_proj"),
-    Case(
-        "kv-scales-missing",
-        "warning",
-        drafts.quark_kv,
-        all_of(drop("1.self_attn.k_proj.output_scale"), drop("1.self_attn.v_proj.output_scale")),
+    *(
+        Case("kv-scales-missing", "warning", whole, all_of(*(drop(f"1.self_attn.{each}") for each in names)))
+        for whole, names in (
+            (drafts.quark_kv, ("k_proj.output_scale", "v_proj.output_scale")),
+            (drafts.compressed_kv, ("k_scale", "v_scale")),
+        )
     ),
     Case("kv-scales-missing", "refused", drafts.fp8_kv, drop("1.self_attn.k_scale"), place="k_proj"),
     Case("kv-scales-missing", "wrong", drafts.fp8_kv, drop("1.self_attn.v_scale"), place="v_proj"),
     Case("kv-scales-missing", "wrong", drafts.compressed_kv, drop("1.self_attn.k_scale"), place="k_proj"),
-    Case(
-        "kv-scales-missing",
-        "warning",
-        drafts.compressed_kv,
-        all_of(drop("1.self_attn.k_scale"), drop("1.self_attn.v_scale")),
-    ),
     Case("tensor-shape", "refused", drafts.fp8_kv, shape("1.self_attn.k_scale", "BF16", 2)),
     Case("tensor-shape", "refused", drafts.compressed_kv, shape("1.self_attn.v_scale", "BF16", 2)),
     Case(
