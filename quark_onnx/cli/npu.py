@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from quark_onnx import npu
@@ -21,6 +22,7 @@ from quark_onnx.cli.parsing import (
 )
 from quark_onnx.cli.settings import add_config_options, add_gate_option, config_of
 from quark_onnx.errors import ConstraintError
+from quark_onnx.job import load
 from quark_onnx.npu.page import write_page
 from quark_onnx.npu.support import KINDS, RELEASE
 from quark_onnx.registry import RECIPES, TARGETS
@@ -44,9 +46,8 @@ _FORMAT = "float, or quantized by any tool"
 
 
 def add_arguments(parser: Parser) -> None:
-    actions = parser.add_subparsers(
-        dest="action", metavar="{check,legalize,preflight,cut,deploy}", required=True, parser_class=Parser
-    )
+    names = f"{{{','.join(name for name, *_ in _ACTIONS)}}}"
+    actions = parser.add_subparsers(dest="action", metavar=names, required=True, parser_class=Parser, prog=parser.prog)
     for name, summary, usage, add, perform in _ACTIONS:
         action = actions.add_parser(
             name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.", epilog="", usage=usage
@@ -171,6 +172,16 @@ def _deploy_options(parser: Parser) -> None:
         "--recipe", choices=list(RECIPES), help="a configuration by the kind of model: see 'quark-onnx list recipes'"
     )
     add_gate_option(parser, f"(default here: {_GATE:g}) nothing is written")
+    behind = parser.add_mutually_exclusive_group()
+    behind.add_argument(
+        "--cut",
+        metavar="TENSOR",
+        nargs="*",
+        help="cut the model here, by default behind the last products; the second part runs on the CPU",
+    )
+    behind.add_argument(
+        "--postprocess", metavar="TAIL.onnx", type=path, help="a model that reads the outputs; it runs on the CPU"
+    )
     parser.set_defaults(config=None, target="stx")
 
 
@@ -179,8 +190,13 @@ def _deploy(options: Namespace) -> Answer:
         raise UsageError("--recipe and --config both name a configuration; give one of them")
     options.config = options.config or (RECIPES[options.recipe].config if options.recipe else "XINT8")
     config = config_of(options)
+    model: Path | npu.Parts = options.model
+    if options.cut is not None:
+        model = npu.cut(options.model, options.cut)
+    elif options.postprocess is not None:
+        model = npu.Parts(load(options.model), load(options.postprocess), (), False)
     found = npu.deploy(
-        options.model,
+        model,
         data_of(options, needed=config.measures),
         options.output,
         options.target,

@@ -1,7 +1,8 @@
-"""Normalizations over the last axis, as one operator or in parts, as exporters write them."""
+"""Normalizations over the last axis or over images, as one operator or in parts, as exporters write them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,10 +50,37 @@ class Norm:
     epsilon: float = 0.0
 
 
+@dataclass(frozen=True)
+class _Axes:
+    """What a mean is over.
+
+    Attributes:
+        of: the axes, of a tensor's rank; none where there is no such mean.
+        channels: whether a constant of a shape has a number for each channel of a tensor of a rank.
+    """
+
+    of: Callable[[int], tuple[int, ...]]
+    channels: Callable[[Sequence[object], int], bool]
+
+
+_LAST = _Axes(lambda rank: (rank - 1,), lambda shape, rank: len(shape) == 1)
+_IMAGE = _Axes(
+    lambda rank: tuple(range(2, rank)) if rank > 3 else (),
+    lambda shape, rank: (
+        rank - 1 <= len(shape) <= rank and all(size == 1 for size in (*shape[: 1 - rank], *shape[2 - rank :]))
+    ),
+)
+
+
 def norms(graph: Graph) -> list[Norm]:
-    """The normalizations of a graph."""
-    found = (_operator(graph, node) if node.kind in SCALE else _parts(graph, node) for node in graph.nodes)
+    """The normalizations over the last axis of a graph."""
+    found = (_operator(graph, node) if node.kind in SCALE else _parts(graph, node, _LAST) for node in graph.nodes)
     return [norm for norm in found if norm is not None]
+
+
+def image_norms(graph: Graph) -> list[Norm]:
+    """The normalizations over images, channel by channel, that are written in parts."""
+    return [norm for node in graph.nodes if (norm := _parts(graph, node, _IMAGE)) is not None]
 
 
 def _operator(graph: Graph, node: Node) -> Norm | None:
@@ -77,9 +105,9 @@ def _operator(graph: Graph, node: Node) -> Norm | None:
     return Norm(node.name, sources, node.outputs[0], frozenset({node}), centered, scale, shift, bias, epsilon=epsilon)
 
 
-def _parts(graph: Graph, mean: Node) -> Norm | None:
+def _parts(graph: Graph, mean: Node, axes: _Axes) -> Norm | None:
     """The normalization whose mean of squares this node computes."""
-    if mean.kind != "ReduceMean" or not _over_last(graph, mean):
+    if mean.kind != "ReduceMean" or not _is_over(graph, mean, axes):
         return None
     square = graph.producer(mean.inputs[0])
     if square is None or not _squares(graph, square):
@@ -93,7 +121,7 @@ def _parts(graph: Graph, mean: Node) -> Norm | None:
         return None
     if result.kind == "Div" and result.inputs[0] != value:
         return None
-    source, nodes, centered = _center(graph, value)
+    source, nodes, centered = _center(graph, value, axes)
     inner = [*inner, square.outputs[0], root.outputs[0], *([value] if centered else [])]
     members = {square, mean, result, *nodes}
     if any(
@@ -103,17 +131,19 @@ def _parts(graph: Graph, mean: Node) -> Norm | None:
     if not all(private(graph, tensor) for tensor in inner):
         return None
     bare = result.outputs[0]
-    scale, scaled = _constant(graph, bare, "Mul")
-    shift, shifted = _constant(graph, scaled, "Add")
+    scale, scaled = _constant(graph, bare, "Mul", axes)
+    shift, shifted = _constant(graph, scaled, "Add", axes)
     own = frozenset(nodes) if centered else frozenset({square, result})
     return Norm(mean.name, (source,), shifted, own, centered, scale, shift, bare=bare, epsilon=epsilon)
 
 
-def _over_last(graph: Graph, node: Node) -> bool:
-    axes = graph.constant(node.input(1)) if node.input(1) else node.attribute("axes")
+def _is_over(graph: Graph, node: Node, axes: _Axes) -> bool:
+    given = graph.constant(node.input(1)) if node.input(1) else node.attribute("axes")
     rank = len(graph.shape(node.inputs[0]) or ())
-    kept = bool(node.attribute("keepdims", 1))
-    return axes is not None and kept and np.asarray(axes).ravel().tolist() in ([-1], [rank - 1])
+    wanted, kept = axes.of(rank), bool(node.attribute("keepdims", 1))
+    if given is None or not kept or not wanted:
+        return False
+    return sorted(axis % rank if rank else axis for axis in np.asarray(given).ravel().tolist()) == list(wanted)
 
 
 def _squares(graph: Graph, node: Node) -> bool:
@@ -137,7 +167,7 @@ def _root(graph: Graph, mean: Node) -> tuple[Node | None, list[str], float]:
             assert known is not None
             way.append(node.outputs[0])
             epsilon += float(known.reshape(()))
-        elif node.kind == "Pow" and known is not None and known.ravel().tolist() == [-0.5]:
+        elif node.kind == "Pow" and node.inputs[0] == way[-1] and is_number(graph, node.inputs[1], -0.5):
             return node, way, epsilon
         elif node.kind == "Sqrt":
             way.append(node.outputs[0])
@@ -154,11 +184,11 @@ def _one_over(graph: Graph, node: Node, tensor: str) -> bool:
     return node.kind == "Div" and node.inputs[1] == tensor and is_number(graph, node.inputs[0], 1)
 
 
-def _center(graph: Graph, value: str) -> tuple[str, set[Node], bool]:
+def _center(graph: Graph, value: str, axes: _Axes) -> tuple[str, set[Node], bool]:
     """What the mean is subtracted from to get a tensor, the nodes that read it, and whether there is such a thing."""
     node = graph.producer(value)
     mean = graph.producer(node.inputs[1]) if node is not None and node.kind == "Sub" else None
-    if node is None or mean is None or mean.kind != "ReduceMean" or not _over_last(graph, mean):
+    if node is None or mean is None or mean.kind != "ReduceMean" or not _is_over(graph, mean, axes):
         return value, set(), False
     alone = graph.consumers(mean.outputs[0]) == [node] and private(graph, mean.outputs[0])
     if mean.inputs[0] != node.inputs[0] or not alone:
@@ -171,13 +201,14 @@ def _between(graph: Graph, reader: Node, inner: list[str]) -> bool:
     return all(name in inner for name in reader.outputs)
 
 
-def _constant(graph: Graph, tensor: str, kind: str) -> tuple[Stored | None, str]:
+def _constant(graph: Graph, tensor: str, kind: str, axes: _Axes) -> tuple[Stored | None, str]:
     """The constant vector that a tensor is combined with before anything else reads it, and the result."""
     readers = graph.consumers(tensor)
     if len(readers) != 1 or readers[0].kind != kind or not private(graph, tensor):
         return None, tensor
     node = readers[0]
     stored = Stored(node, 1 - node.inputs.index(tensor))
-    if not graph.is_constant(node.inputs[stored.index]) or len(graph.shape(node.inputs[stored.index]) or ()) != 1:
+    name, rank = node.inputs[stored.index], len(graph.shape(tensor) or ())
+    if not graph.is_constant(name) or not axes.channels(graph.shape(name) or (), rank):
         return None, tensor
     return stored, node.outputs[0]

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from quark_onnx.kernels.device import Device
+from quark_onnx.kernels.threads import one_thread
 
 #: The stretched sigmoid of AdaRound, eq. 23: its ends.
 _GAMMA, _ZETA = -0.1, 1.1
@@ -117,15 +118,13 @@ def in_parts(
         threads: how many at a time; 0 for as many as there are cores.
         whole: in parts that are as large as a GPU likes them, one after the other.
     """
-    from threadpoolctl import threadpool_limits
-
     largest, most = (_WHOLE, groups) if whole else (_PART, _GROUPS)
     least = 1 if whole else max(1, min(_PARTS, groups * outputs * (inputs + _ROW) // _LEAST))
     at_once = max(1, min(most, largest // (outputs * inputs)))
     own = _split(groups, at_once, least)
     each = _split(outputs, max(1, largest // inputs) if at_once == 1 else outputs, -(-least // len(own)))
     parts = [(group, output) for group in own for output in each]
-    with threadpool_limits(1, "blas"), ThreadPoolExecutor(1 if whole else threads or cpu_count() or 1) as pool:
+    with one_thread(), ThreadPoolExecutor(1 if whole else threads or cpu_count() or 1) as pool:
         for _ in pool.map(lambda part: work(*part), parts):
             pass
 

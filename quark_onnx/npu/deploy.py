@@ -14,29 +14,34 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto
+from onnx import ModelProto, helper
 
 from calibrators import encoded
+from calibrators.data import Reader
 from calibrators.images import ImageSpec, image_model
 from calibrators.session import open_session
 from quark_onnx.api import quantize
 from quark_onnx.config import QConfig
 from quark_onnx.errors import ConfigError, ConstraintError, data_errors
-from quark_onnx.graph import Graph
+from quark_onnx.graph import Graph, widened
 from quark_onnx.graph.io import staged
+from quark_onnx.job import load
 from quark_onnx.npu.check import Check, check
+from quark_onnx.npu.cut import Parts
 from quark_onnx.npu.legalize import legalize
 from quark_onnx.npu.options import CONFIG_FILE, compiler_config, devices_for
 from quark_onnx.npu.page import write_page
 from quark_onnx.npu.preflight import Preflight, preflight
 from quark_onnx.npu.readme import readme
+from quark_onnx.npu.tail import try_tail
 from quark_onnx.registry import TARGETS
 from quark_onnx.report import Report
 from quark_onnx.steps import Sample, first_sample, reader_for
 
 #: Samples that are shipped, with what the model computes of them on the CPU.
 _SHIPPED = 4
-_MODEL, _READER, _MARK, _SUMS = "model.onnx", "preprocess.onnx", "bundle.json", "SHA256SUMS"
+_MODEL, _READER, _TAIL = "model.onnx", "preprocess.onnx", "postprocess.onnx"
+_MARK, _SUMS = "bundle.json", "SHA256SUMS"
 #: What appears in the folder when it is used.
 _MADE = ("cache", "__pycache__")
 _FILES = ("npu_session.py", "compare.py", "npu_session.hpp")
@@ -55,6 +60,7 @@ class Bundle:
         forecast: what will run on the processor.
         notes: what legalizing has rewritten.
         images: how files become inputs of the model; None where the data are arrays.
+        tail: what is run behind the model, on the CPU; None for nothing.
     """
 
     folder: Path
@@ -64,6 +70,7 @@ class Bundle:
     forecast: Preflight
     notes: tuple[str, ...]
     images: ImageSpec | None = None
+    tail: ModelProto | None = None
 
     def __str__(self) -> str:
         quality = [] if self.report is None else [f"worst output: {self.report.worst_sqnr:.1f} dB"]
@@ -74,7 +81,7 @@ class Bundle:
 
 
 def deploy(
-    model: str | Path | ModelProto,
+    model: str | Path | ModelProto | Parts,
     data: Any,
     folder: str | Path,
     target: str = "stx",
@@ -91,6 +98,8 @@ def deploy(
     checksums.
 
     Args:
+        model: the whole, or its parts, as ``cut`` makes them: the second one, which may have operators of
+            onnxruntime-extensions, is shipped beside the first, and run behind it on the CPU.
         data: as for ``quantize_static``. Of images read by an ``ImageSpec``, what reads them is shipped, too: an ONNX
             model with operators of onnxruntime-extensions.
         folder: must not be there yet, be empty, or be an earlier bundle, which is replaced in one step at the end.
@@ -108,10 +117,13 @@ def deploy(
     kind = kind_of_config(settings)
     if kind not in row.presets:
         raise ConfigError(f"config is {kind}, but {target} ({row.summary}) takes {', '.join(row.presets)}")
-    legal = legalize(model, target, shapes=shapes)
-    reader = reader_for(Graph.of(legal.model), data, settings)
-    with data_errors():
-        samples = list(islice(reader, _SHIPPED)) if reader.restartable else [first_sample(reader)]
+    front, tail = (model.first, load(model.second)) if isinstance(model, Parts) else (model, None)
+    legal = legalize(front, target, shapes=shapes)
+    wide, narrowing = widened(legal.model)
+    reader = reader_for(Graph.of(wide), data, settings)  # a model of 16 bits is quantized in float32
+    samples = _shipped(reader, narrowing.inputs)
+    if tail is not None:  # before the time that quantizing takes
+        try_tail(tail, legal.model, samples[0])
     result, report = legal.model, None
     if kind != "BF16":
         gate = settings.min_sqnr if settings.min_sqnr is not None else min_sqnr
@@ -121,13 +133,24 @@ def deploy(
     if found.errors:
         raise ConstraintError(f"the model breaks {found.errors} rules of {target}; nothing was written: {found}")
     images = data.keywords.get("images") if isinstance(data, partial) else None
-    bundle = Bundle(place, kind, report, found, forecast, legal.notes, images)
+    bundle = Bundle(place, kind, report, found, forecast, legal.notes, images, tail)
     with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{place.name}.") as name:
         inside = Path(name) / place.name
         inside.mkdir()
         _write(inside, bundle, result, samples)
         _replace(inside, place, Path(name))
     return bundle
+
+
+def _shipped(reader: Reader, kinds: Mapping[str, int]) -> list[Sample]:
+    """The first samples; ``kinds`` are those of the model's inputs of 16 bits, as ``TensorProto.DataType``."""
+    with data_errors():
+        samples = list(islice(reader, _SHIPPED)) if reader.restartable else [first_sample(reader)]
+    types = {name: helper.tensor_dtype_to_np_dtype(kind) for name, kind in kinds.items()}
+    return [
+        {name: np.asarray(value).astype(types[name]) if name in types else value for name, value in sample.items()}
+        for sample in samples
+    ]
 
 
 def kind_of_config(config: QConfig) -> str:
@@ -187,14 +210,18 @@ def _write(folder: Path, bundle: Bundle, model: ModelProto, samples: Sequence[Sa
         pass
     digest = hashlib.sha256((folder / _MODEL).read_bytes()).hexdigest()
     devices = devices_for(target, kind)
-    settings = {"model": _MODEL, "format": kind, "cache_key": digest[:16], "devices": devices}
+    settings: dict[str, Any] = {"model": _MODEL, "format": kind, "cache_key": digest[:16], "devices": devices}
     if bundle.images is not None:
         with staged(image_model(bundle.images), folder / _READER, external=False):
             pass
         _text(folder / "encoded.py", Path(encoded.__file__).read_text(encoding="utf-8"))
         settings["preprocess"] = _READER
+    if bundle.tail is not None:
+        with staged(bundle.tail, folder / _TAIL, external=False):
+            pass
+        settings["postprocess"] = _TAIL
     _json(folder / "provider_options.json", settings)
-    _text(folder / "provider_options.hpp", _header(digest[:16], devices))
+    _text(folder / "provider_options.hpp", _header(settings))
     if kind == "BF16":
         _json(folder / CONFIG_FILE, compiler_config())
     for name in _FILES:
@@ -209,7 +236,7 @@ def _write(folder: Path, bundle: Bundle, model: ModelProto, samples: Sequence[Sa
     findings = [str(finding) for finding in bundle.check.findings]
     _json(folder / "report.json", {"accuracy": report, "forecast": forecast, "warnings": findings})
     write_page(bundle.forecast, folder / "forecast.html", _MODEL)
-    _text(folder / "README.md", readme(bundle.forecast, kind, report=bundle.report, images=bundle.images is not None))
+    _text(folder / "README.md", readme(bundle.forecast, kind, report=bundle.report, others=settings))
     _json(folder / _MARK, {"schema": 1, "format": kind, "target": target.name, "release": bundle.forecast.release})
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     sums = (f"{hashlib.sha256((folder / name).read_bytes()).hexdigest()}  {name}" for name in names)
@@ -235,17 +262,18 @@ def _arrays(path: Path, arrays: Mapping[str, Any]) -> None:
                 np.lib.format.write_array(file, np.asanyarray(array), allow_pickle=False)
 
 
-def _header(cache_key: str, devices: Mapping[str, Mapping[str, str]]) -> str:
+def _header(settings: Mapping[str, Any]) -> str:
     """The options as C++."""
 
     def pairs(options: Mapping[str, str]) -> str:
         return ", ".join(f"{{{json.dumps(key)}, {json.dumps(value)}}}" for key, value in options.items())
 
-    rows = "".join(f"\n    {{{json.dumps(name)}, {{{pairs(options)}}}}}," for name, options in devices.items())
+    rows = "".join(f"\n    {{{json.dumps(name)}, {{{pairs(row)}}}}}," for name, row in settings["devices"].items())
+    names = ("model", "cache_key", "preprocess", "postprocess")
+    texts = "".join(f"inline const std::string {name} = {json.dumps(settings.get(name, ''))};\n" for name in names)
     return (
         "// Made with the model; see provider_options.json.\n#pragma once\n\n#include <string>\n"
-        "#include <unordered_map>\n\nnamespace npu::options {\n\n"
-        f'inline const std::string model = "{_MODEL}";\ninline const std::string cache_key = "{cache_key}";\n'
+        f"#include <unordered_map>\n\nnamespace npu::options {{\n\n{texts}"
         "inline const std::unordered_map<std::string, std::unordered_map<std::string, std::string>> devices = {"
         f"{rows}\n}};\n\n}}  // namespace npu::options\n"
     )

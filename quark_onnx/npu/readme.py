@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from quark_onnx.npu.preflight import Preflight
 from quark_onnx.report import Report
 
@@ -12,7 +14,7 @@ Format {kind}, made for Ryzen AI {release}.{quality}
 
 | file | what it is |
 |---|---|
-| `model.onnx` | the model{float} |{images}
+| `model.onnx` | the model{float} |{others}
 | `provider_options.json`, `provider_options.hpp` | what the execution provider of each device is told |
 | `npu_session.py`, `npu_session.hpp` | open a session on the NPU, on the CPU where that is not possible, saying so |
 | `compare.py`, `samples/`, `outputs/` | compares what a machine computes with what was recorded here on a CPU |
@@ -32,14 +34,25 @@ Format {kind}, made for Ryzen AI {release}.{quality}
 Without an NPU `python npu_session.py samples/0000.npz` runs on the CPU, and says so.
 """
 
-_IMAGES = (
-    "\n| `preprocess.onnx`, `encoded.py` | make the model's input of a JPEG or PNG file, as the calibration data was "
-    "read; on the CPU, with onnxruntime-extensions: `python npu_session.py photo.jpg` |"
-)
+#: By the names that the settings have for them.
+_OTHERS = {
+    "preprocess": (
+        "\n| `preprocess.onnx`, `encoded.py` | make the model's input of a JPEG or PNG file, as the calibration data "
+        "was read; on the CPU, with onnxruntime-extensions: `python npu_session.py photo.jpg` |"
+    ),
+    "postprocess": (
+        "\n| `postprocess.onnx` | what is made of the model's outputs, by their names, on the CPU: "
+        "`npu_session.postprocess`, in C++ `npu::open_on_cpu(env, folder, npu::options::postprocess)` |"
+    ),
+}
 
 
-def readme(forecast: Preflight, kind: str, *, report: Report | None, images: bool = False) -> str:
-    """The text of the file, in Markdown."""
+def readme(forecast: Preflight, kind: str, *, report: Report | None, others: Collection[str] = ()) -> str:
+    """The text of the file, in Markdown.
+
+    Args:
+        others: what stands in front of the model and behind it: "preprocess", "postprocess".
+    """
     target = forecast.target
     quality = "" if report is None else f" Worst output against the float model: {report.worst_sqnr:.1f} dB."
     overlay = " Phoenix and Hawk Point need the overlay that release 1.7.1 installs." if target.xclbin else ""
@@ -48,7 +61,7 @@ def readme(forecast: Preflight, kind: str, *, report: Report | None, images: boo
         kind=kind,
         release=forecast.release,
         quality=quality,
-        images=_IMAGES if images else "",
+        others="".join(text for name, text in _OTHERS.items() if name in others),
         float=", in float32: its compiler converts it" if kind == "BF16" else "",
         overlay=overlay,
         target=target.name,

@@ -28,7 +28,8 @@ from quark_onnx.npu.pairs import Grid, Pairs
 from quark_onnx.npu.scales import grid_findings
 
 Array = NDArray[Any]
-Averages = Literal["exact", "dpu"]
+Exactly = Literal["exact", "dpu"]
+Softmaxes = Literal["float", "dpu"]
 
 #: Rules of the checker without which there is no position.
 _POSITION = ("S1", "S3", "S4")
@@ -41,8 +42,8 @@ class Simulation:
     Attributes:
         codes: of every tensor that is rounded, by the name of its codes, the output of a QuantizeLinear.
         outputs: the model's outputs, or the tensor at which it was to stop; float32 where they are no whole numbers.
-        inexact: names of those codes whose numbers were computed in float (a softmax, a sigmoid), which no documented
-            integer arithmetic stands behind.
+        inexact: names of those codes whose numbers were computed in float64 (a softmax, a sigmoid), not as the engine
+            does.
     """
 
     codes: dict[str, Array]
@@ -55,7 +56,9 @@ def simulate(
     feeds: Mapping[str, Array],
     rounding: Rounding = "even",
     *,
-    average: Averages = "exact",
+    average: Exactly = "exact",
+    gate: Exactly = "exact",
+    softmax: Softmaxes = "float",
     codes: Mapping[str, Array] | None = None,
     until: str = "",
 ) -> Simulation:
@@ -67,6 +70,9 @@ def simulate(
             documentation 1.8, 2026-07-23, inst.rst), and rounds ties to even whatever ``rounding`` says.
         rounding: of ties: "even" as QuantizeLinear does, or "up" as the engine does.
         average: "exact", or "dpu" for the engine's product and shift instead of a division.
+        gate: "exact", or "dpu" for 2731 / 2**14 instead of 1/6 in a HardSigmoid of slope 1/6.
+        softmax: "float", or "dpu" for powers by a polynomial, rounded to bfloat16 after each step, that amd-quark 0.13
+            documents (simulate_dpu_softmax.py), where it is an option, too.
         codes: codes that operators read instead of those that are simulated, by the names that
             ``Simulation.codes`` has. With all codes of another machine, each tensor is simulated from its inputs alone.
         until: stop with this tensor; only what it depends on is computed. Empty for all outputs.
@@ -86,11 +92,14 @@ def simulate(
     >>> found.codes["q"], found.codes["c"]
     (array([ -2,   1, 127], dtype=int8), array([ 0,  1, 64], dtype=int8))
     """
-    for option, value, known in (("rounding", rounding, Rounding), ("average", average, Averages)):
-        if value not in get_args(known):
-            raise ConfigError(f"{option} is {value!r}; it is one of {', '.join(map(repr, get_args(known)))}")
+    operators = {"average": average, "gate": gate, "softmax": softmax}
+    kinds = {"rounding": Rounding, "average": Exactly, "gate": Exactly, "softmax": Softmaxes}
+    for option, value in {"rounding": rounding, **operators}.items():
+        if value not in (known := get_args(kinds[option])):
+            raise ConfigError(f"{option} is {value!r}; it is one of {', '.join(map(repr, known))}")
     graph = Graph.of(load(model))
-    run = _Run(graph, rounding, average == "dpu", dict(codes or {}))
+    engine = frozenset(name for name, value in operators.items() if value == "dpu")
+    run = _Run(graph, rounding, engine, dict(codes or {}))
     wanted = [until] if until else [value.name for value in graph.outputs]
     return run.of(wanted, feeds)
 
@@ -98,9 +107,9 @@ def simulate(
 class _Run:
     """One simulation: the values that are known so far."""
 
-    def __init__(self, graph: Graph, rounding: Rounding, engine_averages: bool, codes: dict[str, Array]) -> None:
+    def __init__(self, graph: Graph, rounding: Rounding, engine: frozenset[str], codes: dict[str, Array]) -> None:
         self._graph, self._pairs = graph, Pairs(graph)
-        self._rounding, self._engine_averages, self._given = rounding, engine_averages, codes
+        self._rounding, self._engine, self._given = rounding, engine, codes
         self._values: dict[str, Value] = {}
         self._codes: dict[str, Array] = {}
         self._inexact: list[str] = []
@@ -144,7 +153,7 @@ class _Run:
 
     def _compute(self, node: Node) -> None:
         inputs = tuple(self._read(name) for name in node.inputs)
-        call = Call(self._graph, node, inputs, self._engine_averages)
+        call = Call(self._graph, node, inputs, self._engine)
         try:
             found = self._found(call)
         except OverflowError as error:
@@ -179,7 +188,7 @@ class _Run:
         zero = int(grid.zero_point.reshape(-1)[0])
         if isinstance(value, Real):  # computed by a CPU
             whole = np.rint(np.ldexp(value.values, position)).clip(least - zero, greatest - zero).astype(np.int64)
-            self._inexact += [] if value.given else [name]
+            self._inexact += [] if value.given or value.known else [name]
         else:
             whole = rounded(exact(value), position, self._rounding)
         codes = (whole + zero).clip(least, greatest).astype(kind)

@@ -13,7 +13,7 @@ from quark_onnx.passes.remove_identity import remove_identity
 from quark_onnx.passes.split_large_pools import split_large_pools
 from quark_onnx.passes.split_to_slices import split_to_slices
 from quark_onnx.passes.whole_gelu import whole_gelu
-from quark_onnx.passes.whole_norms import whole_norms
+from quark_onnx.passes.whole_norms import whole_image_norms, whole_norms
 from quark_onnx.passes.write_attributes import write_attributes
 from quark_onnx.passes.write_defaults import write_defaults
 
@@ -21,14 +21,16 @@ from quark_onnx.passes.write_defaults import write_defaults
 CLEANING: tuple[Pass, ...] = (fold_constants, remove_identity, fold_batch_norm)
 #: What the compiler of an accelerator takes of a graph, quantized or not, that says the same in other words.
 SPELLING: tuple[Pass, ...] = (plain_gemm, own_parameters, write_attributes, write_defaults)
-#: Operators that stay off the accelerator as those that do not; in front of quantization, for they need scales.
+#: Operators that stay off the accelerator as those that do not; in front of quantization, for they need scales. What
+#: comes in parts first: means in it are no pools.
 REPLACING: tuple[Pass, ...] = (
+    whole_gelu,
+    whole_norms,
+    whole_image_norms,
     split_to_slices,
     mean_to_pool,
     batch_norm_to_conv,
     split_large_pools,
-    whole_gelu,
-    whole_norms,
 )
 #: All of them, for a float graph; sizes first, which reshapes are computed from.
 LEGALIZING: tuple[Pass, ...] = (fold_shapes, *CLEANING, *REPLACING, *SPELLING)
@@ -53,6 +55,7 @@ __all__ = [
     "split_to_slices",
     "store_constants",
     "whole_gelu",
+    "whole_image_norms",
     "whole_norms",
     "write_attributes",
     "write_defaults",

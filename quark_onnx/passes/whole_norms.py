@@ -1,4 +1,4 @@
-"""Write a normalization that comes in parts as the one operator that it is.
+"""Write a normalization that comes in parts, over the last axis or over images, as the one operator that it is.
 
 Its parts would be rounded one by one, the mean of squares among them, and each is a chance for a compiler to leave the
 rest of the model to the CPU: MobileViT falls into 49 pieces (XDNA1 study, 2026-07).
@@ -6,11 +6,13 @@ rest of the model to the CPU: MobileViT falls into 49 pieces (XDNA1 study, 2026-
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from onnx import TensorProto
 
 from quark_onnx.graph import Graph
-from quark_onnx.graph.norms import Norm, norms
+from quark_onnx.graph.norms import Norm, image_norms, norms
 from quark_onnx.graph.stored import Stored
 from quark_onnx.passes.base import register
 
@@ -23,31 +25,45 @@ def whole_norms(graph: Graph) -> int:
     """Make a LayerNormalization of every one that is written with ReduceMean, Sub, Pow, Sqrt and Div."""
     if graph.opset < _OPSET:
         return 0
-    return sum(_replace(graph, norm) for norm in norms(graph) if norm.bare and norm.centered)
+    return sum(_replace(graph, norm, "LayerNormalization", -1, axis=-1) for norm in norms(graph))
 
 
-def _replace(graph: Graph, norm: Norm) -> bool:
+@register
+def whole_image_norms(graph: Graph) -> int:
+    """Make an InstanceNormalization of every one over images that is written so, as TensorFlow's converters do."""
+    return sum(_replace(graph, norm, "InstanceNormalization", 1) for norm in image_norms(graph))
+
+
+def _replace(graph: Graph, norm: Norm, kind: str, channels: int, **attributes: Any) -> bool:
+    """Put an operator in the place of the parts.
+
+    Args:
+        channels: the axis along which scale and shift lie.
+    """
+    if not (norm.bare and norm.centered):
+        return False
     [source] = norm.sources
-    last = graph.producer(norm.result)
-    width = (graph.shape(source) or (None,))[-1]
+    last, shape = graph.producer(norm.result), graph.shape(source)
+    width = shape[channels] if shape else None
     if last is None or not isinstance(width, int) or not width or graph.elem_type(source) != TensorProto.FLOAT:
         return False
-    if graph.shape(source) != graph.shape(norm.result):  # a constant of more axes adds some
+    if shape != graph.shape(norm.result):  # a constant of more axes adds some
         return False
-    if any(each is not None and not each.spread(graph, width) for each in (norm.scale, norm.shift)):
+    if any(each is not None and not _fits(graph, each, width) for each in (norm.scale, norm.shift)):
         return False
-    vectors = [_vector(graph, stored, width) for stored in (norm.scale, norm.shift)]
-    scale = vectors[0] if vectors[0] is not None else np.ones(width, np.float32)
-    names = [graph.add_constant(f"{norm.name}_scale", scale)]
-    if vectors[1] is not None:
-        names.append(graph.add_constant(f"{norm.name}_shift", vectors[1]))
+    inputs = [source, graph.add_constant(f"{norm.name}_scale", _vector(graph, norm.scale, width, 1))]
+    if norm.shift is not None or kind == "InstanceNormalization":  # which has to have one
+        inputs.append(graph.add_constant(f"{norm.name}_shift", _vector(graph, norm.shift, width, 0)))
     graph.remove([last])
-    inputs = [source, *names]
-    graph.add("LayerNormalization", inputs, [norm.result], name=norm.name, axis=-1, epsilon=norm.epsilon)
+    graph.add(kind, inputs, [norm.result], name=norm.name, epsilon=norm.epsilon, **attributes)
     return True
 
 
-def _vector(graph: Graph, stored: Stored | None, width: int) -> np.ndarray | None:
-    if stored is None:
-        return None
-    return np.broadcast_to(stored.value(graph), (width,)).astype(np.float32)
+def _fits(graph: Graph, stored: Stored, width: int) -> bool:
+    """Whether there is one value for each channel; the shape of a result is what the model declares, right or wrong."""
+    return stored.spread(graph, width) and stored.value(graph).size in (1, width)
+
+
+def _vector(graph: Graph, stored: Stored | None, width: int, default: float) -> np.ndarray:
+    found = np.full(1, default) if stored is None else stored.value(graph).reshape(-1)
+    return np.broadcast_to(found, (width,)).astype(np.float32)

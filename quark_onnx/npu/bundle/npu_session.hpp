@@ -3,6 +3,7 @@
 //   Ort::Env env(ORT_LOGGING_LEVEL_WARNING, "app");
 //   bool on_npu = false;
 //   Ort::Session session = npu::open_session(env, folder, on_npu);
+//   Ort::Session behind = npu::open_on_cpu(env, folder, npu::options::postprocess, "libortextensions.so");
 //
 // C++17 and the headers of onnxruntime 1.20 or later; "provider_options.hpp" lies beside this file.
 #pragma once
@@ -110,6 +111,17 @@ inline Ort::Session open_session(Ort::Env& env, const std::filesystem::path& fol
     std::cerr << "npu_session: running on the CPU: " << error.what() << "\n";
   }
   return Ort::Session(env, model.c_str(), Ort::SessionOptions());
+}
+
+// What stands in front of the model or behind it: options::preprocess, which makes its input of the bytes of an image
+// ("encoded"), and options::postprocess, which reads its outputs by their names. Both are empty where there is no such
+// thing. extensions: the library of onnxruntime-extensions, for a model with operators of these.
+inline Ort::Session open_on_cpu(Ort::Env& env, const std::filesystem::path& folder, const std::string& name,
+                                const std::filesystem::path& extensions = {}) {
+  if (name.empty()) throw std::runtime_error("the folder has no such model: nothing stands there");
+  Ort::SessionOptions session_options;
+  if (!extensions.empty()) session_options.RegisterCustomOpsLibrary(extensions.c_str());
+  return Ort::Session(env, (folder / name).c_str(), session_options);
 }
 
 }  // namespace npu

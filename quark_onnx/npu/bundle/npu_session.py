@@ -5,7 +5,8 @@
     outputs = session.run(None, {"input": array})
 
 As a program it runs one sample:  python npu_session.py samples/0000.npz [--device auto|npu|cpu]
-Needs onnxruntime (the one of Ryzen AI for the NPU) and numpy; to read images, onnxruntime-extensions.
+Needs onnxruntime (the one of Ryzen AI for the NPU) and numpy; to read images, onnxruntime-extensions, and so does what
+is made of the outputs where it has operators of these.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import platform
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +39,7 @@ def open_session(device: str = "auto", *, strict: bool = False, folder: Path = H
     """
     import onnxruntime as ort
 
-    settings = json.loads((folder / "provider_options.json").read_text(encoding="utf-8"))
+    settings = _settings(folder)
     model = str(folder / settings["model"])
     if device != "cpu":
         try:
@@ -56,22 +59,53 @@ def read_image(file: str | os.PathLike[str], *, folder: Path = HERE) -> Any:
         OSError, ValueError: the file cannot be read, is no JPEG or PNG, or is damaged.
     """
     import numpy as np
-    import onnxruntime as ort
 
-    settings = json.loads((folder / "provider_options.json").read_text(encoding="utf-8"))
-    if "preprocess" not in settings:
-        raise RuntimeError("this model was not made with images; give it a .npz file")
-    try:
-        from onnxruntime_extensions import get_library_path
-    except ImportError as error:
-        raise RuntimeError("to read images: pip install onnxruntime-extensions") from error
+    reader = _on_cpu(folder, "preprocess", "this model was not made with images; give it a .npz file")
     from encoded import read_encoded
 
     encoded = read_encoded(Path(file))
-    options = ort.SessionOptions()
-    options.register_custom_ops_library(get_library_path())
-    reader = ort.InferenceSession(str(folder / settings["preprocess"]), options, providers=["CPUExecutionProvider"])
     return reader.run(None, {"encoded": np.frombuffer(encoded, np.uint8)})[0]
+
+
+def postprocess(arrays: Mapping[str, Any], *, folder: Path = HERE) -> dict[str, Any]:
+    """What is made of the model's outputs, on the CPU; by name.
+
+    Args:
+        arrays: the outputs of the model, and its inputs where these are read, too, by their names.
+
+    Raises:
+        RuntimeError: this folder has nothing that stands behind the model.
+    """
+    session = _on_cpu(folder, "postprocess", "nothing stands behind this model")
+    found = session.run(None, {value.name: arrays[value.name] for value in session.get_inputs()})
+    return dict(zip((value.name for value in session.get_outputs()), found, strict=True))
+
+
+def _settings(folder: Path) -> Any:
+    return json.loads((folder / "provider_options.json").read_text(encoding="utf-8"))
+
+
+@cache  # applications call for each image
+def _on_cpu(folder: Path, name: str, missing: str) -> Any:
+    """A session for what stands in front of the model, or behind it."""
+    import onnxruntime as ort
+
+    settings = _settings(folder)
+    if name not in settings:
+        raise RuntimeError(missing)
+    options, lacking = ort.SessionOptions(), ""
+    try:
+        from onnxruntime_extensions import get_library_path
+
+        options.register_custom_ops_library(get_library_path())
+    except ImportError:
+        lacking = "if it has operators of onnxruntime-extensions: pip install onnxruntime-extensions"
+    try:
+        return ort.InferenceSession(str(folder / settings[name]), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime raises many unrelated types
+        if not lacking:
+            raise
+        raise RuntimeError(f"{settings[name]} cannot be opened; {lacking}: {error}") from error
 
 
 def _on_npu(ort: Any, model: str, settings: dict[str, Any], *, strict: bool, folder: Path) -> Any:
@@ -156,9 +190,22 @@ def _run(sample: Path, device: str, *, strict: bool) -> int:
     else:
         feeds = {session.get_inputs()[0].name: read_image(sample)}
     print(f"on the {where.upper()}:")
-    for value, array in zip(session.get_outputs(), session.run(None, feeds), strict=True):
-        print(f"  {value.name} {array.shape}: first values {np.ravel(array)[:4]}")
+    outputs = {value.name: array for value, array in zip(session.get_outputs(), session.run(None, feeds), strict=True)}
+    _show(outputs)
+    if "postprocess" in _settings(HERE):
+        print("behind it, on the CPU:")
+        _show(postprocess({**feeds, **outputs}))
     return 0
+
+
+def _show(arrays: Mapping[str, Any]) -> None:
+    import numpy as np
+
+    for name, array in arrays.items():
+        if isinstance(array, np.ndarray):
+            print(f"  {name} {array.shape}: first values {np.ravel(array)[:4]}")
+        else:  # what stands behind a model may make lists and tables, too
+            print(f"  {name}: {str(array)[:200]}")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,10 +23,12 @@ class Real:
     Attributes:
         values: float64.
         given: they are values of an input, at most moved.
+        known: they are what the engine is documented to compute.
     """
 
     values: NDArray[np.float64]
     given: bool = False
+    known: bool = False
 
 
 #: A bare array is known beforehand, a constant or a shape.
@@ -40,13 +42,13 @@ class Call:
     Attributes:
         graph, node: where it stands.
         inputs: one value for each input, None for one that is left out.
-        engine_averages: averages are products and shifts.
+        engine: what is computed as the engine is documented to, instead of exactly: "average", "gate", "softmax".
     """
 
     graph: Graph
     node: Node
     inputs: tuple[Value | None, ...]
-    engine_averages: bool = False
+    engine: frozenset[str] = frozenset()
 
     def has(self, index: int) -> bool:
         """Whether an input is there."""
@@ -67,7 +69,7 @@ class Call:
         """The first input at other places, or some of its values, whatever kind of number they are."""
         value = self.inputs[0]
         if isinstance(value, Real):
-            return [Real(change(value.values), value.given)]
+            return [replace(value, values=change(value.values))]
         return [self.fixed(0).shaped(change)]
 
     def size(self) -> tuple[int, ...]:
@@ -86,6 +88,16 @@ class Call:
         if not isinstance(value, np.ndarray):
             raise self.refused(f"its input {self.node.input(index)!r} is no constant")
         return value
+
+    @property
+    def corrected(self) -> bool:
+        """Whether a Mul with a constant alone reads the result: amd-quark's form of what the engine makes of it."""
+        graph, result = self.graph, self.node.outputs[0]
+        behind = graph.consumers(result)
+        others = [name for node in behind for name in node.inputs if name != result]
+        made = [producer.inputs if (producer := graph.producer(name)) else (name,) for name in others]
+        constant = all(graph.is_constant(name) for each in made for name in each)
+        return constant and [node.kind for node in behind] == ["Mul"]
 
     def refused(self, reason: str) -> ModelError:
         """The error of a node that cannot be simulated."""

@@ -11,6 +11,7 @@ from functools import reduce
 from typing import Any
 
 import numpy as np
+from ml_dtypes import bfloat16
 from numpy.typing import NDArray
 
 from quark_onnx.graph.clipping import clip_bounds
@@ -19,6 +20,11 @@ from quark_onnx.npu.integers.call import Call, Operator, Real, Value, exact, rea
 from quark_onnx.npu.integers.fixed import Fixed, Ints, times, together
 
 Doubles = NDArray[np.float64]
+
+#: What the engine multiplies by for a sixth, and the position of that (amd-quark 0.13, simulate_dpu.py).
+_SIXTH = (2731, 14)
+#: The polynomial of the engine's powers: what its square and its linear term are multiplied by. The other two are 1.
+_POWERS = (0.21875, 0.486328125)
 
 
 def _elementwise(function: Callable[..., Any]) -> Operator:
@@ -75,9 +81,13 @@ def _where_negative(below: Ints, above: Ints) -> Ints:
 
 
 def hard_sigmoid(call: Call) -> list[Value]:
-    """HardSigmoid, alpha and beta as float32."""
+    """HardSigmoid, alpha and beta as float32; what the engine has for a sixth makes the result greater by 1/8192."""
     alpha, beta = call.node.attribute("alpha", 0.2), call.node.attribute("beta", 0.5)
-    return [_hard_sigmoid(call.fixed(0), alpha, beta)]
+    gate = _hard_sigmoid(call.fixed(0), alpha, beta)
+    known = np.float32(alpha) == np.float32(1 / 6) and beta == 0.5
+    if "gate" in call.engine and known and not call.corrected:
+        return [times(gate, Fixed(np.array(_SIXTH[0] * 6), _SIXTH[1]))]
+    return [gate]
 
 
 def hard_swish(call: Call) -> list[Value]:
@@ -113,13 +123,46 @@ def _in_float(function: Callable[[Doubles], Doubles]) -> Operator:
 
 
 def softmax(call: Call) -> list[Value]:
-    """Softmax in float."""
+    """Softmax in float64, or as the engine is documented to compute it."""
     value, axis = call.inputs[0], softmax_axis(call.node, call.graph.opset)
     assert value is not None
     x = reals(value)
     axes = (axis,) if call.graph.opset >= 13 else tuple(range(axis % x.ndim, x.ndim))
+    if "softmax" in call.engine:
+        return [Real(engine_softmax(x, axes), known=True)]
     powers = np.exp(x - x.max(axis=axes, keepdims=True))
     return [Real(powers / powers.sum(axis=axes, keepdims=True))]
+
+
+def engine_softmax(x: Doubles, axes: tuple[int, ...]) -> Doubles:
+    """Softmax by bfloat16: ``2**n`` times a polynomial of what is left of ``x`` beside ``n * ln(2)``.
+
+    Source: amd-quark 0.13, postprocess/simulation/simulate_dpu_softmax.py. The greatest value is not subtracted first.
+
+    Raises:
+        OverflowError: the powers are beyond what bfloat16 has.
+    """
+    x = _bfloat16(x)
+    whole = np.floor(_bfloat16(x * _bfloat16(np.float64(np.log2(np.e)))))
+    rest = _bfloat16(x - _bfloat16(whole * _bfloat16(np.float64(np.log(2)))))
+    power = _bfloat16(rest * _POWERS[0] + _POWERS[1])
+    for _ in range(2):
+        power = _bfloat16(rest * power + 1)
+    with np.errstate(over="ignore"):
+        power = _bfloat16(np.ldexp(power, whole.astype(np.int64)))
+        total = _bfloat16(power.sum(axis=axes, keepdims=True))
+    if not np.isfinite(total).all() or not total.all():
+        raise OverflowError(
+            f"its inputs reach from {x.min():.4g} to {x.max():.4g}, and the engine takes their powers in bfloat16 as "
+            "they are"
+        )
+    return _bfloat16(power / total)
+
+
+def _bfloat16(x: Doubles) -> Doubles:
+    """Rounded to float32, as the intermediate results are, and to bfloat16."""
+    with np.errstate(over="ignore"):
+        return x.astype(np.float32).astype(bfloat16).astype(np.float64)
 
 
 POINTWISE: dict[str, Operator] = {

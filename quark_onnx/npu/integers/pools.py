@@ -110,19 +110,10 @@ def _average(call: Call, sums: Fixed, counts: Ints, factor: tuple[int, int, int]
     common = lcm(*np.unique(counts).tolist())
     scaled = times(sums, Fixed(common // counts, 0))
     average = Fixed(scaled.values, scaled.position, scaled.divisor * common)
-    if not call.engine_averages or _corrected(call):
+    if "average" not in call.engine or call.corrected:
         return average
     inputs, k, n = factor
     return times(average, Fixed(np.array(inputs * k), n))
-
-
-def _corrected(call: Call) -> bool:
-    """Whether a Mul with a constant stands behind an average."""
-    graph, result = call.graph, call.node.outputs[0]
-    behind = graph.consumers(result)
-    others = [name for node in behind for name in node.inputs if name != result]
-    made = [producer.inputs if (producer := graph.producer(name)) else (name,) for name in others]
-    return [node.kind for node in behind] == ["Mul"] and all(graph.is_constant(name) for each in made for name in each)
 
 
 POOLS: dict[str, Operator] = {

@@ -98,6 +98,7 @@ def test_unsafe_says_what_it_means(cli: Any) -> None:
         (["quantize", "--exclude", "a", "model.onnx", "-o", "o.onnx", "--random-data"], ["MODEL", "models come first"]),
         (["quantize", "m.onnx", "-o", "o.onnx", "--random-data", "--calibratr", "x"], ["did you mean '--calibrator'"]),
         (["quantize", "m.onnx", "-o", "o.onnx", "--random-data", "--calibratr=x"], ["did you mean '--calibrator'"]),
+        (["npu", "deploy", "m.onnx"], ["-o/--output", "; see quark-onnx npu deploy --help"]),
         (["explain", "model.onnx", "other.onnx"], ["unexpected argument 'other.onnx'"]),
         (["explain", "--conf", "A8W8", "model.onnx"], ["unknown option '--conf'"]),
     ],

@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from quark_onnx.errors import ConfigError
 from quark_onnx.kernels import device as devices
 from quark_onnx.kernels.device import Device, device_for
 from quark_onnx.kernels.rounding import Descent, Part, Units, adaquant, adaround, in_parts
+from quark_onnx.kernels.threads import one_thread
 from quark_onnx.optimizers import AdaQuant, AdaRound
 from quark_onnx.optimizers.activation import Activation
 
@@ -193,6 +196,51 @@ def test_without_a_gpu_there_is_numpy_and_a_gpu_by_name_is_an_error(monkeypatch:
             optimizer(device="cuda")
         with pytest.raises(ConfigError, match=f"device of {optimizer.name} is 'tpu'.*auto, cpu, cuda"):
             optimizer(device="tpu")
+
+
+def cores() -> int:
+    """On how many a product is computed."""
+    return max(int(row["num_threads"]) for row in threadpool_info() if row["user_api"] == "blas")
+
+
+def test_products_are_limited_until_the_last_one_closes() -> None:
+    opened, closed, seen = threading.Event(), threading.Event(), list[int]()
+
+    def second() -> None:
+        with one_thread():
+            opened.set()
+            closed.wait(10)
+            seen.append(cores())
+
+    with threadpool_limits(2, "blas"):
+        if cores() != 2:
+            pytest.skip("numpy has a library of one thread")
+        other = threading.Thread(target=second)
+        with one_thread():
+            other.start()
+            assert opened.wait(10)
+            with pytest.raises(ValueError, match="in it"), one_thread():
+                raise ValueError("in it")
+            assert cores() == 1
+        closed.set()
+        other.join()
+        assert (seen, cores()) == ([1], 2)
+
+
+def test_products_are_limited_beside_a_limit_of_another_thread() -> None:
+    seen = list[int]()
+
+    def beside() -> None:
+        with one_thread():
+            seen.append(cores())
+
+    with threadpool_limits(2, "blas"):
+        if cores() != 2:
+            pytest.skip("numpy has a library of one thread")
+        other = threading.Thread(target=beside)
+        other.start()
+        other.join()
+        assert (seen, cores()) == ([1], 2)
 
 
 def test_a_gpu_that_torch_sees_is_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,3 +123,17 @@ def test_a_model_without_products_and_one_without_a_tail() -> None:
         npu.cut(parse("g (float[1,2] x) => (float[1,2] y) { y = Relu (x) }"))
     with pytest.raises(ConfigError, match="leaves one part empty"):
         npu.cut(parse("g (float[1,2] x) => (float[1,2] y) { y = MatMul (x, w) }", w=weight(2, 2)))
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+def test_models_of_16_bits_are_compared_in_float32(kind: str) -> None:
+    """What goes through the cut is rounded, which is more than the parts may differ by, and no defect."""
+    model = parse(
+        f'g ({kind}[1,3,8,8] x) => ({kind}[1,8] y) {{ c = Conv <auto_pad = "SAME_UPPER"> (x, w) r = Relu (c) '
+        "d = Conv (r, u) y = ReduceMean <axes = [2, 3], keepdims = 0> (d) }"
+    )
+    for name, array in (("w", weight(8, 3, 3, 3)), ("u", weight(8, 8, 1, 1))):
+        number = onnx.TensorProto.DataType.Value(kind.upper())
+        model.graph.initializer.append(onnx.helper.make_tensor(name, number, array.shape, array.ravel()))
+    parts = npu.cut(model, ["d"])
+    assert parts.verified and parts.tensors == ("d",)

@@ -18,7 +18,8 @@ from onnx import ModelProto
 
 from calibrators.data import ImageSpec, open_reader
 from quark_onnx import npu
-from quark_onnx.errors import AccuracyError, ConfigError
+from quark_onnx.cli import main
+from quark_onnx.errors import AccuracyError, ConfigError, ModelError
 from quark_onnx.registry import RECIPES
 from tests.models import normal, parse, run, weight
 
@@ -133,36 +134,60 @@ def test_a_processor_that_it_is_not_for(bundle: npu.Bundle, tmp_path: Path) -> N
 
 STUB = """
 #pragma once
+#include <iostream>
 #include <string>
 #include <unordered_map>
 enum OrtLoggingLevel { ORT_LOGGING_LEVEL_WARNING };
 struct OrtApiBase { const char* (*GetVersionString)(); };
-const OrtApiBase* OrtGetApiBase();
+inline const OrtApiBase* OrtGetApiBase() { return nullptr; }
 namespace Ort {
 struct Env { Env(OrtLoggingLevel, const char*) {} };
 struct SessionOptions {
   SessionOptions& AddConfigEntry(const char*, const char*) { return *this; }
+  SessionOptions& RegisterCustomOpsLibrary(const char* name) { std::cout << name << " "; return *this; }
   SessionOptions& AppendExecutionProvider_VitisAI(const std::unordered_map<std::string, std::string>& = {}) { return *this; }
 };
-struct Session { Session(const Env&, const char*, const SessionOptions&) {} };
+struct Session { Session(const Env&, const char* name, const SessionOptions&) { std::cout << name << "\\n"; } };
 }
 """  # noqa: E501
 
 
-def test_the_cpp_loader_compiles(bundle: npu.Bundle, tmp_path: Path) -> None:
-    """Against declarations alone: the part of onnxruntime's interface that it uses."""
+MAIN = """
+#include "npu_session.hpp"
+#include <iostream>
+int main() {
+  Ort::Env env(ORT_LOGGING_LEVEL_WARNING, "app");
+  bool on_npu = true;
+  npu::open_session(env, "folder", on_npu);
+  if (on_npu) return 1;
+  for (const std::string& name : {npu::options::preprocess, npu::options::postprocess}) try {
+      npu::open_on_cpu(env, "folder", name, "extensions.so");
+    } catch (const std::exception& error) {
+      std::cout << error.what() << "\\n";
+    }
+}
+"""
+
+
+def test_the_cpp_loader_opens_what_there_is(bundle: npu.Bundle, tmp_path: Path) -> None:
+    """Against a stand-in for the part of onnxruntime's interface that it uses."""
     compiler = shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         pytest.skip("no C++ compiler")
     (tmp_path / "onnxruntime_cxx_api.h").write_text(STUB)
-    main = '#include "npu_session.hpp"\nint main() { Ort::Env env(ORT_LOGGING_LEVEL_WARNING, "app"); bool on = false;\n'
-    (tmp_path / "main.cpp").write_text(
-        main + 'Ort::Session session = npu::open_session(env, ".", on); (void)session; return on; }\n'
-    )
-    command = [compiler, "-std=c++17", "-Wall", "-Wextra", "-Werror", "-fsyntax-only"]
-    command += [f"-I{bundle.folder}", f"-I{tmp_path}", str(tmp_path / "main.cpp")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    (tmp_path / "main.cpp").write_text(MAIN)
+    with_tail = npu.deploy(npu.Parts(network(), scores_behind(), (), False), data(), tmp_path / "tail").folder
+    missing = "the folder has no such model: nothing stands there\n"
+    opened = "folder/model.onnx\n"
+    for folder, said in (
+        (bundle.folder, opened + 2 * missing),
+        (with_tail, opened + missing + "extensions.so folder/postprocess.onnx\n"),
+    ):
+        command = [compiler, "-std=c++17", "-Wall", "-Wextra", "-Werror", f"-I{folder}", f"-I{tmp_path}"]
+        made = subprocess.run([*command, "main.cpp", "-o", "app"], cwd=tmp_path, capture_output=True, text=True)
+        assert made.returncode == 0, made.stderr
+        done = subprocess.run([str(tmp_path / "app")], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout) == (0, said) and "running on the CPU" in done.stderr
 
 
 def test_bf16_ships_the_float_model_and_what_its_compiler_reads(tmp_path: Path) -> None:
@@ -333,3 +358,141 @@ def test_a_bundle_of_arrays_reads_no_images(bundle: npu.Bundle, tmp_path: Path) 
     program = [sys.executable, "npu_session.py", str(tmp_path / "photo.jpg"), "--device", "cpu"]
     done = subprocess.run(program, cwd=bundle.folder, capture_output=True, text=True)
     assert done.returncode == 1 and done.stderr == f"npu_session: RuntimeError: {MADE_OF_ARRAYS}\n"
+
+
+def scores_behind(kind: str = "y", elem: str = "float") -> ModelProto:
+    """The greatest score and its place, and a text of them by an operator of onnxruntime-extensions."""
+    model = parse(
+        f"""g ({elem}[N,4] {kind}) => (int64[N] best, int64[2] sizes) {{ f = Cast <to = 1> ({kind})
+        best = ArgMax <axis = 1, keepdims = 0> (f) sizes = Shape (f) }}"""
+    )
+    words = onnx.helper.make_node("StringJoin", ["names", "dash", "axis"], ["text"], domain="ai.onnx.contrib")
+    model.graph.node.append(words)
+    for name, values in (("names", [b"a", b"b"]), ("dash", [b"-"])):
+        model.graph.initializer.append(onnx.helper.make_tensor(name, onnx.TensorProto.STRING, [len(values)], values))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([0]), "axis"))
+    model.graph.output.append(onnx.helper.make_tensor_value_info("text", onnx.TensorProto.STRING, [1]))
+    model.opset_import.append(onnx.helper.make_opsetid("ai.onnx.contrib", 1))
+    return model
+
+
+def test_what_stands_behind_is_shipped_and_run(tmp_path: Path) -> None:
+    made = npu.deploy(npu.Parts(network(), scores_behind(), (), False), data(), tmp_path / "bundle")
+    assert {path.name for path in made.folder.iterdir()} == FILES | {"postprocess.onnx"}
+    assert "postprocess.onnx" in (made.folder / "README.md").read_text()
+    code = (
+        "import numpy as np; from npu_session import open_session, postprocess; "
+        "postprocess({'y': np.zeros((2, 4), 'f')}); "
+        "y = np.load('outputs/0000.npz')['output_0']; found = postprocess({'y': y}); "
+        "print(found['best'] == y.argmax(1), found['sizes'], found['text'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=made.folder, capture_output=True, text=True)
+    assert done.stdout == "[ True] [1 4] ['a-b']\n", done.stderr
+    program = [sys.executable, "npu_session.py", "samples/0000.npz", "--device", "cpu"]
+    done = subprocess.run(program, cwd=made.folder, capture_output=True, text=True)
+    assert done.returncode == 0 and "behind it, on the CPU:\n  best (1,)" in done.stdout
+
+
+def test_the_head_of_a_model_is_cut_off_and_put_behind(tmp_path: Path) -> None:
+    whole = parse(
+        """g (float[1,3,8,8] x) => (float[1,4,8,8] y) { c = Conv (x, w) e = Exp (c) y = Sigmoid (e) }""",
+        w=weight(4, 3, 1, 1),
+    )
+    source = tmp_path / "model.onnx"
+    onnx.save(whole, source)
+    samples = tmp_path / "samples"
+    samples.mkdir()
+    for place, sample in enumerate(data()):
+        np.savez(samples / f"{place:02}.npz", **sample)
+    options = ["-o", str(tmp_path / "bundle"), "--data", str(samples), "--cut", "--quiet"]
+    assert main(["npu", "deploy", str(source), *options]) == 0
+    kinds = {node.op_type for node in onnx.load(tmp_path / "bundle" / "postprocess.onnx").graph.node}
+    assert kinds == {"Exp", "Sigmoid"}
+    x = data()[0]["x"]
+    code = (
+        "import numpy as np; from npu_session import open_session, postprocess; x = np.load('samples/0000.npz')['x']; "
+        "session = open_session('cpu')[0]; outputs = dict(zip(['c'], session.run(['c'], {'x': x}))); "
+        "np.savez('seen.npz', x=x, **postprocess({'x': x, **outputs}))"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path / "bundle", check=True, capture_output=True)
+    with np.load(tmp_path / "bundle" / "seen.npz") as seen:
+        np.testing.assert_array_equal(seen["x"], x)
+        np.testing.assert_allclose(seen["y"], run(whole, {"x": x})[0], atol=0.1)
+
+
+def test_a_list_that_is_made_behind_is_shown(tmp_path: Path) -> None:
+    tail = parse("g (float[N,4] y) => (seq(float[N,4]) all) { all = SequenceConstruct (y) }")
+    made = npu.deploy(npu.Parts(network(), tail, (), False), data(), tmp_path / "bundle")
+    done = called(made.folder, "npu_session.py", "samples/0000.npz", "--device", "cpu")
+    assert done.returncode == 0 and "behind it, on the CPU:\n  all: [array([[" in done.stdout, done.stderr
+
+
+def of_type(number: int) -> ModelProto:
+    model = parse("g (float[N,4] y) => (float[N,4] z) { z = Neg (y) }")
+    model.graph.input[0].type.tensor_type.elem_type = number
+    return model
+
+
+@pytest.mark.parametrize("config", ["XINT8", "BF16"])
+def test_a_model_of_16_bits_is_cut_and_put_together_again(config: str, tmp_path: Path) -> None:
+    whole = parse(
+        "g (float16[1,3,8,8] x) => (float16[1,4] y) { c = Conv (x, w) e = Exp (c) "
+        "y = ReduceMean <axes = [2, 3], keepdims = 0> (e) }",
+        w=weight(4, 3, 1, 1).astype(np.float16),
+    )
+    samples = [{"x": sample["x"].astype(np.float16)} for sample in data()]
+    made = npu.deploy(npu.cut(whole, ["c"]), samples, tmp_path / "bundle", config=config)
+    assert called(made.folder, "compare.py").returncode == 0
+    front = run(onnx.load(made.folder / "model.onnx"), samples[0])[0]
+    [found] = run(onnx.load(made.folder / "postprocess.onnx"), {"c": front})
+    np.testing.assert_allclose(found, run(whole, samples[0])[0], rtol=0.02)
+    npu.deploy(npu.cut(whole, ["c"]).first, iter(samples), tmp_path / "bundle", config=config)
+
+
+def without_its_weights() -> ModelProto:
+    model = parse("g (float[N,4] y) => (float[N,4] z) { z = Mul (y, k) }", k=normal(4))
+    onnx.external_data_helper.set_external_data(model.graph.initializer[0], "gone.bin")
+    model.graph.initializer[0].ClearField("raw_data")
+    return model
+
+
+@pytest.mark.parametrize(
+    ("tail", "error", "message"),
+    [
+        (lambda: scores_behind("logits"), ConfigError, "reads 'logits', but the one in front computes y; rename it"),
+        (lambda: scores_behind(elem="double"), ConfigError, "reads 'y' as double, but it is float"),
+        (lambda: of_type(77), ConfigError, "reads 'y' as type 77, but it is float"),
+        (lambda: of_type(0), ConfigError, "reads 'y' as no tensor of a known type, but it is float"),
+        (
+            lambda: parse("g (float[N,4] y) => (float[N,5] z) { z = Reshape (y, five) }", five=np.array([-1, 5])),
+            ModelError,
+            "cannot be run on what the one in front computes",
+        ),
+        (network, ConfigError, "reads no output of the one in front, which computes y"),
+        (without_its_weights, ModelError, r"not loaded, they lie in \['gone.bin'\]"),
+    ],
+    ids=["name", "type", "unknown type", "no type", "shape", "nothing", "weights elsewhere"],
+)
+def test_what_does_not_fit_behind_leaves_nothing(
+    tail: Any, error: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules["quark_onnx.npu.deploy"], "quantize", None)  # it is said before that
+    with pytest.raises(error, match=message):
+        npu.deploy(npu.Parts(network(), tail(), (), False), data(), tmp_path / "bundle")
+    assert not any(tmp_path.iterdir())
+
+
+def test_operators_that_are_not_installed_are_named(tmp_path: Path) -> None:
+    made = npu.deploy(npu.Parts(network(), scores_behind(), (), False), data(), tmp_path / "bundle")
+    code = (
+        "import sys; sys.modules['onnxruntime_extensions'] = None; import numpy as np; "
+        "from npu_session import postprocess; postprocess({'y': np.zeros((1, 4), 'f')})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=made.folder, capture_output=True, text=True)
+    assert "RuntimeError: postprocess.onnx cannot be opened; if it has operators of" in done.stderr
+
+
+def test_a_bundle_with_nothing_behind_says_so(bundle: npu.Bundle) -> None:
+    code = "from npu_session import postprocess; postprocess({})"
+    done = subprocess.run([sys.executable, "-c", code], cwd=bundle.folder, capture_output=True, text=True)
+    assert "RuntimeError: nothing stands behind this model" in done.stderr

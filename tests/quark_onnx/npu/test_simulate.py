@@ -396,7 +396,62 @@ def test_a_factor_that_the_model_has_is_not_applied_twice(written: str) -> None:
     assert exact.tolist() == engine.tolist() == oracle(model, feeds)["y_codes"].tolist()
 
 
+def test_the_engine_has_a_sixth_of_its_own() -> None:
+    """2731 / 2**14, so that a gate is greater by 1/8192; the float32 sixth of the model differs from both."""
+    text = "g (float[1,256] x) => (float y) {{ y = HardSigmoid <alpha = {}, beta = 0.5> (x) }}"
+    x = np.arange(-128, 128, dtype=np.float32)[None] / 64
+    sixth, found = Fraction(float(np.float32(1 / 6))), dict[str, list[int]]()
+    model = qdq(parse(text.format("0.16666667")), {"x": 6, "y": 14}, np.int16)
+    for gate, factor in (("exact", Fraction(1)), ("dpu", Fraction(2731 * 6, 1 << 14))):
+        wanted = [round(min(max(Fraction(float(v)) * sixth + Fraction(1, 2), 0), 1) * factor * 2**14) for v in x[0]]
+        found[gate] = simulate(model, {"x": x}, gate=gate).codes["y_codes"][0].tolist()  # type: ignore[arg-type]
+        assert found[gate] == wanted
+    assert found["exact"] != found["dpu"]
+    other = qdq(parse(text.format("0.2")), {"x": 6, "y": 7})
+    codes = [simulate(other, {"x": x}, gate=gate).codes["y_codes"].tolist() for gate in ("exact", "dpu")]  # type: ignore[arg-type]
+    assert codes[0] == codes[1]
+
+
 # What is computed in float
+
+
+def bfloat16(x: float) -> float:
+    """The nearest number with eight bits, ties to even, by exact fractions; the smallest numbers apart."""
+    if not x:
+        return x
+    unit = Fraction(2) ** (floor(np.log2(abs(x))) - 7)
+    return float(round(Fraction(x) / unit) * unit)
+
+
+def engine_softmax(x: list[float]) -> list[float]:
+    """Number by number, as amd-quark's graph has it."""
+    powers = []
+    for value in x:
+        n = floor(bfloat16(value * bfloat16(1.4426950408889634)))
+        rest = bfloat16(value - bfloat16(n * bfloat16(0.6931471805599453)))
+        power = bfloat16(rest * 0.21875 + 0.486328125)
+        power = bfloat16(rest * power + 1)
+        powers.append(bfloat16(bfloat16(rest * power + 1) * 2.0**n))
+    total = bfloat16(sum(powers))
+    return [bfloat16(power / total) for power in powers]
+
+
+def test_the_engine_takes_powers_by_a_polynomial() -> None:
+    model = qdq(parse("g (float[2,5] x) => (float y) { y = Softmax <axis = -1> (x) }"), {"x": 3, "y": 7})
+    x = np.random.default_rng(3).integers(-40, 40, (2, 5)) / np.float32(8)
+    [first, second] = simulate(model, {"x": x}), simulate(model, {"x": x}, softmax="dpu")
+    wanted = [np.rint(np.multiply(engine_softmax(row), 128)).clip(-128, 127) for row in x.tolist()]
+    np.testing.assert_array_equal(second.codes["y_codes"], wanted)
+    assert first.inexact == ("y_codes",) and second.inexact == ()
+    assert 0 < np.abs(first.codes["y_codes"].astype(int) - second.codes["y_codes"]).max() <= 1
+
+
+def test_powers_that_the_engine_has_no_numbers_for() -> None:
+    model = qdq(parse("g (float[1,2] x) => (float y) { y = Softmax <axis = -1> (x) }"), {"x": -3, "y": 7})
+    with pytest.raises(ModelError, match="cannot be simulated: its inputs reach from 8 to 400, and the engine"):
+        simulate(model, {"x": np.float32([[8, 400]])}, softmax="dpu")
+    with pytest.raises(ConfigError, match="softmax is 'exact'; it is one of 'float', 'dpu'"):
+        simulate(model, {"x": np.float32([[8, 400]])}, softmax="exact")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("operator", ["Softmax", "Sigmoid", "Tanh"])

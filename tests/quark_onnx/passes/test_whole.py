@@ -11,7 +11,7 @@ from onnx import ModelProto
 
 from quark_onnx import QConfig, npu, quantize
 from quark_onnx.graph import Graph
-from quark_onnx.passes import whole_gelu, whole_norms
+from quark_onnx.passes import whole_gelu, whole_image_norms, whole_norms
 from quark_onnx.passes.base import Pass
 from tests.models import kinds, normal, parse, run, weight
 
@@ -31,7 +31,7 @@ NOT_GELUS = {
     "two over it": "a = Div (x, root) e = Erf (a) b = Add (e, one) c = Mul (x, b) y = Div (two, c)",
     "squared": "a = Div (x, root) e = Erf (a) b = Add (e, one) c = Mul (b, b) y = Mul (c, half)",
 }
-NUMBERS = {"root": 2**0.5, "inverse": 0.5**0.5, "one": 1, "two": 2, "half": 0.5}
+NUMBERS = {"root": 2**0.5, "inverse": 0.5**0.5, "one": 1, "two": 2, "half": 0.5, "minus": -0.5}
 NORMS = {
     "pow": "m = ReduceMean <axes = [-1]> (x) d = Sub (x, m) q = Pow (d, two) v = ReduceMean <axes = [2]> (q) "
     "e = Add (v, small) r = Sqrt (e) n = Div (d, r) g = Mul (n, scale) y = Add (g, shift)",
@@ -41,12 +41,26 @@ NORMS = {
     "e = Add (v, small) r = Sqrt (e) n = Div (d, r) y = Mul (n, scale)",
     "bare": "m = ReduceMean <axes = [-1]> (x) d = Sub (x, m) q = Pow (d, two) v = ReduceMean <axes = [-1]> (q) "
     "e = Add (v, small) r = Sqrt (e) y = Div (d, r)",
+    "power": "m = ReduceMean <axes = [-1]> (x) d = Sub (x, m) q = Mul (d, d) v = ReduceMean <axes = [-1]> (q) "
+    "e = Add (v, small) r = Pow (e, minus) y = Mul (d, r)",
+}
+#: Of images: a number for each channel, with and without an axis for the batch in front of it.
+IMAGE_NORMS = {
+    name: text.replace("[-1]", "[2, 3]").replace("[2]", "[-1, 2]").replace("shift", "shift4").replace("scale", "scale3")
+    for name, text in NORMS.items()
+}
+NOT_IMAGE_NORMS = {
+    "rows alone": IMAGE_NORMS["pow"].replace("[-1, 2]", "[3]"),
+    "channels, too": IMAGE_NORMS["pow"].replace("[2, 3]", "[1, 2, 3]").replace("[-1, 2]", "[1, 2, 3]"),
+    "without what is kept": IMAGE_NORMS["bare"].replace("axes = [2, 3]", "axes = [2, 3], keepdims = 0", 1),
+    "read elsewhere": IMAGE_NORMS["bare"].replace("y = Div", "n = Div") + " y = Add (n, v)",
 }
 NOT_NORMS = {
     "another axis": NORMS["pow"].replace("[2]", "[1]"),
     "not centered": "q = Pow (x, two) v = ReduceMean <axes = [-1]> (q) e = Add (v, small) r = Sqrt (e) "
     "n = Div (x, r) y = Mul (n, scale)",
     "read elsewhere": NORMS["bare"].replace("y = Div", "n = Div") + " y = Add (n, v)",
+    "a power of the root": NORMS["bare"].replace("Sqrt (e) y = Div (d, r)", "Pow (minus, e) y = Mul (d, r)"),
 }
 
 
@@ -82,6 +96,49 @@ def test_parts_become_the_operator(single: Pass, kind: str, text: str) -> None:
     assert Graph.of(after).shape("y") == (2, 3, 8)
 
 
+def image_model(text: str, shape: str = "2,3,4,5") -> ModelProto:
+    known: dict[str, Any] = {"two": np.float32(2), "minus": np.float32(-0.5), "small": np.full((1, 1, 1, 1), 1e-3)}
+    known |= {"scale3": 1 + normal(3, 1, 1, scale=0.1), "shift4": normal(1, 3, 1, 1)}
+    words = text.replace(",", " ").replace("(", " ").replace(")", " ").split()
+    own = {name: np.asarray(value, np.float32) for name, value in known.items() if name in words}
+    return parse(f"g (float[{shape}] x) => (float[{shape}] y) {{ {text} }}", opset=17, **own)
+
+
+@pytest.mark.parametrize("text", IMAGE_NORMS.values(), ids=[*IMAGE_NORMS])
+def test_parts_over_images_become_the_operator(text: str) -> None:
+    model = image_model(text)
+    count, after = rewritten(model, whole_image_norms)
+    assert count == 1 and kinds(after) == ["InstanceNormalization"]
+    onnx.checker.check_model(after)
+    x = {"x": normal(2, 3, 4, 5, scale=2)}
+    np.testing.assert_allclose(run(after, x)[0], run(model, x)[0], rtol=1e-4, atol=1e-5)
+    assert rewritten(model, whole_norms)[0] == 0 and Graph.of(after).shape("y") == (2, 3, 4, 5)
+
+
+@pytest.mark.parametrize("text", NOT_IMAGE_NORMS.values(), ids=[*NOT_IMAGE_NORMS])
+def test_means_over_something_else_stay(text: str) -> None:
+    if "keepdims = 0" in text:
+        text = text.replace("d = Sub (x, m)", "k = Unsqueeze (m, last) d = Sub (x, k)")
+        model = image_model(text)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([2, 3]), "last"))
+    else:
+        model = image_model(text, "1,3,4,4")
+    assert rewritten(model, whole_image_norms)[0] == 0
+
+
+def test_a_target_gets_normalized_images_on_the_engine() -> None:
+    text = f"h = Conv (x, w) {IMAGE_NORMS['pow'].replace('(x', '(h').replace('y =', 'z =')} y = Relu (z)"
+    model = image_model(text, "1,3,6,6")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weight(3, 3, 1, 1), "w"))
+    result = quantize(
+        model, [{"x": normal(1, 3, 6, 6, seed=seed)} for seed in range(4)], QConfig.of("A16W8").with_(target="stx")
+    )
+    assert "whole_image_norms: 1" in result.report.notes
+    found = [kind for kind in kinds(result.model) if not kind.endswith("antizeLinear")]
+    assert found == ["Conv", "InstanceNormalization", "Relu"]
+    assert not npu.check(result.model, "stx").findings
+
+
 @pytest.mark.parametrize(
     ("single", "text"),
     [(whole_gelu, text) for text in NOT_GELUS.values()] + [(whole_norms, text) for text in NOT_NORMS.values()],
@@ -110,6 +167,12 @@ def test_a_shift_that_is_longer_than_the_axis() -> None:
         shift=normal(4),
     )
     assert rewritten(model, whole_norms)[0] == 0
+
+
+def test_a_scale_that_makes_more_channels_than_are_declared() -> None:
+    model = image_model(IMAGE_NORMS["no shift"], "2,1,4,5")
+    assert run(model, {"x": normal(2, 1, 4, 5)})[0].shape == (2, 3, 4, 5)
+    assert rewritten(model, whole_image_norms)[0] == 0
 
 
 def test_an_opset_without_the_operator() -> None:

@@ -1,0 +1,57 @@
+"""Tail: the model behind the one for the processor, which a bundle runs on the CPU: boxes decoded, scores sorted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from onnx import ModelProto, TensorProto
+
+from calibrators.session import open_session
+from quark_onnx.errors import ConfigError, ModelError
+from quark_onnx.graph import Graph
+from quark_onnx.steps import Reference, Sample
+
+
+def try_tail(tail: ModelProto, front: ModelProto, sample: Sample) -> None:
+    """Run it once behind the model in front of it.
+
+    Raises:
+        ConfigError: it does not fit behind it.
+        ModelError: it cannot be run there.
+    """
+    _check(tail, Graph.of(front))
+    _run(tail, {**sample, **Reference(front).outputs(sample)})
+
+
+def _check(tail: ModelProto, front: Graph) -> None:
+    """Raise ConfigError where a model reads what the one in front of it neither computes nor is given, or nothing that
+    it computes."""
+    known = {value.name: value.type.tensor_type.elem_type for value in (*front.inputs, *front.outputs)}
+    computed, stored = [value.name for value in front.outputs], {tensor.name for tensor in tail.graph.initializer}
+    read = [value for value in tail.graph.input if value.name not in stored]
+    for value in read:
+        name, kind = value.name, value.type.tensor_type.elem_type
+        if name not in known:
+            raise ConfigError(
+                f"the model behind reads {name!r}, but the one in front computes {', '.join(computed)}; rename it"
+            )
+        if kind != known[name]:
+            raise ConfigError(f"the model behind reads {name!r} as {_called(kind)}, but it is {_called(known[name])}")
+    if not any(value.name in computed for value in read):
+        raise ConfigError(f"the model behind reads no output of the one in front, which computes {', '.join(computed)}")
+
+
+def _called(kind: int) -> str:
+    """A type in words; a file can hold any number there, and has 0 for what is no tensor."""
+    if kind == TensorProto.UNDEFINED:
+        return "no tensor of a known type"
+    return TensorProto.DataType.Name(kind).lower() if kind in TensorProto.DataType.values() else f"type {kind}"
+
+
+def _run(tail: ModelProto, arrays: Mapping[str, Any]) -> None:
+    try:
+        session = open_session(tail)
+        session.run(None, {value.name: arrays[value.name] for value in session.get_inputs()})
+    except Exception as error:  # onnxruntime raises many unrelated types
+        raise ModelError(f"the model behind cannot be run on what the one in front computes: {error}") from error
