@@ -11,6 +11,7 @@ import numpy as np
 from quark_onnx.errors import ConfigError
 from quark_onnx.kernels.device import DEVICES, Device, device_for
 from quark_onnx.kernels.rounding import Part, in_parts
+from quark_onnx.kernels.threads import one_thread
 from quark_onnx.optimizers.base import require_number, require_whole
 from quark_onnx.optimizers.problem import Problem
 
@@ -46,11 +47,9 @@ def device_of(optimizer: Any) -> Device:
 
 def descend(problem: Problem, device: Device, work: Callable[[Part, tuple[slice, slice]], None]) -> None:
     """Let ``work`` deal with all groups and outputs of a layer, each part of them on the device."""
-    from threadpoolctl import threadpool_limits
-
     activation, train = problem.activation, problem.train
     wanted = activation.value(train.targets)
-    with threadpool_limits(1, "blas"):  # products are summed in another order on several threads, on some processors
+    with one_thread():
         norm = np.maximum(problem.loss(problem.nearest(), train), _LEAST_NORM).astype(np.float32)
     value, derivative = (partial(f, xp=device.xp) for f in (activation.value, activation.derivative))
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from quark_onnx.graph import Graph
 from quark_onnx.kernels.lattice import Lattice
+from quark_onnx.kernels.threads import one_thread
 from quark_onnx.optimizers import LayerOptimizer, Samples
 from quark_onnx.optimizers.problem import Floats, LayerResult, Problem, Solution
 from quark_onnx.plan import BiasOf, Plan, Use
@@ -73,12 +74,9 @@ def refine(
     if not places:
         result.notes.append("no layer has codes to be chosen")
         return result
-    from threadpoolctl import threadpool_limits
-
     run = _Run(graph, plan, params, places, samples, Journal(resume, optimizers))
     try:
-        # a product on several cores is rounded as their number has it
-        with threadpool_limits(1, "blas"), Progress(show, len(places), "optimizing layers", "layer") as bar:
+        with one_thread(), Progress(show, len(places), "optimizing layers", "layer") as bar:
             for done, place in enumerate(places, 1):
                 result.layers.append(run.optimize(place, optimizers))
                 if not result.layers[-1].changed:

@@ -81,6 +81,7 @@ class Probe:
         whole = open_session(_with_outputs(live, read), threads=1)  # several samples run side by side
         given = [dict(sample) for sample in samples]
         live.infer()
+        self._sizes = {node: _size(live, node) for node in live.nodes}
         self._whole = self._stage = _Stage(list(live.nodes), whole, given, read, {})
         self._references: list[list[tuple[int, NDArray[np.float64]]]] = []
         for sample in samples:
@@ -104,7 +105,11 @@ class Probe:
         live = self._live
         moving = reach((node for name in still for node in live.consumers(name)), live.followers)
         before, behind = [n for n in stage.nodes if n not in moving], [n for n in stage.nodes if n in moving]
-        if not self._pays or not before or sum(map(self._size, before)) * len(still) < _WORTH * len(behind):
+        if (
+            not self._pays
+            or not before
+            or sum(map(self._sizes.__getitem__, before)) * len(still) < _WORTH * len(behind)
+        ):
             return False
         try:
             self._stage = self._behind(stage, before, behind, scales)
@@ -148,16 +153,17 @@ class Probe:
             shares.append(np.log(error + _FLOOR) if np.isfinite(error) else np.inf)
         return float(np.mean(shares))
 
-    def _size(self, node: Node) -> int:
-        """Values that a node computes, for a batch of one."""
-        shapes = (self._live.shape(name) for name in node.outputs if name)
-        return sum(prod(dim for dim in shape if isinstance(dim, int)) for shape in shapes if shape is not None)
-
     def __enter__(self) -> Probe:
         return self
 
     def __exit__(self, *error: object) -> None:
         self._pool.shutdown()
+
+
+def _size(graph: Graph, node: Node) -> int:
+    """Values that a node computes, for a batch of one."""
+    shapes = (graph.shape(name) for name in node.outputs if name)
+    return sum(prod(dim for dim in shape if isinstance(dim, int)) for shape in shapes if shape is not None)
 
 
 def _parts(graph: Graph) -> list[tuple[str, Node | None]]:
