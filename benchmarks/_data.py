@@ -83,6 +83,15 @@ class Samples:
         return Samples(folder)
 
 
+def session_of(model: Path) -> Any:
+    """A session on the CPU, by which a metric judges a model; onnxruntime's warnings are left out."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    return onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+
+
 def labels(name: str) -> np.ndarray[Any, np.dtype[Any]]:
     """The class of each test image of a classification task, in the order in which its metric reads them."""
     vision = Path(os.environ[VARIABLE]) / "vision"

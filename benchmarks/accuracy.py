@@ -24,7 +24,7 @@ from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from _data import Samples, Task, digest, load
+from _data import Samples, Task, digest, load, session_of
 from _results import Row, Store, table
 from _settings import SETTINGS, Setting
 from _tools import AmdQuark, OnnxRuntime, Ours, Tool
@@ -85,7 +85,7 @@ class Bench:
         key, version = self.key("float", "float"), onnxruntime.__version__
         kept = self.store.rows().get(key)
         if not kept or (kept["model"], kept["version"]) != (self.model, version):
-            value = round(float(self.task.evaluate(_session(self.task.path))), 4)
+            value = round(float(self.task.evaluate(session_of(self.task.path))), 4)
             kept = {"version": version, "model": self.model, "metric": self.task.metric, "value": value}
             self.store.put(key, kept)
         return float(kept["value"])
@@ -113,7 +113,7 @@ class Bench:
                 output = Path(folder) / "quantized.onnx"
                 tool.quantize(self.task.path, self.samples, canonical, output)
                 row["quantize_seconds"] = round(time.perf_counter() - start, 1)
-                row["value"] = round(float(self.task.evaluate(_session(output))), 4)
+                row["value"] = round(float(self.task.evaluate(session_of(output))), 4)
         except Exception as error:  # a tool that fails is a result too
             row["error"] = f"{type(error).__name__}: {error}"[:400]
         self.store.put(self.key(tool.name, canonical), row)
@@ -126,14 +126,6 @@ class Bench:
         """The calibration samples, written to a temporary folder once."""
         self._folder = TemporaryDirectory()
         return Samples.write(self.task.calibration(CALIBRATION_SAMPLES), Path(self._folder.name))
-
-
-def _session(model: Path) -> object:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    return onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
 
 
 def comparison(bench: Bench, tools: list[Tool], ours: Ours | None) -> str:

@@ -17,6 +17,7 @@ import sys
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 from _data import root
@@ -59,22 +60,36 @@ def windows_of(model: str) -> dict[str, np.ndarray]:
 
 def child(folder: str, windows: str, scheme: str) -> None:
     """Quantize and score in this process, and print what was found."""
+    from quark_onnx.torch.ptq import config_for
+
+    print(json.dumps(found_of(folder, windows, None if scheme == "float" else config_for(scheme))))
+
+
+def found_of(folder: str, windows: str, config: Any, at_once: int = 1, *, keep: bool = False) -> dict[str, float]:
+    """What quantizing a model takes, and how well it predicts then.
+
+    Args:
+        config: how; None for the float model.
+        at_once: windows of a sample that calibrates.
+        keep: whether what is predicted stays for others to be compared with.
+    """
     import torch
     from peers.amd_quark import peak_mb
-    from peers.scored import scored
+    from peers.scored import keep_floats, scored
     from transformers import AutoModelForCausalLM
 
-    from quark_onnx.torch.ptq import config_for
     from quark_onnx.torch.quantize import quantize_model
 
     with np.load(windows) as loaded:
         calibrate, score = (torch.from_numpy(loaded[name]) for name in ("calibrate", "score"))
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     start = time.perf_counter()
-    if scheme != "float":
-        quantize_model(model, config_for(scheme), calibrate.split(1), progress=False)
+    if config is not None:
+        quantize_model(model, config, calibrate.split(at_once), progress=False)
     found = {"seconds": time.perf_counter() - start, "peak_mb": peak_mb()}
-    print(json.dumps(found | scored(model, score, windows)))
+    if keep:
+        keep_floats(model, score, windows)
+    return found | scored(model, score, windows)
 
 
 def measured(command: list[str]) -> dict[str, float | str]:

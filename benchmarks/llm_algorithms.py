@@ -1,7 +1,8 @@
 """Perplexity of language models with the algorithms for low bits, ours beside those of other tools in the same run.
 
     QUARK_ONNX_DATA=... python benchmarks/llm_algorithms.py [--models stories260K mixtext] [--formats mxfp4 int8 ...]
-        [--algorithms gptq awq ...] [--amd-quark-python PYTHON] [--llm-compressor-python PYTHON] [--again] [--busy]
+        [--algorithms gptq awq ...] [--amd-quark-python PYTHON] [--llm-compressor-python PYTHON]
+        [--gptqmodel-python PYTHON] [--again] [--busy]
 
 All tools get the same windows of tokens: those that calibrate, and those that are scored (llm/README.md of the data
 has the protocol: windows of 256 tokens, float32). Beside the perplexity stands the divergence of the predictions from
@@ -17,7 +18,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from _data import root
 from _results import Row, Store, table
-from llm import MODELS, PEER, measured, windows_of
+from llm import MODELS, PEER, found_of, measured, windows_of
 
 FORMATS = (
     "uint4_wo_per_channel",
@@ -90,6 +90,11 @@ PEERS = {
         {name: (name,) for name in FORMATS if "_wo_" in name or name == "mxfp4"},
         {name: (name,) for name in ("nearest", "gptq", "awq")},
     ),
+    "gptqmodel": Peer(
+        PEER.with_name("gptq_model.py"),
+        {name: (name,) for name in FORMATS if "_wo_" in name},
+        {name: (name,) for name in ("gptq", "gptaq")},
+    ),
 }
 #: Ours, and all.
 TOOLS = ("ours", *PEERS)
@@ -102,26 +107,24 @@ _SLACK = 1e-3
 
 def child(folder: str, windows: str, row: str, *algorithms: str) -> None:
     """Quantize and score in this process, and print what was found."""
-    import torch
-    from peers.amd_quark import peak_mb
-    from peers.scored import keep_floats, scored
-    from transformers import AutoModelForCausalLM
-
     from quark_onnx.torch.ptq import config_for
-    from quark_onnx.torch.quantize import quantize_model
 
-    with np.load(windows) as loaded:
-        calibrate, score = (torch.from_numpy(loaded[name]) for name in ("calibrate", "score"))
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    start = time.perf_counter()
-    if row != "float":
-        name, _, cache = row.partition("+")
+    config, (name, _, cache) = None, row.partition("+")
+    if name != "float":
         config = config_for(name, kv_cache="fp8" if cache else None).with_(algorithms=algorithms)
-        quantize_model(model, config, calibrate.split(8), progress=False)
-    found = {"seconds": time.perf_counter() - start, "peak_mb": peak_mb()}
-    if row == "float":
-        keep_floats(model, score, windows)
-    print(json.dumps(found | scored(model, score, windows)))
+    print(json.dumps(found_of(folder, windows, config, at_once=8, keep=config is None)))
+
+
+def add_peers(parser: argparse.ArgumentParser) -> None:
+    """Options for the environments of other tools."""
+    for tool in PEERS:
+        parser.add_argument(f"--{tool}-python", type=Path, help=f"the Python of an environment with {tool}")
+
+
+def peers_of(arguments: argparse.Namespace) -> dict[str, tuple[Path, Peer]]:
+    """The tools that have an environment, each with its Python."""
+    pythons = {tool: vars(arguments)[f"{tool.replace('-', '_')}_python"] for tool in PEERS}
+    return {tool: (python, PEERS[tool]) for tool, python in pythons.items() if python}
 
 
 def main() -> int:
@@ -132,8 +135,7 @@ def main() -> int:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), metavar="MODEL")
     parser.add_argument("--formats", nargs="+", choices=FORMATS, default=list(FORMATS), metavar="FORMAT")
     parser.add_argument("--algorithms", nargs="+", choices=ALGORITHMS, default=list(ALGORITHMS), metavar="NAME")
-    for tool in PEERS:
-        parser.add_argument(f"--{tool}-python", type=Path, help=f"the Python of an environment with {tool}")
+    add_peers(parser)
     parser.add_argument("--again", action="store_true", help="measure what was measured before, too")
     parser.add_argument("--busy", action="store_true", help="the machine does other work, too: keep no seconds")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
@@ -159,14 +161,14 @@ def main() -> int:
 def _runs(model: str, folder: str, file: str, arguments: argparse.Namespace) -> Iterator[tuple[str, list[str]]]:
     """What is measured, by its key, and the command that does it."""
     own = [sys.executable, __file__, "--child", folder, file]
-    pythons = {tool: vars(arguments)[f"{tool.replace('-', '_')}_python"] for tool in PEERS}
+    peers = peers_of(arguments)
     yield f"{model}/float/ours", [*own, "float"]
     for format in arguments.formats:
         for name in arguments.algorithms:
             yield f"{model}/{format}/{name}/ours", [*own, format, *ALGORITHMS[name]]
-            for tool, peer in PEERS.items():
-                if pythons[tool] and format in peer.formats and name in peer.algorithms:
-                    yield f"{model}/{format}/{name}/{tool}", peer.command(pythons[tool], folder, file, format, name)
+            for tool, (python, peer) in peers.items():
+                if format in peer.formats and name in peer.algorithms:
+                    yield f"{model}/{format}/{name}/{tool}", peer.command(python, folder, file, format, name)
 
 
 def _tables(rows: Mapping[str, Row]) -> tuple[str, bool]:

@@ -44,6 +44,15 @@ class Run:
     said_size: int
 
 
+def add_arguments(parser: argparse.ArgumentParser, layers: int, hidden: int) -> None:
+    """Those of the model, and of where it and the results go."""
+    parser.add_argument("--layers", type=int, default=layers)
+    parser.add_argument("--hidden", type=int, default=hidden, help=f"a multiple of 512, or 256 (default: {hidden})")
+    parser.add_argument("--folder", type=Path, help="where the model is made (default: the temporary folder)")
+    parser.add_argument("--busy", action="store_true", help="the machine does other work, too: judge no seconds")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+
+
 def config_of(layers: int, hidden: int, vocabulary: int = VOCABULARY, dtype: str = "bfloat16") -> Any:
     """A Llama whose other sizes keep the proportions of the one of 1.1 billion parameters."""
     from transformers import AutoConfig
@@ -153,11 +162,7 @@ def main() -> int:
         return 0
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--schemes", nargs="+", choices=SCHEMES, default=list(SCHEMES), metavar="SCHEME")
-    parser.add_argument("--layers", type=int, default=LAYERS)
-    parser.add_argument("--hidden", type=int, default=HIDDEN, help="a multiple of 512, or 256 (default: 2048)")
-    parser.add_argument("--folder", type=Path, help="where the model is made (default: the temporary folder)")
-    parser.add_argument("--busy", action="store_true", help="the machine does other work, too: judge no seconds")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    add_arguments(parser, LAYERS, HIDDEN)
     arguments = parser.parse_args()
     rows, wrong = list[list[object]](), list[str]()
     store = Store(arguments.out / "llm_large.json")

@@ -1,10 +1,11 @@
 """Time and peak memory of GPTQ on one language model, beside other tools in the same run, and the floor.
 
-    python benchmarks/llm_peers.py --amd-quark-python PYTHON --llm-compressor-python PYTHON
+    python benchmarks/llm_peers.py --amd-quark-python PYTHON --llm-compressor-python PYTHON --gptqmodel-python PYTHON
         [--layers 16 --hidden 1024] [--algorithms gptq awq] [--folder DIR] [--busy]
 
 The model is a Llama with random weights in float32, made in a temporary folder; 2,048 random tokens calibrate. Each run
-is a process of its own. Ours goes from file to file and writes the checkpoint; the others quantize a model that they
+is a process of its own. Ours goes from file to file and writes the checkpoint, with its defaults and once more with
+one sweep and ranges from least to greatest value, which is what the others do; the others quantize a model that they
 have loaded, and neither loading nor writing is timed. The floor is what no run can do without, at the rate of a matrix
 product of this machine: one pass of each token through the blocks, the products of inputs, and, for GPTQ, a third of
 the cube of the inputs for their inverse and their square, for each output, for its sweep.
@@ -17,6 +18,7 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -24,10 +26,15 @@ import numpy as np
 from _memory import peak_mb
 from _results import Row, Store, table
 from llm import measured
-from llm_algorithms import PEERS
-from llm_large import config_of, product_rate, write
+from llm_algorithms import add_peers, peers_of
+from llm_large import add_arguments, config_of, product_rate, write
 
-FORMAT, ALGORITHMS = "uint4_wo_128", ("gptq", "awq")
+FORMAT = "uint4_wo_128"
+#: Ours, by what the table calls it: with its defaults, and with what the others do and no more.
+ALGORITHMS = {
+    "gptq": {"ours": "gptq", "ours, one sweep": "gptq:fit=false,polish=0"},
+    "awq": {"ours": "awq"},
+}
 LAYERS, HIDDEN, VOCABULARY = 16, 1024, 8000
 WINDOWS, LENGTH = 8, 256
 #: How often as fast, and what share of the memory.
@@ -42,8 +49,9 @@ def child(folder: str, tokens: str, name: str) -> None:
 
     config = config_for(FORMAT).with_(algorithms=(name,))
     start = time.perf_counter()
-    ptq(folder, f"{folder}-{name}", config, text=Text(tokens, WINDOWS, LENGTH), progress=False)
-    print(json.dumps({"seconds": time.perf_counter() - start, "peak_mb": peak_mb()}))
+    with TemporaryDirectory(dir=Path(folder).parent) as place:
+        ptq(folder, Path(place) / "result", config, text=Text(tokens, WINDOWS, LENGTH), progress=False)
+        print(json.dumps({"seconds": time.perf_counter() - start, "peak_mb": peak_mb()}))
 
 
 def floor(name: str, layers: int, hidden: int) -> float:
@@ -64,14 +72,9 @@ def main() -> int:
         child(*sys.argv[2:])
         return 0
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for tool in PEERS:
-        parser.add_argument(f"--{tool}-python", type=Path, help=f"the Python of an environment with {tool}")
+    add_peers(parser)
     parser.add_argument("--algorithms", nargs="+", choices=ALGORITHMS, default=["gptq"], metavar="NAME")
-    parser.add_argument("--layers", type=int, default=LAYERS)
-    parser.add_argument("--hidden", type=int, default=HIDDEN, help="a multiple of 512 (default: 1024)")
-    parser.add_argument("--folder", type=Path, help="where the model is made (default: the temporary folder)")
-    parser.add_argument("--busy", action="store_true", help="the machine does other work, too: judge no seconds")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    add_arguments(parser, LAYERS, HIDDEN)
     arguments = parser.parse_args()
     store, rows, missed = Store(arguments.out / "llm_peers.json"), list[list[object]](), list[str]()
     with TemporaryDirectory(dir=arguments.folder) as place:
@@ -82,20 +85,18 @@ def main() -> int:
         np.savez(windows, calibrate=tokens[:-1], score=tokens[-1:])
         np.save(Path(place) / "tokens.npy", tokens[:-1])
         for name in arguments.algorithms:
-            commands = {
-                "ours": [sys.executable, __file__, "--child", str(source), str(Path(place) / "tokens.npy"), name]
-            }
-            for tool, peer in PEERS.items():
-                if python := vars(arguments)[f"{tool.replace('-', '_')}_python"]:
+            own = [sys.executable, __file__, "--child", str(source), str(Path(place) / "tokens.npy")]
+            commands = {tool: [*own, settings] for tool, settings in ALGORITHMS[name].items()}
+            for tool, (python, peer) in peers_of(arguments).items():
+                if name in peer.algorithms:
                     commands[tool] = peer.command(python, str(source), str(windows), FORMAT, name)
-            least, ours = floor(name, arguments.layers, arguments.hidden), {}
+            least, found = floor(name, arguments.layers, arguments.hidden), dict[str, Row]()
             for tool, command in commands.items():
-                found = measured(command)
-                ours = ours or found
-                store.put(f"{arguments.layers} × {arguments.hidden}/{name}/{tool}", found | {"floor": least})
-                missed += _complaints(name, tool, ours, found, arguments.busy)
-                rows.append([name, tool, *_cells(found, ours), f"{least:.1f}"])
+                found[tool] = measured(command) | {"floor": least}
+                store.put(f"{arguments.layers} × {arguments.hidden}/{name}/{tool}", found[tool])
+                rows.append([name, tool, *_cells(found[tool], found["ours"]), f"{least:.1f}"])
                 print(*rows[-1], file=sys.stderr, flush=True)
+            missed += _complaints(name, found, arguments.busy)
     head = ["algorithm", "tool", "seconds", "times ours", "peak MB", "times ours", "floor, seconds"]
     text = table(head, rows)
     print("\n".join([text, *missed]))
@@ -114,17 +115,18 @@ def _cells(found: Row, ours: Row) -> list[str]:
     ]
 
 
-def _complaints(name: str, tool: str, ours: Row, found: Row, busy: bool) -> list[str]:
+def _complaints(name: str, found: Mapping[str, Row], busy: bool) -> Iterator[str]:
     """What is not as it should be."""
-    if "seconds" not in ours:
-        return [f"{name}: {ours['error']}"]
-    if tool == "ours" or "seconds" not in found:
-        return []
-    faster, less = found["seconds"] / ours["seconds"], ours["peak_mb"] / found["peak_mb"]
-    return [
-        *([f"{name}: {faster:.1f} times as fast as {tool}"] if faster < FASTER and not busy else []),
-        *([f"{name}: {less:.2f} of the memory of {tool}"] if less > LESS else []),
-    ]
+    own = {tool: row for tool, row in found.items() if tool in ALGORITHMS[name]}
+    yield from (f"{tool}: {row['error']}" for tool, row in own.items() if "seconds" not in row)
+    for tool, other in found.items():
+        if tool in own or "seconds" not in other:
+            continue
+        for ours, row in own.items():
+            if "seconds" in row and (faster := other["seconds"] / row["seconds"]) < FASTER and not busy:
+                yield f"{ours}: {faster:.1f} times as fast as {tool}"
+            if "seconds" in row and (less := row["peak_mb"] / other["peak_mb"]) > LESS:
+                yield f"{ours}: {less:.2f} of the memory of {tool}"
 
 
 if __name__ == "__main__":

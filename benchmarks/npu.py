@@ -19,8 +19,7 @@ from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import onnxruntime
-from _data import Samples, load
+from _data import Samples, load, session_of
 from _results import table
 from _settings import Setting
 from _tools import AmdQuark, OnnxRuntime
@@ -79,10 +78,7 @@ def measured(task: str, way: Way, samples: Samples, judges: list[dict[str, objec
     with TemporaryDirectory() as folder:
         output = Path(folder) / "quantized.onnx"
         way.run(found.path, samples, output)
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3
-        session = onnxruntime.InferenceSession(str(output), options, providers=["CPUExecutionProvider"])
-        value, ratio = float(found.evaluate(session)), compare(found.path, output, judges).sqnr
+        value, ratio = float(found.evaluate(session_of(output))), compare(found.path, output, judges).sqnr
         findings = npu.check(output, TARGET, kind="" if "A8W8" in way.name else "XINT8").findings
     rules = Counter(finding.rule for finding in findings)
     return [f"{value:.2f}", f"{ratio:.1f}"], ", ".join(

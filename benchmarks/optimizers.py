@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from _data import Samples, digest, load
+from _data import Samples, digest, load, session_of
 from _results import Row, Store, table
 from _settings import Setting
 from _tools import AmdQuark, Ours
@@ -46,6 +46,8 @@ class Recipe:
 _ADAROUND, _ADAQUANT = f"adaround:iterations={ITERATIONS}", f"adaquant:iterations={ITERATIONS}"
 _CLE, _BALANCE = "cle:relu6=bound", "cle:activations=true,relu6=bound,silu=scale"
 _QUARTER = "auto_mixed_precision:target=16,share=0.25"
+_LONG = (_BALANCE, "gptq:asymmetric=true,scales=true", "adaquant:iterations=1000", "bias_correction")
+_ZEROS = "A8W4 with zero points"
 _TEXT = {"presets": ("A8W8-channel",), "tasks": TEXT}
 RECIPES = (
     Recipe("plain", (), ()),
@@ -60,19 +62,16 @@ RECIPES = (
     Recipe("cle activations+adaround", (_BALANCE, _ADAROUND), None),
     Recipe("cle activations+gptq+bias", (_BALANCE, "gptq:asymmetric=true", "bias_correction"), None),
     Recipe("cle activations+adaquant+bias", (_BALANCE, _ADAQUANT, "bias_correction"), None),
-    Recipe(
-        "cle activations+gptq scales+adaquant+bias",
-        (_BALANCE, "gptq:asymmetric=true,scales=true", "adaquant:iterations=1000", "bias_correction"),
-        None,
-        presets=("A8W4",),
-    ),
+    Recipe("cle activations+gptq scales+adaquant+bias", _LONG, None, presets=("A8W4",)),
+    Recipe("plain", (), None, presets=(_ZEROS,), tasks=("mobilenetv2",)),
+    Recipe("cle activations+gptq scales+adaquant+bias", _LONG, None, presets=(_ZEROS,), tasks=("mobilenetv2",)),
     Recipe("plain", (), None, presets=("A8W8-unsafe",), tasks=("yolox_nano", "minilm-stsb")),
     Recipe("mixed", ("auto_mixed_precision:target=25",), None, presets=("A8W8-unsafe",), tasks=("minilm-stsb",)),
     Recipe(
         "mixed",
         (_BALANCE, _QUARTER, "gptq:asymmetric=true", "bias_correction"),
         None,
-        presets=("A8W8-unsafe",),
+        presets=("A8W8", "A8W8-unsafe"),
         tasks=("yolox_nano",),
     ),
     Recipe("plain", (), None, **_TEXT),
@@ -132,8 +131,9 @@ def config_of(preset: str, optimizers: tuple[str, ...]) -> object:
     base = QConfig.of("A8W8")
     if preset == "A8W8":
         return base.with_(per_channel=False, optimizers=optimizers)
-    if preset == "A8W4":
-        weight = QuantizationSpec("int4", per_channel=True, calibrator="minmse")
+    if preset in ("A8W4", _ZEROS):
+        dtype = "uint4" if preset == _ZEROS else "int4"
+        weight = QuantizationSpec(dtype, symmetric=preset == "A8W4", per_channel=True, calibrator="minmse")
         return base.with_(weight=weight, optimizers=optimizers)
     return base.with_(safe=not preset.endswith("unsafe"), optimizers=optimizers)
 
@@ -153,6 +153,7 @@ def raised(model: str, notes: list[str]) -> str:
 
 def child(model: str, folder: str, output: str, preset: str, *optimizers: str) -> None:
     """Quantize in this process, and print what it took."""
+    import onnxruntime  # noqa: F401  before the time is taken, as the other tool imports it
     from peers.amd_quark import peak_mb
 
     from quark_onnx import quantize
@@ -167,8 +168,6 @@ def child(model: str, folder: str, output: str, preset: str, *optimizers: str) -
 
 def measure(run: Run, samples: Samples, arguments: argparse.Namespace) -> Row:
     """Quantize in a process of its own, and evaluate."""
-    import onnxruntime
-
     task = load(run.task)
     with TemporaryDirectory() as folder:
         output = Path(folder) / "quantized.onnx"
@@ -181,10 +180,7 @@ def measure(run: Run, samples: Samples, arguments: argparse.Namespace) -> Row:
         else:
             tool = AmdQuark(arguments.amd_quark_python)
             found = tool.measure(task.path, samples, Setting("XINT8"), output, *(run.recipe.theirs or ()))
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3
-        session = onnxruntime.InferenceSession(str(output), options, providers=["CPUExecutionProvider"])
-        found["value"] = round(float(task.evaluate(session)), 4)
+        found["value"] = round(float(task.evaluate(session_of(output))), 4)
     if arguments.busy:
         del found["seconds"]
     return {name: found[name] for name in ("value", "seconds", "peak_mb", "sqnr", "note") if name in found}

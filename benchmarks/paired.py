@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from _data import Samples, Task, labels, load
+from _data import Samples, Task, labels, load, session_of
 from _results import Store, table
 from _settings import SETTINGS, Setting
 from _tools import OnnxRuntime, Ours, Tool
@@ -34,11 +34,7 @@ class Recorder:
     """A session that remembers the first output of every run."""
 
     def __init__(self, model: Path) -> None:
-        import onnxruntime
-
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3
-        self._session = onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+        self._session = session_of(model)
         self.found: list[np.ndarray[Any, Any]] = []
 
     def get_inputs(self) -> Any:

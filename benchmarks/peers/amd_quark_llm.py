@@ -7,11 +7,11 @@ to FP8. The last line printed is JSON: what ``scored`` says of it, the seconds t
 resident memory in MB until then, the version; or the error.
 """
 
-import json
 import os
-import sys
 import time
 from importlib.metadata import version
+
+from scored import scored, told
 
 os.environ["QUARK_DISABLE_COMPILE"] = "1"
 
@@ -21,7 +21,6 @@ def main(folder, windows, scheme, *algorithm):
     import torch
     from amd_quark import peak_mb
     from quark.torch import LLMTemplate, ModelQuantizer
-    from scored import scored
     from torch.utils.data import DataLoader
     from transformers import AutoModelForCausalLM
 
@@ -35,11 +34,8 @@ def main(folder, windows, scheme, *algorithm):
     quantizer = ModelQuantizer(config)
     model = quantizer.freeze(quantizer.quantize_model(model, DataLoader(calibrate, batch_size=1)))
     found = {"seconds": time.perf_counter() - start, "peak_mb": peak_mb(), "version": version("amd-quark")}
-    print(json.dumps(found | scored(model, score, windows)))
+    return found | scored(model, score, windows)
 
 
 if __name__ == "__main__":
-    try:
-        main(*sys.argv[1:])
-    except Exception as error:
-        print(json.dumps({"error": f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]}))
+    told(main)

@@ -6,10 +6,10 @@ SCHEME is mxfp4, or as uint4_wo_per_channel and uint3_wo_32 are: weights with ze
 awq, with its defaults. The last line printed is JSON, as that of ``amd_quark_llm.py``.
 """
 
-import json
-import sys
 import time
 from importlib.metadata import version
+
+from scored import scored, stand_in_tokenizer, told
 
 
 def scheme_of(name):
@@ -32,11 +32,8 @@ def main(folder, windows, scheme, algorithm):
     from llmcompressor.modifiers.gptq import GPTQModifier
     from llmcompressor.modifiers.quantization import QuantizationModifier
     from llmcompressor.modifiers.transform.awq import AWQModifier
-    from scored import scored
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
     from torch.utils.data import DataLoader
-    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+    from transformers import AutoModelForCausalLM
 
     with np.load(windows) as loaded:
         calibrate, score = (torch.from_numpy(loaded[name]) for name in ("calibrate", "score"))
@@ -50,17 +47,13 @@ def main(folder, windows, scheme, algorithm):
         model=model,
         dataset=DataLoader(rows, batch_size=None),
         recipe=recipe,
-        # it asks for one, and the windows are tokens already
-        processor=PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"": 0}, unk_token=""))),
+        processor=stand_in_tokenizer(),
         max_seq_length=calibrate.shape[1],
         num_calibration_samples=len(calibrate),
     )
     found = {"seconds": time.perf_counter() - start, "peak_mb": peak_mb(), "version": version("llmcompressor")}
-    print(json.dumps(found | scored(model, score, windows)))
+    return found | scored(model, score, windows)
 
 
 if __name__ == "__main__":
-    try:
-        main(*sys.argv[1:])
-    except Exception as error:
-        print(json.dumps({"error": f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]}))
+    told(main)

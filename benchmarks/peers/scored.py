@@ -1,6 +1,8 @@
 """How well a language model predicts: the same for all tools. Imported in the virtual environment of each of them."""
 
+import json
 import math
+import sys
 from pathlib import Path
 
 #: Windows of which the float model's predictions are compared; and those that are run at once.
@@ -34,6 +36,24 @@ def scored(model, score, windows):
             divergence += float((own.exp() * (own - found[: len(own)])).double().sum())
     result = {"value": math.exp(loss / score[:, 1:].numel())}
     return result | ({"divergence": divergence / (len(wanted) * score.shape[1])} if len(wanted) else {})
+
+
+def stand_in_tokenizer():
+    """For tools that ask for one, where the windows are tokens already."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"": 0}, unk_token="")), pad_token="")
+
+
+def told(main):
+    """Print what a tool has found, or its error, on a line of its own: the last one."""
+    try:
+        found = main(*sys.argv[1:])
+    except Exception as error:
+        found = {"error": f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]}
+    print("\n" + json.dumps(found), flush=True)
 
 
 def _predictions(model, score):

@@ -47,3 +47,20 @@ def test_what_is_a_miss(monkeypatch: pytest.MonkeyPatch) -> None:
         (found,) = benchmark.complaints(replace(good, **change), busy=False)
         assert found.startswith(word)
     assert benchmark.complaints(replace(good, seconds=40.0), busy=True) == []
+
+
+def test_what_is_more_than_chance_over_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    draws = importlib.import_module("draws")
+
+    def rows(tool: str, *values: float) -> dict[str, dict[str, float]]:
+        return {f"resnet20/{tool}/plain/{draw}": {"value": v, "sqnr": v / 4} for draw, v in enumerate(values)}
+
+    unlucky = rows("ours", 91.0, 92.0, 91.0) | rows("amd-quark", 91.5, 91.5, 91.5)
+    text, worse = draws.report(unlucky, ["resnet20"])
+    assert "-0.17 ± 0.33" in text and not worse
+    text, worse = draws.report(rows("ours", 91.0, 91.1, 90.9) | rows("amd-quark", 91.5, 91.5, 91.5), ["resnet20"])
+    assert worse == ["resnet20 plain ours: -0.50 ± 0.06"]
+    assert "ours: -0.50 points of top-1, -0.12 dB of SQNR, which is higher in 0 of 3 models" in text
+    text, worse = draws.report(rows("ours", 91.0), ["resnet20"])
+    assert not worse and "ours: not measured" in text

@@ -1,0 +1,202 @@
+"""XINT8 on small classifiers, over several draws of the calibration samples: is one tool better, or was it lucky?
+
+    QUARK_ONNX_DATA=... python benchmarks/draws.py [--tasks resnet20 ...] [--draws 5] [--recipes plain cle ...]
+        [--amd-quark-python VENV/bin/python] [--again] [--report]
+
+With 1,000 test images an image is a tenth of a point, and which 100 samples calibrate moves every row by several. Here
+each tool quantizes once for each draw, both from the same samples, and one procedure judges them: the metric, and the
+signal-to-noise ratio of the outputs on 100 samples that no draw has. What is compared are the means; the difference
+comes with its standard error over the draws. A measurement is kept in OUT/draws.json as soon as it is made. The exit
+code is 1 where the mean of ours is below at the level of 5 % (Student's test of the differences, one-sided).
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from _data import Samples, digest, load, session_of
+from _results import Row, Store, table
+from _settings import Setting
+from _tools import AmdQuark, Ours
+
+from quark_onnx import QConfig, compare, quantize
+
+TASKS = ("resnet20", "resnet44")  # the others have no more samples than one draw
+SIZE, DRAWS, MOST = 100, 5, 10  # samples of a draw, draws, those that there are at most
+ALL = 2000  # samples, of which the last ones judge
+#: By how many standard errors a mean is below at the level of 5 %, by the number of draws less one (Student's t).
+CERTAIN = {1: 6.31, 2: 2.92, 3: 2.35, 4: 2.13, 5: 2.02, 6: 1.94, 7: 1.89, 8: 1.86, 9: 1.83}
+_ADAROUND, _ADAQUANT = "adaround:iterations=200", "adaquant:iterations=200"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Optimizers by a name: ours, amd-quark's, and ours within all rules of a target."""
+
+    name: str
+    ours: tuple[str, ...]
+    theirs: tuple[str, ...]
+    settled: tuple[str, ...]
+
+
+RECIPES = (
+    Recipe("plain", (), (), ()),
+    Recipe("cle", ("cle",), ("cle",), ("cle",)),
+    Recipe("adaround", (_ADAROUND,), ("adaround:200",), (_ADAROUND, "bias_correction")),
+    Recipe("adaquant", (_ADAQUANT,), ("adaquant:200",), (_ADAQUANT, "bias_correction")),
+    Recipe("cle+adaround", ("cle", _ADAROUND), ("cle", "adaround:200"), ("cle", _ADAROUND, "bias_correction")),
+    Recipe("cle+adaquant", ("cle", _ADAQUANT), ("cle", "adaquant:200"), ("cle", _ADAQUANT, "bias_correction")),
+)
+OURS, SETTLED, THEIRS = "ours", "ours, rules settled", "amd-quark"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One thing to measure."""
+
+    task: str
+    recipe: Recipe
+    tool: str
+    draw: int
+
+    @property
+    def key(self) -> str:
+        return f"{self.task}/{self.tool}/{self.recipe.name}/{self.draw}"
+
+
+def runs(arguments: argparse.Namespace) -> Iterator[Run]:
+    """What the command line asks for, draw by draw, so that what a broken run leaves is complete in itself."""
+    tools = (OURS, SETTLED, *([THEIRS] if arguments.amd_quark_python else []))
+    for draw in range(arguments.draws):
+        for task in arguments.tasks:
+            for recipe in RECIPES:
+                if recipe.name in arguments.recipes:
+                    yield from (Run(task, recipe, tool, draw) for tool in tools)
+
+
+def measure(run: Run, samples: Samples, judges: list[Any], python: Path | None) -> Row:
+    """Metric and signal-to-noise ratio of one model."""
+    task = load(run.task)
+    with TemporaryDirectory() as folder:
+        output = Path(folder) / "quantized.onnx"
+        if run.tool == THEIRS and python is not None:
+            AmdQuark(python).measure(task.path, samples, Setting("XINT8"), output, *run.recipe.theirs)
+        else:
+            config = QConfig.of("XINT8").with_(optimizers=run.recipe.ours)
+            if run.tool == SETTLED:
+                config = config.with_(target="stx", optimizers=run.recipe.settled)
+            quantize(task.path, samples, config, output)
+        return {
+            "value": round(float(task.evaluate(session_of(output))), 4),
+            "sqnr": round(float(compare(task.path, output, judges).sqnr), 3),
+        }
+
+
+@cache
+def samples_of(task: str) -> list[Any]:
+    """All that there are, read once for all draws."""
+    return list(load(task).calibration(ALL))
+
+
+def summary(rows: dict[str, Row], task: str, recipe: str, tool: str) -> dict[int, Row]:
+    """What is known, by draw."""
+    start = f"{task}/{tool}/{recipe}/"
+    return {int(key.removeprefix(start)): row for key, row in rows.items() if key.startswith(start)}
+
+
+def pairs(rows: dict[str, Row], task: str, recipe: str, tool: str) -> list[tuple[Row, Row]]:
+    """Ours and theirs, for each draw that both have."""
+    ours, theirs = (summary(rows, task, recipe, each) for each in (tool, THEIRS))
+    return [(ours[draw], theirs[draw]) for draw in sorted(ours.keys() & theirs.keys())]
+
+
+def difference(known: list[tuple[Row, Row]]) -> tuple[float, float, bool] | None:
+    """Mean of ours less theirs, its standard error, and whether ours is worse; None for fewer than two draws."""
+    gains = [ours["value"] - theirs["value"] for ours, theirs in known]
+    if len(gains) < 2:
+        return None
+    mean, error = statistics.fmean(gains), statistics.stdev(gains) / len(gains) ** 0.5
+    return mean, error, mean < -CERTAIN[len(gains) - 1] * error
+
+
+def report(rows: dict[str, Row], tasks: list[str]) -> tuple[str, list[str]]:
+    """The table, and the rows in which ours is worse."""
+    lines, worse = list[list[object]](), list[str]()
+    for task in tasks:
+        for recipe in (recipe.name for recipe in RECIPES):
+            for tool in (OURS, SETTLED, THEIRS):
+                known = summary(rows, task, recipe, tool)
+                if not known:
+                    continue
+                values = [row["value"] for row in known.values()]
+                spread = f"{min(values):.1f} to {max(values):.1f}"
+                line: list[object] = [task, recipe, tool, len(values), statistics.fmean(values), spread]
+                line.append(f"{statistics.fmean(row['sqnr'] for row in known.values()):.1f}")
+                if tool != THEIRS and (gain := difference(pairs(rows, task, recipe, tool))):
+                    line.append(f"{gain[0]:+.2f} ± {gain[1]:.2f}")
+                    if gain[2]:
+                        worse.append(f"{task} {recipe} {tool}: {gain[0]:+.2f} ± {gain[1]:.2f}")
+                else:
+                    line.append("")
+                lines.append(line)
+    head = ["model", "optimizers", "tool", "draws", "mean top-1", "top-1", "SQNR, dB", "less amd-quark's"]
+    sums = [f"{tool}: {whole(rows, tasks, tool)}" for tool in (OURS, SETTLED)]
+    return "\n\n".join([table(head, lines), "Over all rows, ours less amd-quark's:", *sums]), worse
+
+
+def whole(rows: dict[str, Row], tasks: list[str], tool: str) -> str:
+    """Means over all pairs of ours and theirs, of the metric and of the signal-to-noise ratio."""
+    known = [pair for task in tasks for recipe in RECIPES for pair in pairs(rows, task, recipe.name, tool)]
+    if not known:
+        return "not measured"
+    gains = {name: [ours[name] - theirs[name] for ours, theirs in known] for name in ("value", "sqnr")}
+    ahead = sum(gain > 0 for gain in gains["sqnr"])
+    return (
+        f"{statistics.fmean(gains['value']):+.2f} points of top-1, {statistics.fmean(gains['sqnr']):+.2f} dB of SQNR, "
+        f"which is higher in {ahead} of {len(known)} models"
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [recipe.name for recipe in RECIPES]
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS), metavar="TASK")
+    parser.add_argument("--recipes", nargs="+", choices=names, default=names, metavar="RECIPE")
+    parser.add_argument("--draws", type=int, choices=range(2, MOST + 1), default=DRAWS, metavar="COUNT")
+    parser.add_argument("--amd-quark-python", type=Path, help="the Python of an environment with amd-quark")
+    parser.add_argument("--again", action="store_true", help="measure again what is known")
+    parser.add_argument("--report", action="store_true", help="measure nothing, print what is known")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    arguments = parser.parse_args()
+    store, source = Store(arguments.out / "draws.json"), Ours().source
+    for run in () if arguments.report else runs(arguments):
+        tag = {"model": digest(load(run.task).path), "source": "" if run.tool == THEIRS else source}
+        kept = store.rows().get(run.key, {})
+        if not arguments.again and tag.items() <= kept.items():
+            continue
+        every = samples_of(run.task)
+        with TemporaryDirectory() as folder:
+            samples = Samples.write(islice(iter(every), run.draw * SIZE, (run.draw + 1) * SIZE), Path(folder))
+            row = measure(run, samples, every[-SIZE:], arguments.amd_quark_python)
+        store.put(run.key, tag | row)
+        print(f"{run.key:45} {row['value']:.2f}  {row['sqnr']:.1f} dB", file=sys.stderr, flush=True)
+    text, worse = report(store.rows(), arguments.tasks)
+    print(text)
+    title = f"# XINT8 over draws of {SIZE} calibration samples\n\n`python benchmarks/draws.py`, {SIZE} of them a draw."
+    (arguments.out / "draws.md").write_text(f"{title}\n\n{text}\n", encoding="utf-8")
+    for line in worse:
+        print(f"worse: {line}", file=sys.stderr)
+    return bool(worse)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
