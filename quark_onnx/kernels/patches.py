@@ -3,11 +3,12 @@
 A Conv at one place of its output is the product of a row of inputs and the weight of each output channel; so is a
 ConvTranspose, whose row is spread over fewer inputs, and a MatMul or Gemm, whose rows are there already. Places lie
 along the batch and the spatial axes; a row holds the inputs of a group in the order in which the weight stores them:
-channel, then kernel.
+channel, then kernel. Rows are taken from several tensors of one shape at a time, for what is small in each of them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -52,30 +53,41 @@ class Window:
 
 
 def windowed(
-    x: NDArray[T], places: NDArray[np.int64], output: tuple[int, ...], window: Window, groups: int, zero: int = 0
+    xs: Sequence[NDArray[T]],
+    places: NDArray[np.int64],
+    output: tuple[int, ...],
+    window: Window,
+    groups: int,
+    zero: int = 0,
 ) -> NDArray[T]:
-    """Rows of a convolution, (groups, places, channels / groups * kernel); in memory the places come last.
+    """Rows of a convolution, (tensors, groups, places, channels / groups * kernel); in memory the places come last.
 
     Args:
-        x: the input, (batch, channels, ...).
-        places: indices into the batch and the spatial axes of the output, taken as one.
+        xs: inputs of one shape, (batch, channels, ...).
+        places: (tensors, places), indices into the batch and the spatial axes of the output, taken as one.
         output: the sizes of those spatial axes.
         zero: what stands for 0 around the input.
     """
-    batch, *spots = np.unravel_index(places, (x.shape[0], *output))
-    rank = len(window.kernel)
-    index: NDArray[np.int64] = batch
+    shape, rank, ones = xs[0].shape, len(window.kernel), [1] * len(window.kernel)
+    spots: list[NDArray[np.int64]] = [
+        spot.reshape(len(xs), *ones, -1) for spot in np.unravel_index(places, (shape[0], *output))
+    ]
+    index = spots[0]
     outside: NDArray[np.bool_] = np.zeros(1, bool)
-    for axis, spot in enumerate(spots):
-        found, inside = window.seen(axis, x.shape[2 + axis], output[axis])
-        shape = (*[window.kernel[axis] if other == axis else 1 for other in range(rank)], len(places))
-        index = index * x.shape[2 + axis] + found.take(spot, axis=1).reshape(shape)
+    for axis, spot in enumerate(spots[1:]):
+        found, inside = window.seen(axis, shape[2 + axis], output[axis])
+        taps = np.arange(window.kernel[axis]).reshape([-1 if other == axis else 1 for other in range(rank)] + [1])
+        index = index * shape[2 + axis] + found[taps, spot]
         if not inside.all():
-            outside = outside | ~inside.take(spot, axis=1).reshape(shape)
-    taken = _planes(x).take(index.reshape(-1), axis=1)
+            outside = outside | ~inside[taps, spot]
+    index = index.reshape(len(xs), -1, places.shape[1])
+    taken = np.empty((len(xs), shape[1], *index.shape[1:]), xs[0].dtype)
+    for x, at, values in zip(xs, index, taken, strict=True):
+        _planes(x).take(at, axis=1, out=values, mode="clip")  # which does not buffer
     if outside.any():
-        taken[:, np.flatnonzero(np.broadcast_to(outside, index.shape))] = zero
-    rows: NDArray[T] = taken.reshape(groups, -1, len(places)).swapaxes(1, 2)
+        beyond = np.broadcast_to(outside, (len(xs), *window.kernel, places.shape[1]))
+        np.copyto(taken, np.array(zero, taken.dtype), where=beyond.reshape(index.shape)[:, None])
+    rows: NDArray[T] = taken.reshape(len(xs), groups, -1, places.shape[1]).swapaxes(2, 3)
     return rows
 
 
@@ -85,32 +97,39 @@ def _planes(x: NDArray[T]) -> NDArray[T]:
     return planes
 
 
-def places_of(count: int, wanted: int, seed: int) -> NDArray[np.int64]:
-    """Some of ``count`` places in random order, each once; the same for the same seed.
+def places_of(count: int, wanted: int, seeds: Sequence[int]) -> NDArray[np.int64]:
+    """Some of ``count`` places in random order, each once, for each seed; (seeds, places).
 
     One is taken of each of as many equal stretches, so that they lie evenly.
     """
-    random = np.random.default_rng(seed)
     wanted = min(count, wanted)
     ends = np.arange(wanted + 1) * count // max(1, wanted)
-    places = ends[:-1] + (random.random(wanted) * np.diff(ends)).astype(np.int64)
-    random.shuffle(places)
+    draws = [np.random.default_rng(seed) for seed in seeds]
+    shares = np.array([random.random(wanted) for random in draws]).reshape(len(draws), wanted)
+    places: NDArray[np.int64] = ends[:-1] + (shares * np.diff(ends)).astype(np.int64)
+    for random, own in zip(draws, places, strict=True):
+        random.shuffle(own)
     return places
 
 
-def at_places(y: NDArray[T], places: NDArray[np.int64], groups: int) -> NDArray[T]:
-    """The outputs of a convolution at some places, (groups, places, channels / groups); in memory the places come last.
+def at_places(ys: Sequence[NDArray[T]], places: NDArray[np.int64], groups: int) -> NDArray[T]:
+    """The outputs of a convolution at some places, (tensors, groups, places, channels / groups); places last in memory.
 
     Args:
-        y: the output, (batch, channels, ...).
+        ys: outputs of one shape, (batch, channels, ...).
+        places: (tensors, places).
     """
-    rows: NDArray[T] = _planes(y).take(places, axis=1).reshape(groups, -1, len(places)).swapaxes(1, 2)
+    taken = np.empty((len(ys), ys[0].shape[1], places.shape[1]), ys[0].dtype)
+    for y, at, values in zip(ys, places, taken, strict=True):
+        _planes(y).take(at, axis=1, out=values, mode="clip")
+    rows: NDArray[T] = taken.reshape(len(ys), groups, -1, places.shape[1]).swapaxes(2, 3)
     return rows
 
 
-def rows_at(x: NDArray[T], places: NDArray[np.int64]) -> NDArray[T]:
-    """Some rows of a tensor whose last axis holds the values of a row, (1, places, values)."""
-    return x.reshape(-1, x.shape[-1]).take(places, axis=0)[None]
+def rows_at(xs: Sequence[NDArray[T]], places: NDArray[np.int64]) -> NDArray[T]:
+    """Some rows of tensors whose last axis holds the values of a row, (tensors, 1, places, values)."""
+    rows = [x.reshape(-1, x.shape[-1]).take(at, axis=0) for x, at in zip(xs, places, strict=True)]
+    return np.stack(rows)[:, None]
 
 
 def count_places(output: tuple[int, ...], *, spatial: bool) -> int:

@@ -197,12 +197,12 @@ class _Adam:
         self._second *= _BETA2
         gradient *= gradient
         self._second += gradient
-        spread = self._xp.sqrt(self._second)
-        spread += _EPSILON / (1 - _BETA2) ** 0.5
-        step = self._first / spread
+        step = self._xp.sqrt(self._second)
+        step += _EPSILON / (1 - _BETA2) ** 0.5
+        self._xp.divide(self._first, step, out=step)
         bent = (1 - _BETA2**self._turn) / (1 - _BETA2)
         step *= factor * (self._rate * bent**0.5 * (1 - _BETA1) / (1 - _BETA1**self._turn))
-        return value - step
+        return self._xp.subtract(value, step, out=step)
 
 
 @dataclass(frozen=True)
@@ -210,8 +210,8 @@ class Units:
     """The grid of a weight that is in units of its scale.
 
     Attributes:
-        scale: (groups, outputs, inputs).
-        least, greatest: the ends of the grid.
+        scale: (groups, outputs, inputs), or one number for all.
+        least, greatest: the ends of the grid, likewise.
         levels: what there is between them, in ascending order; empty where it is the whole numbers.
     """
 
@@ -223,13 +223,27 @@ class Units:
     def rounded(self, weight: Any, xp: Any) -> Any:
         """The nearest level."""
         if not len(self.levels):
-            return xp.clip(xp.round(weight), self.least, self.greatest)
+            rounded = xp.round(weight)
+            return xp.clip(rounded, self.least, self.greatest, out=rounded)
         middles = (self.levels[1:] + self.levels[:-1]) / 2
         return self.levels[xp.searchsorted(middles, weight)]
 
+    def inside(self, weight: Any) -> Any:
+        """Where a weight lies within the grid."""
+        found = weight >= self.least
+        found &= weight <= self.greatest
+        return found
+
     def on(self, device: Device) -> Units:
-        """The grid on another device."""
-        return Units(*map(device.put, (self.scale, self.least, self.greatest, self.levels)))
+        """The grid on another device; what is the same for all weights as one number, which takes no time to read."""
+        scale, least, greatest = (_single(array) for array in (self.scale, self.least, self.greatest))
+        return Units(*map(device.put, (scale, least, greatest, self.levels)))
+
+
+def _single(array: Any) -> Any:
+    """The number that all of an array are, else the array."""
+    first = array.reshape(-1)[:1]
+    return first.reshape(()) if first.size and (array == first).all() else array
 
 
 def adaquant(
@@ -254,8 +268,7 @@ def adaquant(
         gradient, shift = part.gradient(rounded, bias, settings.rows, turn)
         cooled = 0.5 * (1 + cos(pi * turn / settings.iterations))  # a number of Python leaves float32 what it is
         gradient *= pull
-        gradient *= weight >= units.least
-        gradient *= weight <= units.greatest
+        gradient *= units.inside(weight)
         weight = adam.moved(weight, gradient, cooled * reach)
         if bias_rate:
             bias = other.moved(bias, shift * share * spread, cooled * spread)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import groupby, islice
 from typing import Any, TypeVar
 
 import numpy as np
@@ -31,6 +32,8 @@ T = TypeVar("T", bound=np.generic)
 _ROWS, _BYTES = 8192, 1 << 27
 #: One sample in so many is held out.
 _EVERY = 8
+#: Bytes of tensors and rows that are gathered at a time: what is small in each sample is cheaper in several.
+_AT_ONCE = 1 << 22
 #: Rows that are multiplied with each other at a time.
 _SLAB = 4096
 
@@ -239,35 +242,53 @@ class Gatherer:
     def _taken(self, which: Sequence[int], most: int, seed: int, room: Room) -> Rows:
         """Rows of some samples: every ``len(which)`` of them in turn are of each sample one, at a random place."""
         shapes = self.floating.shapes(self.place.result)
-        counts = [patches.count_places(shapes[index], spatial=self._spatial) for index in which]
-        each = min(-(-most // len(which)), max(counts))
-        rows = Mix(flat(self.place.layer.weight(self.floating.graph)).shape, len(which), each, room)
-        for at, index in enumerate(which):  # one by one: several cores would only wait for each other here
-            rows.put(at, *self._of(index, patches.places_of(counts[at], each, seed * 10007 + index)))
+        most_places = max(patches.count_places(shapes[index], spatial=self._spatial) for index in which)
+        each = min(-(-most // len(which)), most_places)
+        shape = flat(self.place.layer.weight(self.floating.graph)).shape
+        rows, width = Mix(shape, len(which), each, room), shape[0] * (shape[1] + shape[2])
+        for at, run in self._runs(which, 4 * width * each):  # one by one: several cores would only wait for each other
+            seeds = [seed * 10007 + index for index in which[at : at + len(run)]]
+            count = patches.count_places(run[0][1].shape, spatial=self._spatial)
+            rows.put(at, *self._of(run, patches.places_of(count, each, seeds)))
         return rows.mixed()
+
+    def _runs(self, which: Sequence[int], size: int) -> Iterator[tuple[int, list[tuple[NDArray[Any], ...]]]]:
+        """The tensors of consecutive samples in which their shapes are the same: a few at a time, and where they begin.
+
+        Of each sample what the layer reads and should compute; and of what is added, the float and the quantized one.
+
+        Args:
+            size: bytes that the rows of a sample take.
+        """
+        sources = [(self.quantized, self.source.name), (self.floating, self.place.result)]
+        if self.beside is not None:
+            sources += [(self.floating, self.beside[0]), (self.quantized, self.beside[1].name)]
+        samples = zip(*(walk.values(name, which) for walk, name in sources), strict=True)
+        at = 0
+        for _, alike in groupby(samples, lambda tensors: [tensor.shape for tensor in tensors]):
+            for run in _together(alike, size):
+                yield at, run
+                at += len(run)
 
     @property
     def _spatial(self) -> bool:
         return self.place.node.kind in SPATIAL
 
-    def _of(self, index: int, places: NDArray[np.int64]) -> tuple[Floats, Floats]:
-        [x] = self.quantized.values(self.source.name, [index])
-        [y] = self.floating.values(self.place.result, [index])
-        inputs = self._windowed(x, places, y.shape[2:]) if self._spatial else patches.rows_at(x, places)
-        targets = self._results(y, places)
-        if self.beside is not None:
-            name, kept = self.beside
-            [wanted], [found] = self.floating.values(name, [index]), self.quantized.values(kept.name, [index])
-            if wanted.shape == found.shape == y.shape:  # what is missing from the other summand
-                targets = targets + (self._results(wanted, places) - kept.values(self._results(found, places)))
+    def _of(self, run: list[tuple[NDArray[Any], ...]], places: NDArray[np.int64]) -> tuple[Floats, Floats]:
+        xs, ys, *others = ([tensors[at] for tensors in run] for at in range(len(run[0])))
+        inputs = self._windowed(xs, places, ys[0].shape[2:]) if self._spatial else patches.rows_at(xs, places)
+        targets = self._results(ys, places)
+        if self.beside is not None and all(other[0].shape == ys[0].shape for other in others):
+            wanted, found = (self._results(other, places) for other in others)
+            targets = targets + (wanted - self.beside[1].values(found))  # what is missing from the other summand
         return self.source.values(inputs), targets
 
-    def _results(self, y: NDArray[T], places: NDArray[np.int64]) -> NDArray[T]:
-        return patches.at_places(y, places, self.place.layer.groups) if self._spatial else patches.rows_at(y, places)
+    def _results(self, ys: Sequence[NDArray[T]], places: NDArray[np.int64]) -> NDArray[T]:
+        return patches.at_places(ys, places, self.place.layer.groups) if self._spatial else patches.rows_at(ys, places)
 
-    def _windowed(self, x: NDArray[T], places: NDArray[np.int64], output: tuple[int, ...]) -> NDArray[T]:
-        window = window_of(self.place.node, x.shape[2:], output, self._kernel)
-        return patches.windowed(x, places, output, window, self.place.layer.groups, self.source.zero)
+    def _windowed(self, xs: Sequence[NDArray[T]], places: NDArray[np.int64], output: tuple[int, ...]) -> NDArray[T]:
+        window = window_of(self.place.node, xs[0].shape[2:], output, self._kernel)
+        return patches.windowed(xs, places, output, window, self.place.layer.groups, self.source.zero)
 
     @property
     def _kernel(self) -> tuple[int, ...]:
@@ -316,7 +337,14 @@ class Gatherer:
         [y] = self.floating.values(self.place.result, [index])
         count = patches.count_places(y.shape, spatial=True)
         for start in range(0, count, _SLAB):
-            yield self._windowed(x, np.arange(start, min(count, start + _SLAB)), y.shape[2:])
+            yield self._windowed([x], np.arange(start, min(count, start + _SLAB))[None], y.shape[2:])[0]
+
+
+def _together(samples: Iterator[tuple[NDArray[Any], ...]], size: int) -> Iterator[list[tuple[NDArray[Any], ...]]]:
+    """The tensors of samples of the same shapes, so many at a time as fit; ``size`` is what else each of them takes."""
+    for first in samples:
+        others = _AT_ONCE // (size + sum(tensor.nbytes for tensor in first)) - 1
+        yield [first, *islice(samples, max(0, others))]
 
 
 def window_of(node: Node, size: tuple[int, ...], output: tuple[int, ...], kernel: tuple[int, ...]) -> Window:

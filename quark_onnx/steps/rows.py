@@ -47,11 +47,16 @@ class Mix:
         self._counts = [0] * samples
 
     def put(self, at: int, *parts: Floats) -> None:
-        """Take in the rows of the sample at a place; inputs and targets."""
-        count = self._counts[at] = parts[0].shape[1]
-        first, step = (at * self._each, 1) if self._deep else (at, self._samples)
+        """Take in the rows of the samples from a place on; inputs and targets, (samples, groups, rows, values)."""
+        count, rows = len(parts[0]), parts[0].shape[2]
+        self._counts[at : at + count] = [rows] * count
         for whole, part in zip(self._arrays, parts, strict=True):
-            whole[:, first : first + count * step : step] = part
+            if self._deep:
+                own = whole.reshape(len(whole), self._samples, self._each, -1)[:, at : at + count, :rows]
+                own[:] = part.swapaxes(0, 1)
+            else:
+                own = whole.reshape(len(whole), self._each, self._samples, -1)[:, :rows, at : at + count]
+                own[:] = part.transpose(1, 2, 0, 3)
 
     def mixed(self) -> Rows:
         """All rows; without those that hold something that is no number."""

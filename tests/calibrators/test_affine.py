@@ -221,8 +221,8 @@ def test_a_free_zero_point_as_onnxruntime_chooses_it(grid: Grid, range_: Range) 
     zero, scale = compute_scale_zp(lo, hi, np.array(grid.qmin), np.array(grid.qmax))
     params = params_for(range_, grid)
     np.testing.assert_array_max_ulp(params.scale, np.float32(scale), 1)  # it divides in float32
-    # there lo / scale is rounded in float32 (2^-24 of it), from a scale that is one ulp off (2^-23), and so is the difference
-    # (2^-24); here all is float64: a tie may fall either way
+    # there lo / scale is rounded in float32 (2^-24 of it), from a scale that is one ulp off (2^-23), and so is the
+    # difference (2^-24); here all is float64: a tie may fall either way
     steps = range_.lo[0] / float(params.scale)
     exact = grid.qmin - steps
     assert int(params.zero_point) == int(zero) or abs(exact % 1 - 0.5) <= 2.0**-22 * max(abs(exact), abs(steps))

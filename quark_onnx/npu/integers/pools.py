@@ -94,7 +94,7 @@ def _windows(call: Call, values: NDArray[T]) -> tuple[NDArray[T], tuple[int, ...
     """The inputs of each window, (taps, batch, channels, ...), zeros outside; and the sizes of the output."""
     kernel, (batch, channels) = tuple(call.node.attribute("kernel_shape")), values.shape[:2]
     window, output = placed(call.node, values.shape[2:], kernel)
-    rows = windowed(values, np.arange(places(batch, output)), output, window, channels)
+    [rows] = windowed([values], np.arange(places(batch, output))[None], output, window, channels)
     return np.moveaxis(rows.transpose(2, 1, 0).reshape(-1, batch, *output, channels), -1, 2), output
 
 

@@ -43,7 +43,7 @@ def _convolved(x: Doubles, weight: Doubles, window: Window, output: tuple[int, .
     sums = np.empty((groups, outputs, count))
     for start in range(0, count, _SLAB):
         part = np.arange(start, min(count, start + _SLAB))
-        sums[:, :, part[0] : part[-1] + 1] = rows @ windowed(x, part, output, window, groups).swapaxes(1, 2)
+        sums[:, :, part[0] : part[-1] + 1] = rows @ windowed([x], part[None], output, window, groups)[0].swapaxes(1, 2)
     joined: Doubles = sums.reshape(groups * outputs, len(x), *output).swapaxes(0, 1)
     return joined
 

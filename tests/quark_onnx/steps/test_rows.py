@@ -15,7 +15,7 @@ def filled(shape: tuple[int, int, int], counts: list[int], *, most: int) -> tupl
     mix, given = Mix(shape, len(counts), most, Room()), list[list[np.ndarray]]()
     for at, count in enumerate(counts):
         given.append([random.normal(size=(groups, count, size)).astype(np.float32) for size in (inputs, outputs)])
-        mix.put(at, *given[-1])
+        mix.put(at, *[part[None] for part in given[-1]])
     x, y = (np.concatenate(parts, axis=1) for parts in zip(*given, strict=True))
     return mix, x, y
 
@@ -44,19 +44,32 @@ def test_rows_of_the_samples_take_turns(shape: tuple[int, int, int]) -> None:
 
 
 @SHAPES
+def test_several_samples_at_once_are_what_they_are_one_by_one(shape: tuple[int, int, int]) -> None:
+    mix, x, y = filled(shape, [4, 4, 4, 4], most=4)
+    one_by_one = mix.mixed()
+    mix = Mix(shape, 4, 4, Room())
+    parts = [array.reshape(shape[0], 4, 4, -1).swapaxes(0, 1) for array in (x, y)]
+    for at, count in ((1, 3), (0, 1)):
+        mix.put(at, *[part[at : at + count] for part in parts])
+    rows = mix.mixed()
+    np.testing.assert_array_equal(rows.inputs, one_by_one.inputs)
+    np.testing.assert_array_equal(rows.targets, one_by_one.targets)
+
+
+@SHAPES
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_a_row_with_something_that_is_no_number_is_left_out(shape: tuple[int, int, int], bad: float) -> None:
     mix, x, y = filled(shape, [3, 3], most=3)
     for part, place in ((x, 1), (y, 2)):
         part[-1, place, 0] = bad
-    mix.put(0, x[:, :3], y[:, :3])
+    mix.put(0, x[None, :, :3], y[None, :, :3])
     rows = mix.mixed()
     assert len(rows) == 4 and np.isfinite(rows.inputs).all() and np.isfinite(rows.targets).all()
 
 
 def test_numbers_whose_sum_is_none_are_numbers() -> None:
     mix, x, y = filled((1, 2, 2), [3], most=3)
-    mix.put(0, np.full_like(x, 3e38), y)
+    mix.put(0, np.full_like(x, 3e38)[None], y[None])
     assert len(mix.mixed()) == 3
 
 
