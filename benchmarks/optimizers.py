@@ -7,8 +7,9 @@
 Both tools get the same 100 calibration samples, and one procedure judges both. Each run is a process of its own, so
 that its peak memory is its own. A measurement is kept in OUT/optimizers.json as soon as it is made; what is there is
 not measured again without --again. A star marks rows that an older version of our source made; --stale measures
-those again. Where both tools were timed, a second table says how many times as fast ours is: the whole of a quantization, and what the optimizer adds to
-the plain one. On a machine that others use, too, let all take turns by --repeats: of a row the least seconds are kept.
+those again. Where both tools were timed, a second table says how many times as fast ours is: the whole of a
+quantization, and what the optimizer adds to the plain one. On a machine that others use, too, let all take turns by
+--repeats: of a row the least seconds are kept.
 """
 
 from __future__ import annotations
