@@ -1,13 +1,14 @@
 """XINT8 on small classifiers, over several draws of the calibration samples: is one tool better, or was it lucky?
 
     QUARK_ONNX_DATA=... python benchmarks/draws.py [--tasks resnet20 ...] [--draws 5] [--recipes plain cle ...]
-        [--amd-quark-python VENV/bin/python] [--again] [--report]
+        [--amd-quark-python VENV/bin/python] [--again] [--stale] [--report]
 
 With 1,000 test images an image is a tenth of a point, and which 100 samples calibrate moves every row by several. Here
 each tool quantizes once for each draw, both from the same samples, and one procedure judges them: the metric, and the
 signal-to-noise ratio of the outputs on 100 samples that no draw has. What is compared are the means; the difference
-comes with its standard error over the draws. A measurement is kept in OUT/draws.json as soon as it is made. The exit
-code is 1 where the mean of ours is below at the level of 5 % (Student's test of the differences, one-sided).
+comes with its standard error over the draws. A measurement is kept in OUT/draws.json as soon as it is made; what is
+there is not measured again without --again, or --stale where an older version of our source made it. The exit code is
+1 where the mean of ours is below at the level of 5 % (Student's test of the differences, one-sided).
 """
 
 from __future__ import annotations
@@ -174,6 +175,7 @@ def main() -> int:
     parser.add_argument("--draws", type=int, choices=range(2, MOST + 1), default=DRAWS, metavar="COUNT")
     parser.add_argument("--amd-quark-python", type=Path, help="the Python of an environment with amd-quark")
     parser.add_argument("--again", action="store_true", help="measure again what is known")
+    parser.add_argument("--stale", action="store_true", help="measure again what an older version of our source made")
     parser.add_argument("--report", action="store_true", help="measure nothing, print what is known")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     arguments = parser.parse_args()
@@ -181,7 +183,8 @@ def main() -> int:
     for run in () if arguments.report else runs(arguments):
         tag = {"model": digest(load(run.task).path), "source": "" if run.tool == THEIRS else source}
         kept = store.rows().get(run.key, {})
-        if not arguments.again and tag.items() <= kept.items():
+        stale = kept.get("source") != tag["source"]
+        if not (arguments.again or (arguments.stale and stale)) and kept.get("model") == tag["model"]:
             continue
         every = samples_of(run.task)
         with TemporaryDirectory() as folder:
