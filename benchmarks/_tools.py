@@ -54,12 +54,15 @@ class Ours:
 
     @cached_property
     def source(self) -> str:
-        """A hash of the library's own files, but those of the command line and for PyTorch, which change no number."""
+        """A hash of the library's own files, but those of the command line, for PyTorch, and of what looks at models
+        for a processor, which change no number."""
         import calibrators
         import quark_onnx
 
         roots = [Path(str(module.__file__)).parent for module in (calibrators, quark_onnx)]
-        files = sorted(file for root in roots for file in root.rglob("*.py") if not {"cli", "torch"} & {*file.parts})
+        files = sorted(
+            file for root in roots for file in root.rglob("*.py") if not {"cli", "torch", "npu"} & {*file.parts}
+        )
         return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
 
     @staticmethod

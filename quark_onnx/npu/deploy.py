@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import tempfile
@@ -134,11 +135,7 @@ def deploy(
         raise ConstraintError(f"the model breaks {found.errors} rules of {target}; nothing was written: {found}")
     images = data.keywords.get("images") if isinstance(data, partial) else None
     bundle = Bundle(place, kind, report, found, forecast, legal.notes, images, tail)
-    with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{place.name}.") as name:
-        inside = Path(name) / place.name
-        inside.mkdir()
-        _write(inside, bundle, result, samples)
-        _replace(inside, place, Path(name))
+    _put(bundle, result, samples)
     return bundle
 
 
@@ -170,7 +167,7 @@ def kind_of_config(config: QConfig) -> str:
 
 
 def _place(folder: Path) -> Path:
-    """The folder to write.
+    """The folder to write, of which it is certain that it can be; it is not there yet, nor are folders above it.
 
     Raises:
         ConfigError: it is a file, or somebody else's.
@@ -181,9 +178,15 @@ def _place(folder: Path) -> Path:
             raise ConfigError(f"output {folder} is a file; name a folder")
         if place.is_dir() and any(place.iterdir()) and (own := _unknown(place)):
             raise ConfigError(f"output {folder} holds {own}, which is of no earlier bundle; name a new folder")
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{place.name}."):
-            pass
+        made = [parent for parent in place.parents if not parent.exists()]
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{place.name}."):
+                pass
+        finally:
+            for parent in made:
+                with contextlib.suppress(OSError):  # it was not made, or somebody else has put something there
+                    parent.rmdir()
     except (OSError, ValueError) as error:  # a ValueError is a path that no folder can have
         raise ConfigError(f"output {folder} cannot be written: {getattr(error, 'strerror', None) or error}") from error
     return place
@@ -202,6 +205,17 @@ def _unknown(folder: Path) -> str:
     names = (path.relative_to(folder) for path in sorted(folder.rglob("*")) if not path.is_dir())
     other = next((name for name in names if name.as_posix() not in known and name.parts[0] not in _MADE), None)
     return "" if other is None else f"{other.as_posix()!r}"
+
+
+def _put(bundle: Bundle, model: ModelProto, samples: Sequence[Sample]) -> None:
+    """Write the folder beside its place, and move it there."""
+    place = bundle.folder
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{place.name}.") as name:
+        inside = Path(name) / place.name
+        inside.mkdir()
+        _write(inside, bundle, model, samples)
+        _replace(inside, place, Path(name))
 
 
 def _write(folder: Path, bundle: Bundle, model: ModelProto, samples: Sequence[Sample]) -> None:

@@ -231,8 +231,14 @@ def test_an_earlier_bundle_is_replaced_and_another_folder_is_not(tmp_path: Path)
 )
 def test_what_is_not_deployed_leaves_nothing(arguments: Any, error: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(error, match=message):
-        npu.deploy(network(), data(), tmp_path / "bundle", **arguments)
+        npu.deploy(network(), data(), tmp_path / "new" / "folder" / "bundle", **arguments)
     assert not list(tmp_path.iterdir())
+
+
+def test_folders_above_it_are_made(tmp_path: Path) -> None:
+    made = npu.deploy(network(), data(), tmp_path / "new" / "folder" / "bundle").folder
+    assert {path.name for path in made.iterdir()} == FILES
+    assert [path.name for path in made.parent.iterdir()] == ["bundle"]
 
 
 def test_data_that_can_be_read_once(tmp_path: Path) -> None:
