@@ -94,7 +94,7 @@ def test_transposed_convolutions(data: st.DataObject, rank: int, seed: int) -> N
     form = data.draw(st.sampled_from(["plain", "pads", "extra", "shape", "SAME_UPPER", "SAME_LOWER", "VALID"]))
     reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
     whole = [s * (n - 1) + r for s, n, r in zip(strides, size, reach, strict=True)]
-    extra = [data.draw(st.integers(0, max(s, d) - 1)) for s, d in zip(strides, dilations, strict=True)]
+    extra = [data.draw(st.integers(0, s - 1)) for s in strides]  # onnxruntime refuses more since 1.32
     if form in ("pads", "extra"):
         attributes["pads"] = pads = draw_sizes(data, 2 * rank, 0, 1)
         assume(all(w > pads[a] + pads[a + rank] for a, w in enumerate(whole)))
