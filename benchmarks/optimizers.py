@@ -49,6 +49,7 @@ class Recipe:
 
 _ADAROUND, _ADAQUANT = f"adaround:iterations={ITERATIONS}", f"adaquant:iterations={ITERATIONS}"
 _CLE, _BALANCE = "cle:relu6=bound", "cle:activations=true,relu6=bound,silu=scale"
+_SMOOTH = "smoothquant:alpha=auto,insert=true"
 _QUARTER = "auto_mixed_precision:target=16,share=0.25"
 _LONG = (_BALANCE, "gptq:asymmetric=true,scales=true", "adaquant:iterations=1000", "bias_correction")
 _ZEROS = "A8W4 with zero points"
@@ -79,9 +80,14 @@ RECIPES = (
         tasks=("yolox_nano",),
     ),
     Recipe("plain", (), None, **_TEXT),
-    Recipe("smoothquant auto", ("smoothquant:alpha=auto,insert=true",), None, **_TEXT),
+    Recipe("smoothquant auto", (_SMOOTH,), None, **_TEXT),
     Recipe("quarot", ("quarot",), None, **_TEXT),
     Recipe("quarot online", ("quarot:online=true",), None, **_TEXT),
+    Recipe("plain", (), None, presets=("XINT8", "A8W4"), tasks=TEXT),
+    Recipe("bias", ("bias_correction",), None, presets=("A8W4",), tasks=TEXT),
+    Recipe("adaround", (_ADAROUND,), None, presets=("XINT8", "A8W4"), tasks=TEXT),
+    Recipe("adaquant", (_ADAQUANT,), None, presets=("XINT8", "A8W4"), tasks=TEXT),
+    Recipe("smoothquant auto+gptq", (_SMOOTH, "gptq:asymmetric=true"), None, presets=("A8W4",), tasks=TEXT),
     Recipe("plain", (), None, presets=("INT4",), tasks=TEXT),
     Recipe("gptq", ("gptq",), None, presets=("INT4",), tasks=TEXT),
 )
