@@ -70,7 +70,7 @@ def windowed(
     """
     shape, rank, ones = xs[0].shape, len(window.kernel), [1] * len(window.kernel)
     spots: list[NDArray[np.int64]] = [
-        spot.reshape(len(xs), *ones, -1) for spot in np.unravel_index(places, (shape[0], *output))
+        spot.reshape(len(xs), *ones, places.shape[1]) for spot in np.unravel_index(places, (shape[0], *output))
     ]
     index = spots[0]
     outside: NDArray[np.bool_] = np.zeros(1, bool)
@@ -80,20 +80,21 @@ def windowed(
         index = index * shape[2 + axis] + found[taps, spot]
         if not inside.all():
             outside = outside | ~inside[taps, spot]
-    index = index.reshape(len(xs), -1, places.shape[1])
+    index = index.reshape(len(xs), prod(window.kernel), places.shape[1])
     taken = np.empty((len(xs), shape[1], *index.shape[1:]), xs[0].dtype)
     for x, at, values in zip(xs, index, taken, strict=True):
         _planes(x).take(at, axis=1, out=values, mode="clip")  # which does not buffer
     if outside.any():
         beyond = np.broadcast_to(outside, (len(xs), *window.kernel, places.shape[1]))
         np.copyto(taken, np.array(zero, taken.dtype), where=beyond.reshape(index.shape)[:, None])
-    rows: NDArray[T] = taken.reshape(len(xs), groups, -1, places.shape[1]).swapaxes(2, 3)
+    inputs = shape[1] // groups * prod(window.kernel)
+    rows: NDArray[T] = taken.reshape(len(xs), groups, inputs, places.shape[1]).swapaxes(2, 3)
     return rows
 
 
 def _planes(x: NDArray[T]) -> NDArray[T]:
     """(channels, everything else); without a copy for a batch of one."""
-    planes: NDArray[T] = x.swapaxes(0, 1).reshape(x.shape[1], -1)
+    planes: NDArray[T] = x.swapaxes(0, 1).reshape(x.shape[1], x.shape[0] * prod(x.shape[2:]))
     return planes
 
 
@@ -122,7 +123,7 @@ def at_places(ys: Sequence[NDArray[T]], places: NDArray[np.int64], groups: int) 
     taken = np.empty((len(ys), ys[0].shape[1], places.shape[1]), ys[0].dtype)
     for y, at, values in zip(ys, places, taken, strict=True):
         _planes(y).take(at, axis=1, out=values, mode="clip")
-    rows: NDArray[T] = taken.reshape(len(ys), groups, -1, places.shape[1]).swapaxes(2, 3)
+    rows: NDArray[T] = taken.reshape(len(ys), groups, taken.shape[1] // groups, places.shape[1]).swapaxes(2, 3)
     return rows
 
 

@@ -167,7 +167,7 @@ def kind_of_config(config: QConfig) -> str:
 
 
 def _place(folder: Path) -> Path:
-    """The folder to write, of which it is certain that it can be; it is not there yet, nor are folders above it.
+    """The folder to write; that it can be is tried, and folders above it that are missing stay so.
 
     Raises:
         ConfigError: it is a file, or somebody else's.

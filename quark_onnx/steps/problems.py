@@ -343,7 +343,7 @@ class Gatherer:
 def _together(samples: Iterator[tuple[NDArray[Any], ...]], size: int) -> Iterator[list[tuple[NDArray[Any], ...]]]:
     """The tensors of samples of the same shapes, so many at a time as fit; ``size`` is what else each of them takes."""
     for first in samples:
-        others = _AT_ONCE // (size + sum(tensor.nbytes for tensor in first)) - 1
+        others = _AT_ONCE // max(1, size + sum(tensor.nbytes for tensor in first)) - 1
         yield [first, *islice(samples, max(0, others))]
 
 

@@ -52,10 +52,10 @@ class Mix:
         self._counts[at : at + count] = [rows] * count
         for whole, part in zip(self._arrays, parts, strict=True):
             if self._deep:
-                own = whole.reshape(len(whole), self._samples, self._each, -1)[:, at : at + count, :rows]
+                own = whole.reshape(len(whole), self._samples, self._each, whole.shape[2])[:, at : at + count, :rows]
                 own[:] = part.swapaxes(0, 1)
             else:
-                own = whole.reshape(len(whole), self._each, self._samples, -1)[:, :rows, at : at + count]
+                own = whole.reshape(len(whole), self._each, self._samples, whole.shape[2])[:, :rows, at : at + count]
                 own[:] = part.transpose(1, 2, 0, 3)
 
     def mixed(self) -> Rows:

@@ -209,3 +209,39 @@ def test_the_result_does_not_depend_on_the_number_of_cores() -> None:
         )
         found.add(run.stdout)
     assert len(found) == 1
+
+
+@pytest.mark.parametrize("optimizer", ["adaquant:iterations=5", "gptq"])
+@pytest.mark.parametrize(
+    ("size", "layers", "weights"),
+    [
+        ((40, 4), ("MatMul (x, w)", "MatMul (r, v)"), (weight(4, 3), weight(4, 3, seed=1))),
+        (
+            (3, 4, 5, 5),
+            ("Conv <pads = [1,1,1,1]> (x, w)", "Conv <pads = [1,1,1,1], group = 2> (r, v)"),
+            (weight(3, 4, 3, 3), weight(6, 2, 3, 3, seed=1)),
+        ),
+    ],
+    ids=["products", "convolutions"],
+)
+def test_a_layer_that_reads_nothing_on_any_sample_keeps_its_codes(
+    size: tuple[int, ...], layers: tuple[str, str], weights: tuple[Any, Any], optimizer: str
+) -> None:
+    dims = ",".join(["N", *map(str, size[1:])])
+    model = parse(
+        f"""g (float[{dims}] x) => (y, z) {{
+            m = ReduceMax <axes = {list(range(1, len(size)))}, keepdims = 0> (x)
+            k = Greater (m, big)
+            r = Compress <axis = 0> (x, k)
+            [front] y = {layers[0]}
+            [behind] z = {layers[1]}
+        }}""",
+        w=weights[0],
+        v=weights[1],
+        big=np.float32(9),
+    )
+    samples = [{"x": normal(*size, seed=seed)} for seed in range(9)]
+    notes = quantize(model, samples, QConfig.of("A8W8").with_(optimizers=(optimizer,), safe=False)).report.notes
+    assert [note for note in notes if note.startswith("not optimized")] == [
+        "not optimized: behind: the data has too few rows for it"
+    ]
