@@ -35,6 +35,20 @@ class Store:
             part.replace(self.path)
 
 
+def due(kept: Row | None, tag: Row, *, again: bool = False, stale: bool = False) -> bool:
+    """Whether to measure: what is not known, failed, or is of another model; all of it `again`; or what an older
+    version of the source made.
+
+    >>> due(None, {}), due({"model": "a", "source": "1"}, {"model": "a", "source": "2"})
+    (True, False)
+    >>> due({"model": "a", "source": "1"}, {"model": "a", "source": "2"}, stale=True)
+    True
+    """
+    if not kept or again or "error" in kept or kept.get("model") != tag["model"]:
+        return True
+    return stale and kept.get("source") != tag["source"]
+
+
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     handle = os.open(folder, os.O_RDONLY)

@@ -25,7 +25,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from _data import Samples, digest, load, session_of
-from _results import Row, Store, table
+from _results import Row, Store, due, table
 from _settings import Setting
 from _tools import AmdQuark, Ours
 
@@ -268,15 +268,13 @@ def main() -> int:
     )
     fastest = dict[str, float]()
     for run in (run for _ in range(arguments.repeats) for run in runs(arguments)):
-        kept = store.rows().get(run.key)
-        old = bool(kept) and run.tool == "ours" and kept["source"] != source
-        again = arguments.again or arguments.repeats > 1 or (arguments.stale and old)
-        if arguments.report or (kept and not again and "error" not in kept):
+        row: Row = {"model": digest(load(run.task).path), "source": source if run.tool == "ours" else ""}
+        again = arguments.again or arguments.repeats > 1
+        if arguments.report or not due(store.rows().get(run.key), row, again=again, stale=arguments.stale):
             continue
         if run.task not in folders:
             folders[run.task] = TemporaryDirectory()
             Samples.write(load(run.task).calibration(CALIBRATION_SAMPLES), Path(folders[run.task].name))
-        row: Row = {"model": digest(load(run.task).path), "source": source if run.tool == "ours" else ""}
         try:
             row |= measure(run, Samples(Path(folders[run.task].name)), arguments)
             if "seconds" in row:

@@ -20,7 +20,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from _data import Samples, Task, labels, load, session_of
+from _data import Samples, labels, load
+from _images import logits
 from _results import Store, table
 from _settings import SETTINGS, Setting
 from _tools import OnnxRuntime, Ours, Tool
@@ -28,29 +29,6 @@ from accuracy import CALIBRATION_SAMPLES, TOLERANCE
 
 TASKS = ("mobilenetv2", "squeezenet", "resnet20", "resnet44")
 LEVEL = 0.05
-
-
-class Recorder:
-    """A session that remembers the first output of every run."""
-
-    def __init__(self, model: Path) -> None:
-        self._session = session_of(model)
-        self.found: list[np.ndarray[Any, Any]] = []
-
-    def get_inputs(self) -> Any:
-        return self._session.get_inputs()
-
-    def run(self, names: Any, feeds: Any) -> Any:
-        values = self._session.run(names, feeds)
-        self.found.append(values[0].reshape(len(values[0]), -1))
-        return values
-
-
-def logits(task: Task, model: Path) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """What a model computes on each test image."""
-    recorder = Recorder(model)
-    task.evaluate(recorder)
-    return np.concatenate(recorder.found).astype(np.float64)
 
 
 def sign_test(first: int, second: int) -> float:
