@@ -16,6 +16,7 @@ from onnx import ModelProto, ValueInfoProto
 
 from calibrators.session import open_session
 from quark_onnx.graph import Graph, Node
+from quark_onnx.graph.node import QUANTIZE
 from quark_onnx.graph.segment import segment
 from quark_onnx.graph.walk import reach
 from quark_onnx.steps.run import Sample
@@ -104,6 +105,7 @@ class Probe:
         stage = self._stage if self._stage.holds(scales) else self._whole
         live = self._live
         moving = reach((node for name in still for node in live.consumers(name)), live.followers)
+        moving = reach(moving, self._unrounded)
         before, behind = [n for n in stage.nodes if n not in moving], [n for n in stage.nodes if n in moving]
         if (
             not self._pays
@@ -118,19 +120,30 @@ class Probe:
             self._pays = False
         return self._pays
 
+    def _unrounded(self, node: Node) -> list[Node]:
+        """What computes a node's inputs up to the codes: parts meet at codes only.
+
+        The runtime rounds the bias of a Conv or Gemm that stands between a DequantizeLinear and a QuantizeLinear, as
+        the quantized model will; cut off from one of them, it would not.
+        """
+        return [leader for leader in self._live.leaders(node) if leader.op_type not in QUANTIZE]
+
     def _behind(self, stage: _Stage, before: list[Node], behind: list[Node], scales: Scales) -> _Stage:
         """What is left of a stage once some of its nodes have been computed."""
         read = {name for node in behind for name in (*node.inputs, *node.captures)} | set(self._judged)
         made = [name for node in before for name in node.outputs if name in read]
+        needed = reach(before, self._live.leaders)  # with what both parts compute
+        front = [node for node in stage.nodes if node in needed]
         given: Iterable[dict[str, Any]] = stage.given
         if made:
-            session = open_session(segment(self._live, before, {**stage.given[0], **scales}, made), threads=1)
-            front = _Stage(before, session, stage.given, made, {})
-            given = self._pool.map(lambda place: front.run(scales, place), range(len(stage.given)))
+            session = open_session(segment(self._live, front, {**stage.given[0], **scales}, made), threads=1)
+            first = _Stage(front, session, stage.given, made, {})
+            given = self._pool.map(lambda place: first.run(scales, place), range(len(stage.given)))
         given = [{name: value for name, value in values.items() if name in read} for values in given]
         results = [name for name in stage.results if name not in made]
         after = open_session(segment(self._live, behind, {**given[0], **scales}, results), threads=1)
-        return _Stage(behind, after, given, results, {name: scales[name] for name in scales.keys() - read})
+        frozen = {name: scales[name] for node in front for name in node.inputs if name in scales}
+        return _Stage(behind, after, given, results, {**stage.frozen, **frozen})
 
     def noise(self, scales: Scales, best: list[float]) -> list[float]:
         """For each sample, the mean over outputs of the logarithm of noise over signal.

@@ -114,16 +114,18 @@ def test_a_search_never_costs_signal_and_repeats_itself() -> None:
 
 def deep() -> ModelProto:
     """Seven layers, and a second output behind the second of them."""
-    layers = [f"h{i} = Conv <pads = [1,1,1,1]> (r{i}, w{i}) r{i + 1} = Relu (h{i})" for i in range(1, 7)]
+    layers = [f"h{i} = Conv <pads = [1,1,1,1]> (r{i}, w{i}, b{i}) r{i + 1} = Relu (h{i})" for i in range(1, 7)]
     return parse(
         f"""g (float[N,3,6,6] x) => (float[N,4,6,6] r7, float[N,4,1,1] z) {{
             r1 = Conv <pads = [1,1,1,1]> (x, w0) {" ".join(layers)} z = GlobalAveragePool (r3)
         }}""",
         w0=weight(4, 3, 3, 3), **{f"w{i}": weight(4, 4, 3, 3) for i in range(1, 7)},
+        **{f"b{i}": weight(4, seed=i) / 3 for i in range(1, 7)},
     )  # fmt: skip
 
 
 def test_what_is_computed_once_and_for_all_changes_no_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No bit: onnxruntime rounds biases between quantized tensors, and parts that meet elsewhere lost that."""
     monkeypatch.setattr(trial, "_WORTH", 0)
     data = samples(deep())
     stages = Stages.of(deep(), POW2.with_(bias=False), data)
@@ -133,19 +135,20 @@ def test_what_is_computed_once_and_for_all_changes_no_noise(monkeypatch: pytest.
     with Probe(stages.graph, live, data) as whole, Probe(stages.graph, live, data) as parts:
         assert [node.name for node in parts.nodes] == [node.name for node in live.nodes]
         counts = [len(parts.nodes)]
-        for done in (["x", "w0"], ["x", "w0", "r1", "w1", "r2"], ["x", "w0", "r1", "w1", "r2", "w2", "r3", "w3"]):
+        for layers in (0, 1, 2, 4):
+            done = {"x", "w0", *(f"{kind}{i}" for i in range(1, layers + 1) for kind in "rw")}
             still = [name for use, name in names.items() if name and use.tensor not in done]
             assert parts.freeze(scales, still)
             counts.append(len(parts.nodes))
             for name in still:
                 other = scales | {name: np.asarray(scales[name] * np.float32(2))}
-                np.testing.assert_allclose(parts.noise(other, []), whole.noise(other, []), rtol=1e-5)
+                assert parts.noise(other, []) == whole.noise(other, [])
         assert counts == sorted(counts, reverse=True) and counts[-1] < counts[0] / 2
         # a scale that was thought to be settled
         other = scales | {names[Use("x")]: np.asarray(scales[names[Use("x")]] * np.float32(2))}
         assert parts.noise(other, []) == whole.noise(other, []) != parts.noise(scales, [])
         assert parts.freeze(other, still)
-        np.testing.assert_allclose(parts.noise(other, []), whole.noise(other, []), rtol=1e-5)
+        assert parts.noise(other, []) == whole.noise(other, [])
 
 
 def test_a_model_that_does_not_run_in_parts_is_run_whole(monkeypatch: pytest.MonkeyPatch) -> None:
