@@ -12,6 +12,8 @@ from onnx import ModelProto
 from calibrators.session import open_session
 from quark_onnx import QConfig, QuantizationSpec, quantize, quantize_static
 from quark_onnx.npu import check
+from quark_onnx.steps import trial
+from quark_onnx.steps.trial import Probe
 from tests.endtoend.random_graphs import draw, renamed, shuffled
 
 PRESETS = ("A8W8", "XINT8", "A16W8", "S8S8", "INT4", "DYNAMIC", "BF16", "BFP16", "FP8E4M3", "MXFP8E4M3")
@@ -59,6 +61,28 @@ def test_names_and_order_do_not_matter(preset: str) -> None:
         for same in (renamed(model), shuffled(model, seed)):
             for a, b in zip(expected, outputs(quantize_static(same, data, preset), data), strict=True):
                 np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(("preset", "target"), [("XINT8", ""), ("XINT8", "stx"), ("A8W8", ""), ("A16W8", "")])
+def test_a_search_in_parts_sees_what_the_whole_model_does(
+    preset: str, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the bit: onnxruntime must round in each part as it does in the whole, biases as well."""
+    noise, seen = Probe.noise, [0, 0]
+
+    def both(self: Probe, scales: Any, best: list[float]) -> list[float]:
+        found, stage = noise(self, scales, best), self._stage
+        self._stage = self._whole
+        assert noise(self, scales, best) == found
+        self._stage = stage
+        seen[stage is not self._whole] += 1
+        return found
+
+    monkeypatch.setattr(trial, "_WORTH", 0)
+    monkeypatch.setattr(Probe, "noise", both)
+    for seed in range(5000, 5010):
+        quantize(*draw(seed), QConfig.of(preset).with_(search=3, target=target))
+    assert seen[True] > 3 * seen[False] > 0
 
 
 def test_the_same_input_gives_the_same_bytes() -> None:
