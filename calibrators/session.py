@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
+from calibrators.processor import saturates
 from calibrators.stored import copy_values, is_stored, location, place
 
 #: A protobuf message ends at 2 GiB; above this estimate a model travels through a file with external data.
@@ -38,7 +39,7 @@ def open_session(
     threads: int = 0,
     optimize: bool = True,
     lean: bool = False,
-    integers: bool = True,
+    integers: bool | None = None,
 ) -> Any:
     """An ``onnxruntime.InferenceSession`` on the CPU.
 
@@ -49,7 +50,8 @@ def open_session(
         lean: leave weights where they are, in files that are mapped into memory, instead of packing them for speed;
             always so for a ModelProto with tensors in files.
         integers: let onnxruntime make integer operators of those between Q/DQ pairs; it then rounds float weights there
-            to 8 bits by scales of its own.
+            to 8 bits by scales of its own. By default where they are exact: where sums of products saturate, the model
+            is computed as ONNX defines it, so that all processors find the same.
     """
     import onnxruntime as ort
 
@@ -58,7 +60,7 @@ def open_session(
     options.intra_op_num_threads = threads
     if not optimize:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    if not integers:
+    if integers is False or (integers is None and saturates()):
         options.add_session_config_entry("session.disable_quant_qdq", "1")
     stored = isinstance(model, onnx.ModelProto) and any(map(is_stored, initializers(model.graph)))
     if lean or stored:

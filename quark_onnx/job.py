@@ -251,7 +251,7 @@ class Job:
             min_sqnr = None  # which it meets
             if not config.target:  # for which it was legalized
                 result, narrowing, judges = Graph.of(self.original), Narrowing(), []
-        quantized, errors = finish(
+        quantized, errors, told = finish(
             result,
             self.reference,
             judges,
@@ -261,7 +261,7 @@ class Job:
             narrowing=narrowing,
             functions=config.functions,
         )
-        report = self._report([plan, *all_plans(planned.insides)], quantized, errors, notes, data, layers)
+        report = self._report([plan, *all_plans(planned.insides)], quantized, errors, [*notes, *told], data, layers)
         return Result(quantized, plan, report)
 
     def _refine(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import onnx
 from onnx import ModelProto
 
+from calibrators.processor import saturates
 from calibrators.session import PROTOBUF_LIMIT, estimate_bytes, open_session
 from quark_onnx.errors import AccuracyError, ModelError
 from quark_onnx.functions.float4 import as_standard
@@ -16,6 +19,25 @@ from quark_onnx.graph import Graph, Narrowing
 from quark_onnx.graph.io import loaded, staged
 from quark_onnx.report.measure import OutputError, measure
 from quark_onnx.steps.run import Reference, Sample
+
+logger = logging.getLogger(__name__)
+
+#: A model that this processor makes worse by so many dB is told of.
+_WORSE = 1.0
+
+
+class Finished(NamedTuple):
+    """What `finish` returns.
+
+    Attributes:
+        model: checked, loaded and run.
+        errors: at each output on the samples.
+        notes: what this processor makes of it.
+    """
+
+    model: ModelProto
+    errors: list[OutputError]
+    notes: list[str]
 
 
 def finish(
@@ -28,7 +50,7 @@ def finish(
     external: bool = False,
     narrowing: Narrowing | None = None,
     functions: bool = True,
-) -> tuple[ModelProto, list[OutputError]]:
+) -> Finished:
     """The finished model, which has been checked, loaded and run, and its error at each output on the samples.
 
     With an ``output`` it is the temporary file that is checked and run, before it is renamed.
@@ -48,10 +70,11 @@ def finish(
     graph.infer()
     model = graph.to_model()
     lean = graph.store is not None
-    errors: list[OutputError] | None = None
+    gate = _Gate(reference, samples, min_sqnr, lean)
+    found: tuple[list[OutputError], list[str]] | None = None
     bare = bool(model.functions) and not functions
     if narrowing or bare or output is None:
-        errors = _measured(model, reference, samples, min_sqnr, lean=lean)
+        found = gate.passed(model)
     if narrowing:
         model = narrowing.restore_interface(model)
     if bare:
@@ -61,42 +84,75 @@ def finish(
     if output is None:
         if narrowing and not bare:
             _load(model, lean=lean)
-        return loaded(model), errors or []
+        return Finished(loaded(model), *(found or ([], [])))
     with staged(model, output, external=external) as path:
-        if errors is None:
-            errors = _measured(path, reference, samples, min_sqnr, lean=lean)
+        if found is None:
+            found = gate.passed(path)
         elif not bare:
             _load(path, lean=lean)
-    return loaded(model), errors
+    return Finished(loaded(model), *found)
 
 
-def _measured(
-    model: ModelProto | Path, reference: Reference, samples: Sequence[Sample], min_sqnr: float | None, *, lean: bool
-) -> list[OutputError]:
-    check(model, reference.model)
-    session = _load(model, lean=lean)
-    try:
-        errors = measure(reference.session, session, samples)
-    except Exception as error:
-        raise ModelError(f"the quantized model cannot be measured against the float one: {error}") from error
-    measured = [(e.sqnr, e.name) for e in errors if e.sqnr is not None]
-    if min_sqnr is not None and not measured:
-        raise AccuracyError(
-            f"no output has float values to measure the {min_sqnr:g} dB asked for on; nothing was written"
+@dataclass(frozen=True)
+class _Gate:
+    """What a model has to pass; the arguments of `finish`."""
+
+    reference: Reference
+    samples: Sequence[Sample]
+    min_sqnr: float | None
+    lean: bool
+
+    def passed(self, model: ModelProto | Path) -> tuple[list[OutputError], list[str]]:
+        """The error at each output as ONNX defines the model, and what is to be said of this processor."""
+        check(model, self.reference.model)
+        errors = self._measured(_load(model, lean=self.lean))
+        self._require(errors)
+        return errors, [] if self.lean or not saturates() else self._saturated(model, errors)
+
+    def _saturated(self, model: ModelProto | Path, errors: list[OutputError]) -> list[str]:
+        """What is to be said of a processor that computes something else."""
+        own = self._measured(_load(model, integers=True))
+        lost = [
+            (exact.sqnr - other.sqnr, exact.sqnr, other.sqnr, exact.name)
+            for exact, other in zip(errors, own, strict=True)
+            if exact.sqnr is not None and other.sqnr is not None and exact.sqnr != other.sqnr
+        ]
+        most, exact, here, name = max(lost, default=(0.0, 0.0, 0.0, ""))
+        if most < _WORSE:
+            return []
+        note = (
+            "on processors without VNNI, like this one, sums of 8-bit products saturate in onnxruntime: output "
+            f"{name!r} has {here:.1f} dB there, {exact:.1f} dB elsewhere; reduce_range for the weights avoids it"
         )
-    worst, name = min(measured, default=(float("inf"), ""))
-    if min_sqnr is not None and worst < min_sqnr:
-        raise AccuracyError(
-            f"output {name!r} has {worst:.2f} dB SQNR, below the {min_sqnr:g} dB asked for: "
-            "the model is not usable, and nothing was written"
-        )
-    return errors
+        logger.warning(note)
+        return [note]
+
+    def _measured(self, session: Any) -> list[OutputError]:
+        try:
+            return measure(self.reference.session, session, self.samples)
+        except Exception as error:
+            raise ModelError(f"the quantized model cannot be measured against the float one: {error}") from error
+
+    def _require(self, errors: list[OutputError]) -> None:
+        if self.min_sqnr is None:
+            return
+        measured = [(e.sqnr, e.name) for e in errors if e.sqnr is not None]
+        if not measured:
+            raise AccuracyError(
+                f"no output has float values to measure the {self.min_sqnr:g} dB asked for on; nothing was written"
+            )
+        worst, name = min(measured)
+        if worst < self.min_sqnr:
+            raise AccuracyError(
+                f"output {name!r} has {worst:.2f} dB SQNR, below the {self.min_sqnr:g} dB asked for: "
+                "the model is not usable, and nothing was written"
+            )
 
 
-def _load(model: ModelProto | Path, *, lean: bool) -> Any:
+def _load(model: ModelProto | Path, *, lean: bool = False, integers: bool | None = None) -> Any:
     """A session on the model."""
-    try:
-        return open_session(model, lean=lean, optimize=not lean)  # its optimizer makes copies of the weights
+    try:  # of a large model the optimizer would make copies of the weights
+        return open_session(model, lean=lean, optimize=not lean, integers=integers)
     except Exception as error:  # onnxruntime raises several unrelated types
         hint = (
             "; it loads without onnxruntime's graph optimizations, so that one of them is at fault: leave out the node"

@@ -167,7 +167,7 @@ class Agreement:
         """How far the pairs are from themselves when onnxruntime optimizes them, or when their scales are nudged."""
         found = [self._agreement(open_session(self._nudged(share), optimize=False)) for share in (NUDGE, -NUDGE)]
         try:
-            found.append(self._agreement(open_session(self._graph.to_model())))
+            found.append(self._agreement(open_session(self._graph.to_model(), integers=True)))
         except Exception as error:  # onnxruntime raises several unrelated types
             logger.debug("onnxruntime cannot optimize the Q/DQ pairs: %s", error)
         return min(found)

@@ -79,7 +79,7 @@ class Probe:
         self._live = live
         self._judged = [_as_read(live, tensor, reader) for tensor, reader in judged]
         read = list(dict.fromkeys(self._judged))
-        whole = open_session(_with_outputs(live, read), threads=1)  # several samples run side by side
+        whole = _open(_with_outputs(live, read))
         given = [dict(sample) for sample in samples]
         live.infer()
         self._sizes = {node: _size(live, node) for node in live.nodes}
@@ -136,12 +136,12 @@ class Probe:
         front = [node for node in stage.nodes if node in needed]
         given: Iterable[dict[str, Any]] = stage.given
         if made:
-            session = open_session(segment(self._live, front, {**stage.given[0], **scales}, made), threads=1)
+            session = _open(segment(self._live, front, {**stage.given[0], **scales}, made))
             first = _Stage(front, session, stage.given, made, {})
             given = self._pool.map(lambda place: first.run(scales, place), range(len(stage.given)))
         given = [{name: value for name, value in values.items() if name in read} for values in given]
         results = [name for name in stage.results if name not in made]
-        after = open_session(segment(self._live, behind, {**given[0], **scales}, results), threads=1)
+        after = _open(segment(self._live, behind, {**given[0], **scales}, results))
         frozen = {name: scales[name] for node in front for name in node.inputs if name in scales}
         return _Stage(behind, after, given, results, {**stage.frozen, **frozen})
 
@@ -171,6 +171,11 @@ class Probe:
 
     def __exit__(self, *error: object) -> None:
         self._pool.shutdown()
+
+
+def _open(model: ModelProto) -> Any:
+    """A session with one thread, as several samples run side by side, in which biases are rounded."""
+    return open_session(model, threads=1, integers=True)
 
 
 def _size(graph: Graph, node: Node) -> int:

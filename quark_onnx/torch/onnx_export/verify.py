@@ -45,7 +45,7 @@ def verify(
         ModelError: onnxruntime does not load or run the model, or computes something else.
     """
     try:
-        session = open_session(path, integers=integers)
+        session = open_session(path, integers=None if integers else False)
     except Exception as error:  # onnxruntime raises several unrelated types
         raise ModelError(f"onnxruntime cannot load the exported model: {error}") from error
     worst = 0.0

@@ -33,15 +33,15 @@ def no_sense() -> Graph:
 def test_what_is_returned_is_what_is_written(tmp_path: Path) -> None:
     model = residual()
     stages, data = Stages.of(model), samples(model)
-    result, errors = finish(Graph.of(stages.model), Reference(model), data, tmp_path / "q.onnx")
+    result, errors, _ = finish(Graph.of(stages.model), Reference(model), data, tmp_path / "q.onnx")
     assert onnx.load(tmp_path / "q.onnx") == result and [e.name for e in errors] == ["y"]
-    again, same = finish(Graph.of(stages.model), Reference(model), data, None)
+    again, same, _ = finish(Graph.of(stages.model), Reference(model), data, None)
     assert again == result and same == errors
 
 
 def test_shapes_are_written_for_those_who_compile_the_model() -> None:
     model = residual()
-    result, _ = finish(Graph.of(Stages.of(model).model), Reference(model), samples(model), None)
+    result, *_ = finish(Graph.of(Stages.of(model).model), Reference(model), samples(model), None)
     known = {value.name for value in (*result.graph.value_info, *result.graph.output)}
     assert {name for node in result.graph.node for name in node.output} <= known
 
@@ -65,7 +65,7 @@ def test_a_model_that_does_not_run_is_not_written(tmp_path: Path) -> None:
 def test_a_float_model_that_shape_inference_rejects_may_be_quantized() -> None:
     model = conv_relu()
     model.graph.output[0].type.tensor_type.shape.dim[1].dim_value = 5  # there are four; onnxruntime only warns
-    result, errors = finish(Graph.of(Stages.of(model).model), Reference(model), samples(model), None)
+    result, errors, _ = finish(Graph.of(Stages.of(model).model), Reference(model), samples(model), None)
     assert errors[0].sqnr is not None and errors[0].sqnr > 25
     assert result.graph.output[0] == model.graph.output[0]
 
@@ -73,7 +73,7 @@ def test_a_float_model_that_shape_inference_rejects_may_be_quantized() -> None:
 def test_the_gate(tmp_path: Path) -> None:
     model = conv_relu()
     graph = Graph.of(Stages.of(model).model)
-    (error,) = finish(graph, Reference(model), samples(model), None)[1]
+    (error,) = finish(graph, Reference(model), samples(model), None).errors
     assert error.sqnr is not None
     finish(graph, Reference(model), samples(model), None, min_sqnr=error.sqnr - 0.1)
     with pytest.raises(AccuracyError, match="nothing was written"):
