@@ -1,5 +1,6 @@
 """Configurations that tests name: they spell out what a preset may change its mind about."""
 
+from calibrators.processor import saturates
 from quark_onnx import QConfig
 
 #: uint8 asymmetric activations and int8 symmetric weights, with one scale a tensor or a channel.
@@ -13,3 +14,9 @@ WIDE = QConfig.of("A16W8").with_(calibrator="minmax", per_channel=True)
 POW2 = QConfig.of("XINT8").with_(calibrator="minmse", per_channel=False, search=0)
 
 ALL = {"tensor": TENSOR, "channel": CHANNEL, "signed": SIGNED, "wide": WIDE, "pow2": POW2}
+
+#: Operators on codes, as every processor computes them: where sums of 8-bit products saturate, weights have a bit less.
+DYNAMIC = QConfig.of("DYNAMIC")
+if saturates():
+    assert DYNAMIC.weight is not None
+    DYNAMIC = DYNAMIC.with_(weight=DYNAMIC.weight.with_(reduce_range=True))

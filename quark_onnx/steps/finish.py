@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import onnx
 from onnx import ModelProto
 
-from calibrators.processor import saturates
+from calibrators.processor import ADVICE, SATURATION, saturates
 from calibrators.session import PROTOBUF_LIMIT, estimate_bytes, open_session
 from quark_onnx.errors import AccuracyError, ModelError
 from quark_onnx.functions.float4 import as_standard
@@ -120,10 +120,7 @@ class _Gate:
         most, exact, here, name = max(lost, default=(0.0, 0.0, 0.0, ""))
         if most < _WORSE:
             return []
-        note = (
-            "on processors without VNNI, like this one, sums of 8-bit products saturate in onnxruntime: output "
-            f"{name!r} has {here:.1f} dB there, {exact:.1f} dB elsewhere; reduce_range for the weights avoids it"
-        )
+        note = f"{SATURATION}: output {name!r} has {here:.1f} dB there, {exact:.1f} dB elsewhere; {ADVICE}"
         logger.warning(note)
         return [note]
 

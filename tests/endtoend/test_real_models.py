@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 import pytest
 from onnx import numpy_helper
 
+from calibrators.session import open_session
 from quark_onnx import QConfig, analyze, compare, quantize_static
 
 VARIABLE = "QUARK_ONNX_DATA"
@@ -56,9 +56,7 @@ def test_the_metric_holds(realdata: Any, tmp_path: Path, name: str, config: QCon
     task = realdata.load(name)
     output = tmp_path / "quantized.onnx"
     quantize_static(task.path, task.calibration(SAMPLES), config, output)
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    found = task.evaluate(ort.InferenceSession(str(output), options, providers=["CPUExecutionProvider"]))
+    found = task.evaluate(open_session(output))
     assert found >= least, f"{task.metric}: {found:.2f}, float {task.float_value}"
 
 

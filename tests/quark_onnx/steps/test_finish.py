@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -10,6 +13,7 @@ import pytest
 
 from quark_onnx.errors import AccuracyError, ModelError
 from quark_onnx.graph import Graph
+from quark_onnx.report.measure import OutputError
 from quark_onnx.steps import finish
 from quark_onnx.steps.run import Reference
 from tests.models import conv_relu, parse, residual, samples
@@ -79,3 +83,29 @@ def test_the_gate(tmp_path: Path) -> None:
     with pytest.raises(AccuracyError, match="nothing was written"):
         finish(graph, Reference(model), samples(model), tmp_path / "q.onnx", min_sqnr=error.sqnr + 0.1)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("lost", "told"), [(5.0, True), (0.5, False)])
+def test_what_a_processor_that_saturates_loses_is_told(
+    lost: float, told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The errors in the report are those of the model as ONNX defines it."""
+    module, found = sys.modules["quark_onnx.steps.finish"], list[OutputError]()
+    compare = module.measure
+
+    def worse(*arguments: Any) -> list[OutputError]:
+        """The second time, as such a processor may find."""
+        errors: list[OutputError] = compare(*arguments)
+        found.append(errors[0] if not found else replace(found[0], sqnr=(found[0].sqnr or 0) - lost))
+        return found[-1:]
+
+    monkeypatch.setattr(module, "saturates", lambda: True)
+    monkeypatch.setattr(module, "measure", worse)
+    model = residual()
+    graph, reference, data = Graph.of(Stages.of(model).model), Reference(model), samples(model)
+    _, (error,), notes = finish(graph, reference, data, tmp_path / "q.onnx")
+    assert len(found) == 2 and error == found[0] and error.sqnr is not None
+    if told:
+        [note] = notes
+        assert f"output 'y' has {error.sqnr - lost:.1f} dB there, {error.sqnr:.1f} dB elsewhere; reduce_range" in note
+    assert bool(notes) == told and caplog.messages == notes
