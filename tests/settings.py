@@ -15,8 +15,10 @@ POW2 = QConfig.of("XINT8").with_(calibrator="minmse", per_channel=False, search=
 
 ALL = {"tensor": TENSOR, "channel": CHANNEL, "signed": SIGNED, "wide": WIDE, "pow2": POW2}
 
-#: Operators on codes, as every processor computes them: where sums of 8-bit products saturate, weights have a bit less.
-DYNAMIC = QConfig.of("DYNAMIC")
-if saturates():
-    assert DYNAMIC.weight is not None
-    DYNAMIC = DYNAMIC.with_(weight=DYNAMIC.weight.with_(reduce_range=True))
+
+def portable(config: QConfig) -> QConfig:
+    """A configuration whose integer kernels are right on every processor: where sums of 8-bit products saturate, int8
+    weights have one bit less, as users are told to choose there."""
+    if config.weight is None or config.weight.dtype.name != "int8" or not saturates():
+        return config
+    return config.with_(weight=config.weight.with_(reduce_range=True))

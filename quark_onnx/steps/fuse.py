@@ -50,7 +50,7 @@ def fuse(graph: Graph, samples: Sequence[Sample]) -> tuple[Graph, list[str]]:
         return graph, []
     check = Agreement(graph, samples[:SAMPLES])
     if not check.objection(fused):
-        return fused, [*_counted(done), *_slow(fused), *_saturated(check, fused)]
+        return fused, [*_counted(done), *_slow(fused)]
     kept, notes = list[Place](), list[str]()
     for kind, names in done.items():
         places = [(kind, name) for name in names]
@@ -58,7 +58,7 @@ def fuse(graph: Graph, samples: Sequence[Sample]) -> tuple[Graph, list[str]]:
         kept += [place for place in places if place not in broken]
         notes += _left_out(kind, places, broken)
     result, done = _fused(graph, kept) if kept else (graph, {})
-    return result, [*_counted(done), *_slow(result), *_saturated(check, result), *notes]
+    return result, [*_counted(done), *_slow(result), *notes]
 
 
 def _culprits(
@@ -136,15 +136,6 @@ def _slow(graph: Graph) -> list[str]:
     return [f"{slow}: uint8 ones (A8W8) run several times faster there"] if signed else []
 
 
-def _saturated(check: Agreement, graph: Graph) -> list[str]:
-    """A note where this processor computes something else than others."""
-    if not saturates() or (worst := check.agreement(graph)) >= AGREEMENT:
-        return []
-    note = f"{SATURATION}: operators on codes are {worst:.1f} dB from the Q/DQ pairs that they replace; {ADVICE}"
-    logger.warning(note)
-    return [note]
-
-
 class Agreement:
     """What Q/DQ pairs compute, operator by operator as they stand, to hold other graphs against."""
 
@@ -155,12 +146,14 @@ class Agreement:
     def objection(self, fused: Graph) -> str:
         """Why a graph cannot take the place of the one with pairs; empty if it can."""
         try:
-            worst = self.agreement(fused)
+            session = open_session(fused.to_model())
+            worst = self._agreement(session)
         except Exception as error:  # onnxruntime raises several unrelated types
             return f"onnxruntime does not run it ({error})"
         if worst >= AGREEMENT or worst >= self._usual - MARGIN:
             return ""
-        return f"its results are {worst:.1f} dB from those of the Q/DQ pairs"
+        why = f" ({SATURATION}; if that is why, {ADVICE})" if saturates() else ""
+        return f"its results are {worst:.1f} dB from those of the Q/DQ pairs{why}"
 
     @cached_property
     def _pairs(self) -> Any:
@@ -176,7 +169,7 @@ class Agreement:
         """How far the pairs are from themselves when onnxruntime optimizes them, or when their scales are nudged."""
         found = [self._agreement(open_session(self._nudged(share), optimize=False)) for share in (NUDGE, -NUDGE)]
         try:
-            found.append(self._agreement(open_session(self._graph.to_model(), integers=True)))
+            found.append(self._agreement(open_session(self._graph.to_model())))
         except Exception as error:  # onnxruntime raises several unrelated types
             logger.debug("onnxruntime cannot optimize the Q/DQ pairs: %s", error)
         return min(found)
@@ -191,10 +184,6 @@ class Agreement:
                 up = (np.arange(scale.size).reshape(scale.shape) + place) % 2 * 2 - 1
                 nudged.replace_uses(name, nudged.add_constant(name, (scale * (1 + share * up)).astype(scale.dtype)))
         return nudged.to_model()
-
-    def agreement(self, fused: Graph) -> float:
-        """How near a graph comes at any float output, in dB."""
-        return self._agreement(open_session(fused.to_model()))
 
     def _agreement(self, session: Any) -> float:
         """The worst agreement at any float output, in dB."""

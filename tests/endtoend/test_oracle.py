@@ -33,7 +33,7 @@ from tests.models import (
     samples,
     weight,
 )
-from tests.settings import ALL, CHANNEL, POW2, SIGNED, TENSOR, WIDE
+from tests.settings import ALL, CHANNEL, POW2, SIGNED, TENSOR, WIDE, portable
 
 # Integer arithmetic
 
@@ -121,7 +121,7 @@ def test_a_matrix_product(trans_b: int, config: str) -> None:
 def test_optimizing_changes_a_result_by_one_step_at_most(make: Factory, config: str) -> None:
     model = make()
     data = samples(model, 4)
-    result = quantize_static(model, data, ALL[config])
+    result = quantize_static(model, data, portable(ALL[config]))
     v = quantized_values(result)
     for feeds in data:
         outputs = zip(result.graph.output, run(result, feeds), run(result, feeds, optimize=True), strict=True)

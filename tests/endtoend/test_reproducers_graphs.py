@@ -22,7 +22,7 @@ from quark_onnx import QConfig, QuantizationSpec, quantize, quantize_dynamic, qu
 from quark_onnx.errors import ModelError
 from tests.endtoend.test_reproducers import drawn, f32, i64, image_net, sound, static, stored, theirs
 from tests.models import Array, Feeds, interface, kinds, normal, parse, tied, weight
-from tests.settings import DYNAMIC
+from tests.settings import portable
 
 PRESETS = ["A8W8", "S8S8", "A16W8", "XINT8"]
 
@@ -233,7 +233,10 @@ def ids() -> list[Feeds]:
 def test_ort_28326_tied_embedding() -> None:
     """24: a fusion consumed the table that an embedding and the last layer share; here both readers are served."""
     model, data = tied(), ids()
-    for quantized in (*(static(model, data, preset) for preset in PRESETS), quantize_dynamic(model, DYNAMIC)):
+    for quantized in (
+        *(static(model, data, preset) for preset in PRESETS),
+        quantize_dynamic(model, portable(QConfig.of("DYNAMIC"))),
+    ):
         sound(model, quantized, data)
         assert max(array.size for array in stored(quantized, "float").values()) <= 7  # scales alone
     sound(model, quantize_weights(model), data)
@@ -269,7 +272,7 @@ def test_ort_19418_branches_share_an_initializer(preset: str) -> None:
         data = [{"x": normal(4, 8, seed=i), "c": np.array(way)} for i in range(6)]
         quantized = static(model, data, preset)
         sound(model, quantized, [{**feeds, "c": np.array(not way)} for feeds in data])
-    sound(model, quantize_dynamic(model, DYNAMIC), data)
+    sound(model, quantize_dynamic(model, portable(QConfig.of("DYNAMIC"))), data)
     sound(model, quantize_weights(model), data)
 
 

@@ -23,8 +23,9 @@ from tests.models import (
     samples,
     weight,
 )
+from tests.settings import portable
 
-DYNAMIC = QConfig.of("DYNAMIC")
+DYNAMIC = portable(QConfig.of("DYNAMIC"))
 
 
 def grouped() -> ModelProto:

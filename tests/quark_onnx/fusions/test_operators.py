@@ -29,14 +29,14 @@ from tests.models import (
     samples,
     weight,
 )
-from tests.settings import CHANNEL, SIGNED, TENSOR
+from tests.settings import CHANNEL, SIGNED, TENSOR, portable
 
 CONFIGS = {"u8": TENSOR, "u8-channel": CHANNEL, "s8": SIGNED, "s8-channel": SIGNED.with_(per_channel=True)}
 
 
 def both(model: ModelProto, config: QConfig) -> tuple[ModelProto, ModelProto]:
     """The model between Q/DQ pairs, and with operators on codes; nothing was left out of it."""
-    data = samples(model)
+    data, config = samples(model), portable(config)
     done = quantize(model, data, config.with_(form="operators", safe=False))
     assert not [note for note in done.report.notes if "left out" in note]
     onnx.checker.check_model(done.model, full_check=True)
@@ -330,7 +330,7 @@ def test_every_model_survives(name: str) -> None:
     float_model: ModelProto = MODELS[name]()
     data: list[dict[str, Any]] = samples(float_model)
     for config in (CHANNEL, SIGNED):
-        result = quantize(float_model, data, config.with_(form="operators"))
+        result = quantize(float_model, data, portable(config).with_(form="operators"))
         assert not [note for note in result.report.notes if "left out" in note]
         run(result.model, data[0])
         run(result.model, data[0], optimize=True)

@@ -14,6 +14,7 @@ from onnx import ModelProto
 
 from quark_onnx import QConfig, quantize_static
 from tests.models import kinds
+from tests.settings import portable
 
 VARIABLE = "QUARK_ONNX_DATA"
 FILE = Path(os.environ.get(VARIABLE, ""), "realdata.py")
@@ -45,7 +46,7 @@ def session(model: ModelProto) -> ort.InferenceSession:
 @pytest.mark.parametrize("name", ["resnet20", "squeezenet", "mobilenetv2", "minilm-stsb"])
 def test_the_metric_is_that_of_the_pairs(realdata: Any, name: str) -> None:
     task = realdata.load(name)
-    config = QConfig.of("A8W8")
+    config = portable(QConfig.of("A8W8"))
     forms = [
         quantize_static(task.path, task.calibration(100), config.with_(form=form)) for form in ("qdq", "operators")
     ]

@@ -15,7 +15,7 @@ from calibrators.session import open_session
 from quark_onnx import QConfig, quantize
 from quark_onnx.graph import Graph
 from quark_onnx.steps import calibrate, make_plan, plan_insides
-from tests.settings import DYNAMIC
+from tests.settings import portable
 
 TEXT = """<ir_version: 10, opset_import: ["" : 21]>
     g (float[4, 32] x, bool c, int64 n) => (float[4, 16] y, float[4, 32] z, float[4, 32] s) {
@@ -68,7 +68,7 @@ def floats(model: ModelProto) -> int:
 )
 def test_bodies_are_quantized(preset: str, least: float, condition: bool) -> None:
     model = nested()
-    result = quantize(model, [feeds(condition)], DYNAMIC if preset == "DYNAMIC" else preset)
+    result = quantize(model, [feeds(condition)], portable(QConfig.of(preset)) if preset == "DYNAMIC" else preset)
     assert result.report.worst_sqnr > least
     bodies = [note for note in result.report.notes if "tensors inside" in note]
     assert len(bodies) == 4, "two branches, a loop and a scan"
@@ -202,7 +202,7 @@ def test_bodies_in_bodies_read_values_of_every_scope() -> None:
 
 @pytest.mark.parametrize(("preset", "operator"), [("INT4", "MatMulNBits"), ("DYNAMIC", "MatMulInteger")])
 def test_operators_on_codes_take_the_place_of_pairs_in_bodies(preset: str, operator: str) -> None:
-    result = quantize(nested(), None, preset)
+    result = quantize(nested(), None, portable(QConfig.of(preset)))
     kinds = {node.name: node.op_type for node in result.model.graph.node}
     inside = [
         node.op_type
