@@ -122,7 +122,8 @@ def pairs(rows: dict[str, Row], task: str, recipe: str, tool: str) -> list[tuple
 
 
 def gain(known: list[tuple[Row, Row]]) -> Difference | None:
-    """The first less the second; None for fewer than two draws."""
+    """The first less the second; None for fewer than two draws whose images are known."""
+    known = [pair for pair in known if all("right" in row for row in pair)]
     if len(known) < 2:
         return None
     first, second = ([flags(pair[side]) for pair in known] for side in (0, 1))
@@ -218,7 +219,8 @@ def main() -> int:
     store, source = Store(arguments.out / "draws.json"), Ours().source
     for run in () if arguments.report else runs(arguments):
         tag = {"model": digest(load(run.task).path), "source": "" if run.tool == THEIRS else source}
-        if not due(store.rows().get(run.key), tag, again=arguments.again, stale=arguments.stale):
+        kept = store.rows().get(run.key, {})
+        if not due(kept, tag, again=arguments.again or "right" not in kept, stale=arguments.stale):
             continue
         every = samples_of(run.task)
         with TemporaryDirectory() as folder:

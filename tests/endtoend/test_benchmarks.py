@@ -121,6 +121,8 @@ def test_what_is_more_than_chance_over_draws(images: Any) -> None:
         "resnet20, rules cost at most 0.3",
         "resnet20, best within the rules",
     ]
+    old = {key: {name: row[name] for name in ("value", "sqnr")} for key, row in worse.items()}  # of an older version
+    assert draws.report(old, ["resnet20"])[1] == []
     text, missed = draws.report(rows("ours", (0, 1)), ["resnet20"])
     assert not missed and "ours: not measured" in text
 
