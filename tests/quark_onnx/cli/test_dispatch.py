@@ -221,11 +221,11 @@ def test_a_signal_leaves_nothing(folder: Path, sent: str, workers: str, code: in
 def test_a_signal_while_writing_leaves_nothing(cli: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = sorted(folder.iterdir())
 
-    def die(path: Path, *_: object, **__: object) -> None:
+    def die(gate: object, path: Path) -> None:
         assert path.exists() and sorted(folder.iterdir()) != files
         os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(sys.modules["quark_onnx.steps.finish"], "_measured", die)
+    monkeypatch.setattr(sys.modules["quark_onnx.steps.finish"]._Gate, "passed", die)
     finished = cli("quantize", "model.onnx", "-o", "out.onnx", "--data", "data")
     assert (finished.code, finished.err) == (143, "quark-onnx: ended by SIGTERM\n")
     assert sorted(folder.iterdir()) == files
