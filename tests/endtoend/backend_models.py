@@ -26,6 +26,8 @@ import numpy as np
 import onnx
 from onnx import ModelProto, TensorProto, numpy_helper
 
+from calibrators.session import open_session
+
 KINDS = ("node", "simple", "pytorch-converted", "pytorch-operator")
 #: Seconds after which a model counts as hanging.
 TIMEOUT = 60.0
@@ -172,13 +174,7 @@ def _check_protobuf(before: ModelProto, after: ModelProto) -> None:
 
 
 def _run(model: ModelProto, feeds: Feeds) -> list[Any]:
-    import onnxruntime as ort
-
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
-    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    values: list[Any] = session.run(None, feeds)
+    values: list[Any] = open_session(model, threads=1).run(None, feeds)
     return values
 
 

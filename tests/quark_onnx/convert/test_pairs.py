@@ -15,6 +15,7 @@ from quark_onnx.errors import ModelError
 from tests.endtoend.random_graphs import draw
 from tests.models import MODELS, Feeds, parse, residual, run, samples
 from tests.quark_onnx.convert.conftest import quantized_as
+from tests.settings import portable
 
 PAIRS = {"QuantizeLinear", "DequantizeLinear"}
 
@@ -244,7 +245,7 @@ def test_16_bits_raise_the_opset() -> None:
 def test_operators_there_and_back(name: str, preset: str) -> None:
     model = MODELS[name]()
     data = samples(model, 6)
-    pairs = quantize_static(model, data, QConfig.of(preset).with_(search=0))
+    pairs = quantize_static(model, data, portable(QConfig.of(preset)).with_(search=0))
     there = convert(pairs, "qdq-to-qoperator").model
     back = convert(there, "qoperator-to-qdq").model
     assert any(
