@@ -16,6 +16,8 @@ import numpy as np
 from _data import Task, labels, session_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
+#: Points of top-1 that the rules of a target may cost.
+COST = 0.3
 #: By how many standard errors a mean is below at the level of 5 %, one-sided, by degrees of freedom (Student's t).
 _CERTAIN = {1: 6.31, 2: 2.92, 3: 2.35, 4: 2.13, 5: 2.02, 6: 1.94, 7: 1.89, 8: 1.86, 9: 1.83, 10: 1.81, 15: 1.75}
 _CERTAIN |= {20: 1.72, 30: 1.70, 60: 1.67, 120: 1.66, 1000: 1.65}

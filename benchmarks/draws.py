@@ -26,7 +26,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from _data import Samples, digest, load
-from _images import Array, Difference, difference, packed, right, unpacked
+from _images import COST, Array, Difference, difference, packed, right, unpacked
 from _results import Row, Store, due, table
 from _settings import Setting
 from _tools import AmdQuark, Ours
@@ -36,8 +36,6 @@ from quark_onnx import QConfig, compare, quantize
 TASKS = ("resnet20", "resnet44")  # the others have no more samples than one draw
 SIZE, DRAWS, MOST = 100, 5, 10  # samples of a draw, draws, those that there are at most
 ALL = 2000  # samples, of which the last ones judge
-#: Points of top-1 that the rules of a target may cost.
-COST = 0.3
 _ADAROUND, _ADAQUANT = "adaround:iterations=200", "adaquant:iterations=200"
 
 

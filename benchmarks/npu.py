@@ -21,7 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from _data import Samples, load
-from _images import Array, difference, right
+from _images import COST, Array, difference, right
 from _results import table
 from _settings import Setting
 from _tools import AmdQuark, OnnxRuntime
@@ -30,7 +30,6 @@ from quark_onnx import QConfig, compare, npu, quantize
 
 MODELS = ("resnet20", "resnet44", "squeezenet", "mobilenetv2")
 CALIBRATION, JUDGES, TARGET = 80, 20, "stx"
-COST = 0.3  # points of top-1 that the rules may cost
 _BEST = ("cle:relu6=replace", "adaquant:iterations=200", "bias_correction")
 _ROUNDED = ("cle:relu6=replace", "adaround:iterations=200", "bias_correction")
 

@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import pytest
 
+from calibrators.processor import saturates
 from quark_onnx import AutoMixedPrecision, QConfig, api
 from quark_onnx.config import from_dict
 from tests.models import kinds, parse
@@ -293,7 +294,10 @@ def test_nodes_are_left_float_until_a_target_is_met(cli: Any, config_of: Any) ->
 def test_nodes_get_16_bits_until_a_target_is_met(cli: Any, config_of: Any) -> None:
     plain = cli(*MODEL, "--config", "S8S8", "--json").json
     document = cli(*MODEL, "--config", "S8S8", "--auto-mixed", plain["worst_sqnr"] + 5, "--json").json
-    assert document["worst_sqnr"] >= plain["worst_sqnr"]  # on one sample of four values
+    # on one sample of four values, of which all may get the same codes without onnxruntime's integer kernels
+    assert document["worst_sqnr"] > plain["worst_sqnr"] + 3 or (
+        saturates() and document["worst_sqnr"] >= plain["worst_sqnr"]
+    )
     (reached, target) = next(
         map(float, found.groups())
         for note in document["notes"]
