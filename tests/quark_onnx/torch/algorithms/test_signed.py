@@ -251,10 +251,10 @@ def test_models_come_nearer_to_the_float_one(name: str) -> None:
     quantize_model(plain, config, data, progress=False)
     report = quantize_model(better, config.with_(algorithms=SignedRounding(40)), data, progress=False)
     assert all(each.after < each.before for each in report.outcomes)
-    held_out = [torch.randint(0, 96, (1, 48), generator=torch.Generator().manual_seed(seed)) for seed in range(4)]
-    found = [torch.cat([logits(model, batch) for batch in held_out]) for model in models]
+    held_out = torch.randint(0, 96, (256, 48), generator=torch.Generator().manual_seed(0))
+    found = [logits(model, held_out) for model in models]
     errors = [float((each - found[0]).square().mean()) for each in found[1:]]
-    assert errors[1] < 1.02 * errors[0]  # fp8 loses little in weights, and much in activations
+    assert errors[1] < errors[0]
 
 
 def test_it_goes_on_from_gptq() -> None:
