@@ -5,6 +5,7 @@ What does not fit into one protobuf message travels through files.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import tempfile
@@ -32,6 +33,12 @@ PAGE = 4096
 #: The operators of onnxruntime-extensions, which decode images and text.
 EXTENSION_DOMAINS = {"ai.onnx.contrib", "com.microsoft.extensions"}
 
+#: Entries of onnxruntime's options: int8 weights become uint8 ones, whose products are added up in 32 bits; and Q/DQ
+#: pairs and what stands between them are computed one by one.
+PRECISE, DEFINED = "session.x64quantprecision", "session.disable_quant_qdq"
+
+logger = logging.getLogger(__name__)
+
 
 def open_session(
     model: onnx.ModelProto | bytes | Path,
@@ -50,9 +57,32 @@ def open_session(
         lean: leave weights where they are, in files that are mapped into memory, instead of packing them for speed;
             always so for a ModelProto with tensors in files.
         integers: let onnxruntime make integer operators of those between Q/DQ pairs; it then rounds float weights there
-            to 8 bits by scales of its own. By default where they are exact: where sums of products saturate, the model
-            is computed as ONNX defines it, so that all processors find the same.
+            to 8 bits by scales of its own. True means with the kernels of this processor; by default sums of products
+            do not saturate whatever the processor, so that all find the same. Where onnxruntime cannot do that, it is
+            as with False: the model is computed as ONNX defines it.
     """
+    stored = isinstance(model, onnx.ModelProto) and any(map(is_stored, initializers(model.graph)))
+    lean = lean or stored
+    if integers is None and saturates():
+        try:
+            return _opened(model, _options(threads, PRECISE, optimize=optimize, lean=lean), stored=stored)
+        except Exception as error:  # onnxruntime raises several unrelated types
+            logger.debug("without saturation onnxruntime does not load the model: %s", error)
+            integers = False
+    entry = DEFINED if integers is False else ""
+    return _opened(model, _options(threads, entry, optimize=optimize, lean=lean), stored=stored)
+
+
+def is_defined(session: Any) -> bool:
+    """Whether a session keeps Q/DQ pairs and what stands between them apart."""
+    try:
+        return bool(session.get_session_options().get_session_config_entry(DEFINED) == "1")
+    except RuntimeError:  # there is no such entry
+        return False
+
+
+def _options(threads: int, entry: str, *, optimize: bool, lean: bool) -> Any:
+    """Options of onnxruntime, with one more entry."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
@@ -60,13 +90,16 @@ def open_session(
     options.intra_op_num_threads = threads
     if not optimize:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    if integers is False or (integers is None and saturates()):
-        options.add_session_config_entry("session.disable_quant_qdq", "1")
-    stored = isinstance(model, onnx.ModelProto) and any(map(is_stored, initializers(model.graph)))
-    if lean or stored:
+    if entry:
+        options.add_session_config_entry(entry, "1")
+    if lean:
         options.add_session_config_entry("session.disable_prepacking", "1")
         options.enable_cpu_mem_arena = False  # which keeps what it once held
         options.execution_order = ort.ExecutionOrder.PRIORITY_BASED  # by default all constants are unpacked first
+    return options
+
+
+def _opened(model: onnx.ModelProto | bytes | Path, options: Any, *, stored: bool) -> Any:
     if isinstance(model, onnx.ModelProto):
         if stored:
             return _open_stored(model, options)

@@ -1,9 +1,8 @@
 """The presets: values that compose, not classes.
 
 With float scales, weights have a scale for each channel, as one scale for a depthwise convolution ruins its small
-channels; and they use the codes -127..127, as onnxruntime's kernels for older x86 processors add two products in 16
-bits, which -128 could overflow. Eight-bit activations leave out the rarest values (percentile); sixteen bits have room
-for all (minmax).
+channels; and they use the codes -127..127, symmetric as the numbers are. Eight-bit activations leave out the rarest
+values (percentile); sixteen bits have room for all (minmax).
 """
 
 from calibrators import MinMSE, Percentile

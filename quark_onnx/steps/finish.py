@@ -11,19 +11,20 @@ from typing import Any, NamedTuple
 import onnx
 from onnx import ModelProto
 
-from calibrators.processor import ADVICE, SATURATION, saturates
-from calibrators.session import PROTOBUF_LIMIT, estimate_bytes, open_session
+from calibrators.processor import ADVICE, BETTER, SATURATION, saturates
+from calibrators.session import PROTOBUF_LIMIT, estimate_bytes, is_defined, open_session
 from quark_onnx.errors import AccuracyError, ModelError
 from quark_onnx.functions.float4 import as_standard
 from quark_onnx.graph import Graph, Narrowing
 from quark_onnx.graph.io import loaded, staged
+from quark_onnx.graph.node import QUANTIZE
 from quark_onnx.report.measure import OutputError, measure
 from quark_onnx.steps.run import Reference, Sample
 
 logger = logging.getLogger(__name__)
 
-#: A model that this processor makes worse by so many dB is told of.
-_WORSE = 1.0
+#: A model that this processor makes worse by so many dB is told of, or by such a share of values that are no floats.
+_WORSE, _OTHER = 1.0, 0.01
 
 
 class Finished(NamedTuple):
@@ -70,7 +71,8 @@ def finish(
     graph.infer()
     model = graph.to_model()
     lean = graph.store is not None
-    gate = _Gate(reference, samples, min_sqnr, lean)
+    codes = any(node.op_type in QUANTIZE | {"DynamicQuantizeLinear"} for node in graph.nodes)
+    gate = _Gate(reference, samples, min_sqnr, lean, codes)
     found: tuple[list[OutputError], list[str]] | None = None
     bare = bool(model.functions) and not functions
     if narrowing or bare or output is None:
@@ -101,28 +103,31 @@ class _Gate:
     samples: Sequence[Sample]
     min_sqnr: float | None
     lean: bool
+    codes: bool  # activations are rounded, so that there may be sums of 8-bit products
 
     def passed(self, model: ModelProto | Path) -> tuple[list[OutputError], list[str]]:
-        """The error at each output as ONNX defines the model, and what is to be said of this processor."""
+        """The error at each output where sums do not saturate, and what is to be said of this processor."""
         check(model, self.reference.model)
-        errors = self._measured(_load(model, lean=self.lean))
+        session = _load(model, lean=self.lean)
+        errors = self._measured(session)
         self._require(errors)
-        return errors, [] if self.lean or not saturates() else self._saturated(model, errors)
+        if not self.codes or not saturates():
+            return errors, []
+        note = _unmeasured() if self.lean else self._saturated(model, session, errors)
+        for each in note:
+            logger.warning(each)
+        return errors, note
 
-    def _saturated(self, model: ModelProto | Path, errors: list[OutputError]) -> list[str]:
+    def _saturated(self, model: ModelProto | Path, session: Any, errors: list[OutputError]) -> list[str]:
         """What is to be said of a processor that computes something else."""
         own = self._measured(_load(model, integers=True))
-        lost = [
-            (exact.sqnr - other.sqnr, exact.sqnr, other.sqnr, exact.name)
-            for exact, other in zip(errors, own, strict=True)
-            if exact.sqnr is not None and other.sqnr is not None and exact.sqnr != other.sqnr
-        ]
-        most, exact, here, name = max(lost, default=(0.0, 0.0, 0.0, ""))
-        if most < _WORSE:
+        lost = sorted(loss for pair in zip(errors, own, strict=True) if (loss := _Loss.of(*pair)) is not None)
+        if not lost:
             return []
-        note = f"{SATURATION}: output {name!r} has {here:.1f} dB there, {exact:.1f} dB elsewhere; {ADVICE}"
-        logger.warning(note)
-        return [note]
+        worst = lost[-1].text
+        if is_defined(session):  # what else differs where operators are not fused is not known
+            return [f"{SATURATION}, and others may differ, too: {worst} without fused kernels; {ADVICE}"]
+        return [f"{SATURATION}: {worst}; {BETTER}"]
 
     def _measured(self, session: Any) -> list[OutputError]:
         try:
@@ -144,6 +149,30 @@ class _Gate:
                 f"output {name!r} has {worst:.2f} dB SQNR, below the {self.min_sqnr:g} dB asked for: "
                 "the model is not usable, and nothing was written"
             )
+
+
+class _Loss(NamedTuple):
+    """What this processor takes from an output, in words; greater ones are worse."""
+
+    share: float
+    text: str
+
+    @classmethod
+    def of(cls, exact: OutputError, here: OutputError) -> _Loss | None:
+        """None if it is next to nothing."""
+        if exact.sqnr is not None and here.sqnr is not None:
+            lost = exact.sqnr - here.sqnr if exact.sqnr != here.sqnr else 0.0
+            text = f"output {exact.name!r} has {here.sqnr:.1f} dB there, {exact.sqnr:.1f} dB elsewhere"
+            return cls(lost / _WORSE, text) if lost >= _WORSE else None
+        if exact.agreement is not None and here.agreement is not None:
+            lost = exact.agreement - here.agreement
+            text = f"output {exact.name!r} agrees in {here.agreement:.1%} there, in {exact.agreement:.1%} elsewhere"
+            return cls(lost / _OTHER, text) if lost >= _OTHER else None
+        return None
+
+
+def _unmeasured() -> list[str]:
+    return [f"{SATURATION}; what that makes of a model of this size was not measured; {ADVICE}"]
 
 
 def _load(model: ModelProto | Path, *, lean: bool = False, integers: bool | None = None) -> Any:

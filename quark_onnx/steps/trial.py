@@ -136,14 +136,28 @@ class Probe:
         front = [node for node in stage.nodes if node in needed]
         given: Iterable[dict[str, Any]] = stage.given
         if made:
-            session = _open(segment(self._live, front, {**stage.given[0], **scales}, made))
+            session = _open(self._part(front, stage.given, scales, made))
             first = _Stage(front, session, stage.given, made, {})
             given = self._pool.map(lambda place: first.run(scales, place), range(len(stage.given)))
         given = [{name: value for name, value in values.items() if name in read} for values in given]
         results = [name for name in stage.results if name not in made]
-        after = _open(segment(self._live, behind, {**given[0], **scales}, results))
+        after = _open(self._part(behind, given, scales, results))
         frozen = {name: scales[name] for node in front for name in node.inputs if name in scales}
         return _Stage(behind, after, given, results, {**stage.frozen, **frozen})
+
+    def _part(
+        self, nodes: list[Node], given: Sequence[Mapping[str, Any]], scales: Scales, results: list[str]
+    ) -> ModelProto:
+        """A model of some nodes that the runtime optimizes as it does the whole one.
+
+        Raises:
+            ValueError: what it is given has another rank or type on other samples.
+        """
+        kinds, shapes = zip(*(_kinds(values) for values in given), strict=True)
+        if any(kind != kinds[0] for kind in kinds):
+            raise ValueError("ranks or types of what a part reads differ between samples")
+        sized = all(shape == shapes[0] for shape in shapes)
+        return segment(self._live, nodes, {**given[0], **scales}, results, sized=sized)
 
     def noise(self, scales: Scales, best: list[float]) -> list[float]:
         """For each sample, the mean over outputs of the logarithm of noise over signal.
@@ -175,7 +189,13 @@ class Probe:
 
 def _open(model: ModelProto) -> Any:
     """A session with one thread, as several samples run side by side, in which biases are rounded."""
-    return open_session(model, threads=1, integers=True)
+    return open_session(model, threads=1)
+
+
+def _kinds(values: Mapping[str, Any]) -> tuple[dict[str, tuple[object, int]], dict[str, tuple[int, ...]]]:
+    """Types and ranks of arrays, and their shapes."""
+    kinds = {name: (getattr(value, "dtype", type(value)), np.ndim(value)) for name, value in values.items()}
+    return kinds, {name: np.shape(value) for name, value in values.items()}
 
 
 def _size(graph: Graph, node: Node) -> int:

@@ -1,6 +1,8 @@
-"""Models compute what ONNX defines, whatever this processor's kernels make of 8-bit products."""
+"""Models compute the same on all processors, whatever the kernels of this one make of 8-bit products."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from onnx.reference import ReferenceEvaluator
 
 import calibrators.session
 from calibrators.processor import saturates
-from calibrators.session import open_session
+from calibrators.session import DEFINED, PRECISE, is_defined, open_session
 from tests.models import Feeds, normal, parse
 
 
@@ -40,17 +42,62 @@ def test_sessions_compute_what_onnx_defines_on_any_processor() -> None:
     assert np.array_equal(on_integers, expected) != saturates()
 
 
-@pytest.mark.parametrize("wrong", [True, False])
-def test_integers_are_asked_for_only_where_they_are_right(wrong: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibrators.session, "saturates", lambda: wrong)
-    model, _ = largest()
+def products(codes: str) -> tuple[ModelProto, Feeds]:
+    """Operators on codes, the largest ones."""
+    model = parse(
+        "g (float[N,64] x) => (float[N,32] y) { q, s, z = DynamicQuantizeLinear (x)"
+        " h = MatMulInteger (q, w, z) f = Cast <to = 1> (h) y = Mul (f, s) }",
+        opset=19,
+        w=np.full((64, 32), 127, codes),
+    )
+    return model, {"x": np.full((4, 64), 255, np.float32)}
 
-    def kept_apart(integers: bool | None) -> bool:
-        options = open_session(model, integers=integers).get_session_options()
-        name = "session.disable_quant_qdq"
+
+def test_operators_on_codes_are_exact_on_any_processor() -> None:
+    model, feeds = products("int8")
+    expected = np.full((4, 32), 255 * 127 * 64, np.float32)
+    np.testing.assert_array_equal(open_session(model).run(None, feeds)[0], expected)
+    on_integers = open_session(model, integers=True).run(None, feeds)[0]
+    assert np.array_equal(on_integers, expected) != saturates()
+    model, feeds = products("uint8")
+    np.testing.assert_array_equal(open_session(model, integers=True).run(None, feeds)[0], expected)
+
+
+def entries(session: Any) -> tuple[bool, bool]:
+    """Whether weights become uint8 ones, and whether pairs are kept apart."""
+
+    def on(entry: str) -> bool:
         try:
-            return bool(options.get_session_config_entry(name) == "1")
+            return bool(session.get_session_options().get_session_config_entry(entry) == "1")
         except RuntimeError:  # there is no such entry
             return False
 
-    assert [kept_apart(each) for each in (None, True, False)] == [wrong, False, True]
+    assert is_defined(session) == on(DEFINED)
+    return on(PRECISE), on(DEFINED)
+
+
+@pytest.mark.parametrize("wrong", [True, False])
+def test_kernels_that_saturate_are_used_where_they_are_asked_for(wrong: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibrators.session, "saturates", lambda: wrong)
+    model, _ = largest()
+    found = [entries(open_session(model, integers=each)) for each in (None, True, False)]
+    assert found == [(wrong, False), (False, False), (False, True)]
+
+
+def test_where_weights_cannot_become_others_pairs_are_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As onnxruntime 1.32 has it for convolutions with one weight."""
+    module, opened = calibrators.session, calibrators.session._open
+
+    def refused(source: str | bytes, options: Any) -> Any:
+        try:
+            options.get_session_config_entry(PRECISE)
+        except RuntimeError:
+            return opened(source, options)
+        raise RuntimeError("AddInitializerWithOrtValue")
+
+    monkeypatch.setattr(module, "saturates", lambda: True)
+    monkeypatch.setattr(module, "_open", refused)
+    model, feeds = largest()
+    session = open_session(model)
+    assert entries(session) == (False, True)
+    np.testing.assert_array_equal(session.run(None, feeds)[0], ReferenceEvaluator(model).run(None, feeds)[0])

@@ -24,11 +24,11 @@ from numpy.typing import NDArray
 from onnx import ModelProto, helper
 
 from calibrators.processor import SATURATION, saturates
+from calibrators.session import PRECISE
 from quark_onnx import QConfig, compare, quantize, quantize_dynamic, quantize_static, quantize_weights
 from quark_onnx.cli import main
 from quark_onnx.errors import AccuracyError, ModelError
 from tests.models import Feeds, interface, normal, parse, weight
-from tests.settings import portable
 
 #: A preset, and the least signal-to-noise ratio in dB: that of one rounding (41 with 8 bits, 35 with powers of two, 21
 #: with 4 bits in blocks, 42 with bfp16), less what some eight roundings add up to (9) or two or three (5), less 4.
@@ -169,8 +169,8 @@ def custom_nodes(model: ModelProto) -> list[onnx.NodeProto]:
 def session(model: ModelProto | Path, *, library: bool = True) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.log_severity_level = 4
-    if saturates():  # as ONNX defines Q/DQ pairs, whatever this processor's kernels make of them
-        options.add_session_config_entry("session.disable_quant_qdq", "1")
+    if saturates():
+        options.add_session_config_entry(PRECISE, "1")
     if library:
         options.register_custom_ops_library(onnxruntime_extensions.get_library_path())
     source = str(model) if isinstance(model, Path) else model.SerializeToString()
@@ -240,7 +240,7 @@ def test_samples_are_sharded_and_compared_like_any_others(name: str) -> None:
 def test_a_model_of_texts_needs_no_data_where_nothing_is_measured(name: str, preset: str) -> None:
     floats = sample(name)
     strategy = quantize_dynamic if preset == "DYNAMIC" else quantize_weights
-    config = portable(QConfig.of(preset))
+    config = QConfig.of(preset)
     model = strategy(floats.model, config) if preset != "BFP16" else quantize(floats.model, None, config).model
     check(model, name, preset)
 

@@ -15,6 +15,7 @@ from quark_onnx.npu import check
 from quark_onnx.steps import trial
 from quark_onnx.steps.trial import Probe
 from tests.endtoend.random_graphs import draw, renamed, shuffled
+from tests.models import normal, parse, samples, weight
 
 PRESETS = ("A8W8", "XINT8", "A16W8", "S8S8", "INT4", "DYNAMIC", "BF16", "BFP16", "FP8E4M3", "MXFP8E4M3")
 GRAPHS, PART = 1000, 50
@@ -68,6 +69,48 @@ def test_a_search_in_parts_sees_what_the_whole_model_does(
     preset: str, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To the bit: onnxruntime must round in each part as it does in the whole, biases as well."""
+    seen = compared(monkeypatch)
+    for seed in range(5000, 5010):
+        quantize(*draw(seed), QConfig.of(preset).with_(search=3, target=target))
+    assert seen[True] > 3 * seen[False] > 0
+
+
+@pytest.mark.parametrize("batch", [0, 2], ids=["any batch", "a batch of two"])
+@pytest.mark.parametrize("preset", ["XINT8", "A8W8", "A16W8"])
+def test_so_does_one_of_a_transformer(preset: str, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What onnxruntime fuses there depends on sizes."""
+    seen = compared(monkeypatch)
+    model = attention()
+    if batch:
+        for value in (*model.graph.input, *model.graph.output):
+            value.type.tensor_type.shape.dim[0].dim_value = batch
+    quantize(model, samples(model, 4), QConfig.of(preset).with_(search=2))
+    assert seen[True] > 3 * seen[False] > 0
+
+
+def attention() -> ModelProto:
+    """A block with biases behind its products, and GELU in parts."""
+    return parse(
+        """g (float[N,7,16] x) => (float[N,7,16] y) {
+            q0 = MatMul (x, wq) q = Add (q0, b) k0 = MatMul (x, wk) k = Add (k0, b) v0 = MatMul (x, wv) v = Add (v0, b)
+            t = Transpose <perm = [0,2,1]> (k) s0 = MatMul (q, t) s = Mul (s0, quarter) p = Softmax <axis = -1> (s)
+            o = MatMul (p, v) o1 = MatMul (o, wo) o2 = Add (o1, b) h = Add (o2, x)
+            n = LayerNormalization <axis = -1> (h, ones, b) f0 = MatMul (n, wf) f = Add (f0, c) e0 = Div (f, root)
+            e1 = Erf (e0) e2 = Add (e1, one) e3 = Mul (f, e2) e = Mul (e3, half) z0 = MatMul (e, wz) z1 = Add (z0, b)
+            z = Add (z1, n) y = LayerNormalization <axis = -1> (z, ones, b)
+        }""",
+        **{f"w{name}": weight(16, 16, seed=place) for place, name in enumerate("qkvo")},
+        wf=weight(16, 32),
+        wz=weight(32, 16),
+        b=normal(16),
+        c=normal(32),
+        ones=np.ones(16, np.float32),
+        **{n: np.float32(v) for n, v in (("quarter", 0.25), ("root", 2**0.5), ("one", 1), ("half", 0.5))},
+    )
+
+
+def compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Let every search be one in parts that is compared with the whole; trials on the whole and in parts so far."""
     noise, seen = Probe.noise, [0, 0]
 
     def both(self: Probe, scales: Any, best: list[float]) -> list[float]:
@@ -80,9 +123,7 @@ def test_a_search_in_parts_sees_what_the_whole_model_does(
 
     monkeypatch.setattr(trial, "_WORTH", 0)
     monkeypatch.setattr(Probe, "noise", both)
-    for seed in range(5000, 5010):
-        quantize(*draw(seed), QConfig.of(preset).with_(search=3, target=target))
-    assert seen[True] > 3 * seen[False] > 0
+    return seen
 
 
 def test_the_same_input_gives_the_same_bytes() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import numpy as np
 import onnx
 import pytest
 
-from calibrators.processor import saturates
 from quark_onnx import AutoMixedPrecision, QConfig, api
 from quark_onnx.config import from_dict
 from tests.models import kinds, parse
@@ -294,16 +292,7 @@ def test_nodes_are_left_float_until_a_target_is_met(cli: Any, config_of: Any) ->
 def test_nodes_get_16_bits_until_a_target_is_met(cli: Any, config_of: Any) -> None:
     plain = cli(*MODEL, "--config", "S8S8", "--json").json
     document = cli(*MODEL, "--config", "S8S8", "--auto-mixed", plain["worst_sqnr"] + 5, "--json").json
-    # on one sample of four values, of which all may get the same codes without onnxruntime's integer kernels
-    assert document["worst_sqnr"] > plain["worst_sqnr"] + 3 or (
-        saturates() and document["worst_sqnr"] >= plain["worst_sqnr"]
-    )
-    (reached, target) = next(
-        map(float, found.groups())
-        for note in document["notes"]
-        if (found := re.search(r" -> ([\d.]+) dB \(target ([\d.]+) dB\)", note))
-    )
-    assert reached >= target == pytest.approx(plain["worst_sqnr"] + 5, abs=1e-3)
+    assert document["worst_sqnr"] > plain["worst_sqnr"] + 3
     assert document["kept_nodes"] == plain["kept_nodes"]
     assert any("nodes 16 bits" in note for note in document["notes"])
     assert config_of("--auto-mixed=-3").optimizers == (AutoMixedPrecision(target=-3.0, to="16bit"),)

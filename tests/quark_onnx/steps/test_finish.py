@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import pytest
 
+from quark_onnx import quantize_weights
 from quark_onnx.errors import AccuracyError, ModelError
 from quark_onnx.graph import Graph
 from quark_onnx.report.measure import OutputError
@@ -109,3 +110,36 @@ def test_what_a_processor_that_saturates_loses_is_told(
         [note] = notes
         assert f"output 'y' has {error.sqnr - lost:.1f} dB there, {error.sqnr:.1f} dB elsewhere; reduce_range" in note
     assert bool(notes) == told and caplog.messages == notes
+
+
+@pytest.mark.parametrize(("here", "told"), [(0.9, True), (0.995, False)])
+def test_what_it_loses_of_values_that_are_no_floats_is_told(
+    here: float, told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, shares = sys.modules["quark_onnx.steps.finish"], iter((1.0, here))
+    monkeypatch.setattr(module, "saturates", lambda: True)
+    monkeypatch.setattr(module, "measure", lambda *_: [OutputError("i", None, None, None, next(shares))])
+    model = residual()
+    _, _, notes = finish(Graph.of(Stages.of(model).model), Reference(model), samples(model), None)
+    assert [note for note in notes if "output 'i' agrees in 90.0% there, in 100.0% elsewhere" in note] == notes
+    assert bool(notes) == told
+
+
+def test_pairs_that_are_kept_apart_are_said_to_be_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, ratios = sys.modules["quark_onnx.steps.finish"], iter((30.0, 20.0))
+    monkeypatch.setattr(module, "saturates", lambda: True)
+    monkeypatch.setattr(module, "is_defined", lambda _: True)
+    monkeypatch.setattr(module, "measure", lambda *_: [OutputError("y", next(ratios), None, None, None)])
+    model = residual()
+    _, _, [note] = finish(Graph.of(Stages.of(model).model), Reference(model), samples(model), None)
+    assert "output 'y' has 20.0 dB there, 30.0 dB elsewhere without fused kernels" in note
+
+
+def test_nothing_is_said_where_activations_stay_float(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are in no sum of 8-bit products; the model is measured once."""
+    model = residual()
+    weights = Graph.of(quantize_weights(model, "INT4"))
+    module, ratios = sys.modules["quark_onnx.steps.finish"], iter((30.0,))
+    monkeypatch.setattr(module, "saturates", lambda: True)
+    monkeypatch.setattr(module, "measure", lambda *_: [OutputError("y", next(ratios), None, None, None)])
+    assert not finish(weights, Reference(model), samples(model), None).notes

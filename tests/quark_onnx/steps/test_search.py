@@ -13,7 +13,7 @@ from quark_onnx.plan import BiasOf, Quantize, Use
 from quark_onnx.steps import search, trial
 from quark_onnx.steps.insert import insert_live
 from quark_onnx.steps.trial import Probe
-from tests.models import Feeds, conv_net, parse, residual, run, samples, weight
+from tests.models import Feeds, conv_net, normal, parse, residual, run, samples, weight
 from tests.pipeline import Stages
 from tests.settings import POW2, TENSOR
 
@@ -164,6 +164,25 @@ def test_a_model_that_does_not_run_in_parts_is_run_whole(monkeypatch: pytest.Mon
         stages = Stages.of(deep(), POW2.with_(bias=False), data)
         moved.append(search(stages.graph, stages.plan, stages.params, stages.limits, data, False))
     assert moved[0] == moved[1] and len(frozen) > 8  # once where it fails
+
+
+def test_samples_of_other_ranks_inside_are_searched_on_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part is for one rank: onnxruntime would end the run at the first sample of another."""
+    monkeypatch.setattr(trial, "_WORTH", 0)
+    model = parse(
+        """g (float[N,4,6,6] x) => (float y) {
+            a = Conv (x, w, b) r = Relu (a) c = Conv (r, v) s = Relu (c) t = Squeeze (s) g = Sigmoid (t) u = Mul (g, k)
+            y = ReduceMean <axes = [-1]> (u)
+        }""",
+        w=weight(4, 4, 1, 1),
+        b=normal(4),
+        v=weight(4, 4, 1, 1, seed=1),
+        k=normal(6, 6),
+    )
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    data: list[Feeds] = [{"x": normal(2 - seed % 2, 4, 6, 6, seed=seed)} for seed in range(4)]
+    searched, plain = (quantize(model, data, POW2.with_(search=count)).report.worst_sqnr for count in (2, 0))
+    assert searched >= plain - 0.2
 
 
 def test_a_gain_within_its_error_is_none() -> None:
