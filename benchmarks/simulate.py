@@ -1,14 +1,15 @@
 """What an integer engine computes of XINT8 models, beside onnxruntime: codes of all tensors, and top-1.
 
-    QUARK_ONNX_DATA=... python benchmarks/simulate.py [--tasks resnet20 ...] [--again] [--report]
+    QUARK_ONNX_DATA=... python benchmarks/simulate.py [--tasks resnet20 ...] [--report]
 
 Each model is quantized to XINT8 for stx with 32 calibration samples and simulated (`quark_onnx.npu.simulate`). The
 reference is onnxruntime with its graph optimizations disabled. On 8 images that nothing was calibrated on, every
 element of every tensor that is rounded is compared, (a) simulated from onnxruntime's own codes of the inputs of its
 operator, and (b) end to end from the image. Then the first test images are classified. Ties are rounded to even, as
 QuantizeLinear does, or upward, as the engine does; averages are exact, or the engine's product and shift.
-OUT/simulate.json keeps what is known. The exit code is 1 where fewer than 99.9 % of the elements are within one code:
-of each simulation from onnxruntime's codes, and end to end of the one that rounds as onnxruntime does.
+OUT/simulate.json keeps the figures. The exit code is 1 where fewer than 99.9 % of the elements are within one code:
+of each simulation from onnxruntime's codes, and end to end of the one that rounds as onnxruntime does; or a model
+was not measured.
 """
 
 from __future__ import annotations
@@ -186,19 +187,18 @@ def complaints(rows: Mapping[str, Row], tasks: list[str]) -> list[str]:
         if name in rows
         for arithmetic, part in wanted
         if rows[name][arithmetic.name][part]["near"] < NEAR
-    ]
+    ] + [f"{name} was not measured" for name in tasks if name not in rows]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS), metavar="TASK")
-    parser.add_argument("--again", action="store_true", help="measure again what is known")
     parser.add_argument("--report", action="store_true", help="measure nothing, print what is known")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     arguments = parser.parse_args()
     store, source = Store(arguments.out / "simulate.json"), Ours().source
     for name in arguments.tasks:
-        if not arguments.report and (arguments.again or name not in store.rows()):
+        if not arguments.report:
             store.put(name, measure(name) | {"source": source})
             print(f"{name} done", file=sys.stderr, flush=True)
     rows = store.rows()

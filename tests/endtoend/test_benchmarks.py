@@ -102,13 +102,15 @@ def test_what_is_more_than_chance_over_draws(images: Any) -> None:
             flags = easy.copy()
             flags[start:stop] = False
             row = {"value": flags.mean() * 100, "images": 1000, "right": images.packed(flags), "sqnr": 20.0 - stop}
+            row["model"] = "a"
             made[f"resnet20/{tool}/plain/{draw}"] = row
         return made
 
-    unlucky = rows("ours", (0, 6), (3, 6), (0, 0)) | rows("amd-quark", (10, 11), (0, 0), (7, 12))
+    settled = rows("ours, rules settled", (0, 0), (0, 1), (0, 0))
+    unlucky = rows("ours", (0, 6), (3, 6), (0, 0)) | rows("amd-quark", (10, 11), (0, 0), (7, 12)) | settled
     text, missed = draws.report(unlucky, ["resnet20"])
     assert "-0.10 ± 0.33" in text and not missed  # sqrt((280.0 + 76.7 - 36.4) / 3000), mean squares by sums of squares
-    worse = rows("ours", (0, 50), (0, 51), (0, 49)) | rows("amd-quark", (0, 0), (0, 1), (0, 0))
+    worse = rows("ours", (0, 50), (0, 51), (0, 49)) | rows("amd-quark", (0, 0), (0, 1), (0, 0)) | settled
     text, missed = draws.report(worse, ["resnet20"])
     assert missed and missed[0].startswith("resnet20 plain ours: -4.97 ± 0.68") and len(missed) == 1
     assert "ours: -4.97 points of top-1, -49.67 dB of SQNR, which is higher in 0 of 3 models" in text
@@ -121,10 +123,31 @@ def test_what_is_more_than_chance_over_draws(images: Any) -> None:
         "resnet20, rules cost at most 0.3",
         "resnet20, best within the rules",
     ]
-    old = {key: {name: row[name] for name in ("value", "sqnr")} for key, row in worse.items()}  # of an older version
-    assert draws.report(old, ["resnet20"])[1] == []
-    text, missed = draws.report(rows("ours", (0, 1)), ["resnet20"])
+
+
+def test_what_cannot_be_told_over_draws_is_a_miss(images: Any) -> None:
+    draws = importlib.import_module("draws")
+    row = {"value": 100.0, "images": 8, "right": images.packed(np.ones(8, bool)), "sqnr": 20.0, "model": "a"}
+    good = {f"resnet20/{tool}/plain/{draw}": row for tool in draws.TOOLS for draw in range(2)}
+    assert draws.report(good, ["resnet20"])[1] == []
+    without = {key: row for key, row in good.items() if "amd-quark" not in key}
+    text, missed = draws.report(without, ["resnet20"])
     assert not missed and "ours: not measured" in text
+    every = [f"resnet20 plain {tool}" for tool in draws.TOOLS[:2]]
+    every += [f"resnet20, {mark}" for mark in ("rules cost", "best within the rules")]
+
+    def complaints(rows: dict[str, Any]) -> list[str]:
+        missed = draws.report(rows, ["resnet20"])[1]
+        assert all("not judged: fewer than two draws" in line for line in missed)
+        return [line.split(":")[0] for line in missed]
+
+    # of an older version; of one draw; of none
+    assert complaints({key: {n: row[n] for n in ("value", "sqnr", "model")} for key in good}) == every
+    assert complaints({key: row for key, row in good.items() if key.endswith("0")}) == every
+    assert complaints({}) == ["resnet20, rules cost"]
+    # of another model
+    other = good | {key: {**row, "model": "b"} for key in good if "amd-quark" in key}
+    assert complaints(other) == [*every[:2], every[3]]
 
 
 def test_what_models_for_a_processor_miss(images: Any) -> None:
@@ -143,21 +166,25 @@ def test_what_models_for_a_processor_miss(images: Any) -> None:
 
     plain, theirs = found("ours", "XINT8", 0, "G1"), found("amd-quark", "XINT8", 3)
     good = found("ours", "XINT8, rules settled", 2, settled=True)
-    assert verdicts(plain, good, theirs) == [True, True, True]
-    assert verdicts(plain, good) == [True, True]
-    assert verdicts(plain, found("ours", "XINT8, rules settled", 2, "C1", settled=True), theirs) == [False, True, True]
-    assert verdicts(plain, found("ours", "XINT8, rules settled", 40, settled=True), theirs) == [True, False, False]
-    assert verdicts(plain, found("ours", "XINT8, rules settled", -1, settled=True), theirs) == [False, False, False]
-    assert verdicts(plain, good, found("amd-quark", "XINT8, cle", -1)) == [True, True, True]
-    only_other = found("ours", "A8W8, for the target", 0, settled=True)
+    assert verdicts(plain, good, theirs) == [True, True, True, True]
+    assert verdicts(plain, good) == [True, True, True]
+    wrong = found("ours", "XINT8, rules settled", 2, "C1", settled=True)
+    assert verdicts(plain, wrong, theirs) == [True, False, True, True]
     bad = found("ours", "XINT8, rules settled", 40, settled=True)
-    assert verdicts(plain, bad, only_other, theirs) == [True, False, False]
+    assert verdicts(plain, bad, theirs) == [True, True, False, False]
+    failed = found("ours", "XINT8, rules settled", -1, settled=True)
+    assert verdicts(plain, failed, theirs) == [False, True, False, False]
+    assert verdicts(found("ours", "XINT8", -1), good, theirs) == [False, True, False, True]
+    assert verdicts(plain, good, found("amd-quark", "XINT8, cle", -1)) == [True, True, True, True]
+    only_other = found("ours", "A8W8, for the target", 0, settled=True)
+    assert verdicts(plain, bad, only_other, theirs) == [True, True, False, False]
 
 
 def test_what_a_simulation_misses(images: Any) -> None:
     simulate = importlib.import_module("simulate")
     row = {a.name: {part: {"near": 100.0} for part in ("alone", "whole")} for a in simulate.VARIANTS}
-    assert simulate.complaints({"resnet20": row}, ["resnet20", "resnet44"]) == []
+    assert simulate.complaints({"resnet20": row}, ["resnet20"]) == []
+    assert simulate.complaints({"resnet20": row}, ["resnet20", "resnet44"]) == ["resnet44 was not measured"]
     row["ties up, averages dpu"]["whole"]["near"] = 80.0  # rounds otherwise than onnxruntime: may drift
     assert simulate.complaints({"resnet20": row}, ["resnet20"]) == []
     row["ties up, averages dpu"]["alone"]["near"] = 99.8
