@@ -437,7 +437,7 @@ def test_ort_24815_gemm(trans: int, bias: tuple[int, ...] | None) -> None:
         quantized = static(model, data, preset)
         if preset != "XINT8":
             check_channels(quantized, "w_quantized", constants["w"], axis=1 - trans)
-    sound(model, quantize_dynamic(model), data)
+    sound(model, quantize_dynamic(model, portable(QConfig.of("DYNAMIC"))), data)
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -692,7 +692,11 @@ def recurrent(kind: str, directions: int) -> ModelProto:
 def test_ort_9796_recurrent_layers(kind: str, directions: int) -> None:
     """49: GRU was never supported; here recurrent layers pass through, and the layers around them are quantized."""
     model, data = recurrent(kind, directions), list(drawn(6, 7, 2, 8))
-    for quantized in (static(model, data), quantize_dynamic(model), quantize_weights(model)):
+    for quantized in (
+        static(model, data),
+        quantize_dynamic(model, portable(QConfig.of("DYNAMIC"))),
+        quantize_weights(model),
+    ):
         sound(model, quantized, data)
         assert not {"w", "v"} & stored(quantized, "float").keys()
 
