@@ -9,7 +9,7 @@ import logging
 import math
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,19 +58,48 @@ def open_session(
             always so for a ModelProto with tensors in files.
         integers: let onnxruntime make integer operators of those between Q/DQ pairs; it then rounds float weights there
             to 8 bits by scales of its own. True means with the kernels of this processor; by default sums of products
-            do not saturate whatever the processor, so that all find the same. Where onnxruntime cannot do that, it is
-            as with False: the model is computed as ONNX defines it.
+            do not saturate whatever the processor, so that all find the same. Where onnxruntime cannot do that, found
+            out here or by the first run, it is as with False: the model is computed as ONNX defines it.
     """
     stored = isinstance(model, onnx.ModelProto) and any(map(is_stored, initializers(model.graph)))
     lean = lean or stored
+
+    def opened(entry: str) -> Any:
+        return _opened(model, _options(threads, entry, optimize=optimize, lean=lean), stored=stored)
+
     if integers is None and saturates():
         try:
-            return _opened(model, _options(threads, PRECISE, optimize=optimize, lean=lean), stored=stored)
+            return _Unsaturated(opened(PRECISE), lambda: opened(DEFINED))
         except Exception as error:  # onnxruntime raises several unrelated types
             logger.debug("without saturation onnxruntime does not load the model: %s", error)
             integers = False
-    entry = DEFINED if integers is False else ""
-    return _opened(model, _options(threads, entry, optimize=optimize, lean=lean), stored=stored)
+    return opened(DEFINED if integers is False else "")
+
+
+class _Unsaturated:
+    """A session with uint8 weights, or, where its first run fails, the session that ``reopen`` makes.
+
+    onnxruntime 1.32 loads weights per channel that it then cannot run: those without a zero point, which gets one of
+    the wrong shape, and those that are a MatMul's first input.
+    """
+
+    def __init__(self, session: Any, reopen: Callable[[], Any]) -> None:
+        self._session = session
+        self._reopen: Callable[[], Any] | None = reopen
+
+    def run(self, *arguments: Any, **options: Any) -> Any:
+        reopen, self._reopen = self._reopen, None  # which keeps the model in memory no longer than until now
+        try:
+            return self._session.run(*arguments, **options)
+        except Exception as error:
+            if reopen is None:
+                raise
+            logger.debug("without saturation onnxruntime does not run the model: %s", error)
+        self._session = reopen()
+        return self._session.run(*arguments, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
 
 
 def is_defined(session: Any) -> bool:

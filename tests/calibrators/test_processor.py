@@ -101,3 +101,40 @@ def test_where_weights_cannot_become_others_pairs_are_kept_apart(monkeypatch: py
     session = open_session(model)
     assert entries(session) == (False, True)
     np.testing.assert_array_equal(session.run(None, feeds)[0], ReferenceEvaluator(model).run(None, feeds)[0])
+
+
+@pytest.mark.parametrize("scales, product", [("scales", "MatMul (d, v)"), ("scales, zeros", "MatMul (v, d)")])
+def test_where_converted_weights_do_not_run_pairs_are_kept_apart(
+    scales: str, product: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As onnxruntime 1.32 has it for weights per channel without zero points, and for those on the left."""
+    monkeypatch.setattr(calibrators.session, "saturates", lambda: True)
+    model = parse(
+        f"""g (float[16,16] x) => (float[16,16] y) {{
+            q = QuantizeLinear (x, one, zero) d = DequantizeLinear (q, one, zero)
+            v = DequantizeLinear <axis = 1> (w, {scales}) h = {product}
+            p = QuantizeLinear (h, one, zero) y = DequantizeLinear (p, one, zero)
+        }}""",
+        opset=19,
+        w=np.where(normal(16, 16) > 0, 3, -3).astype(np.int8),
+        scales=2.0 ** np.arange(-8, 8, dtype=np.float32),
+        zeros=np.zeros(16, np.int8),
+        one=np.float32(1),
+        zero=np.uint8(128),
+    )
+    feeds = {"x": normal(16, 16) * 9}
+    session = open_session(model)
+    [expected] = ReferenceEvaluator(model).run(None, feeds)
+    for _ in range(2):
+        np.testing.assert_array_equal(session.run(None, feeds)[0], expected)
+    with pytest.raises(Exception, match="Required inputs"):
+        session.run(None, {"z": feeds["x"]})
+
+
+def test_a_run_that_no_session_can_do_fails_as_it_does_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibrators.session, "saturates", lambda: True)
+    model, feeds = largest()
+    session = open_session(model)
+    with pytest.raises(Exception, match="Required inputs"):
+        session.run(None, {"z": feeds["x"]})
+    np.testing.assert_array_equal(session.run(None, feeds)[0], ReferenceEvaluator(model).run(None, feeds)[0])
