@@ -17,6 +17,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
+from calibrators import extensions
 from calibrators.processor import saturates
 from calibrators.stored import copy_values, is_stored, location, place
 
@@ -29,9 +30,6 @@ _LARGE = 100_000_000
 _SMALL_TENSOR = 1024
 #: External tensors start at multiples of this, as ONNX advises.
 PAGE = 4096
-
-#: The operators of onnxruntime-extensions, which decode images and text.
-EXTENSION_DOMAINS = {"ai.onnx.contrib", "com.microsoft.extensions"}
 
 #: Entries of onnxruntime's options: int8 weights become uint8 ones, whose products are added up in 32 bits; and Q/DQ
 #: pairs and what stands between them are computed one by one.
@@ -146,11 +144,9 @@ def _open(source: str | bytes, options: Any) -> Any:
     try:
         return ort.InferenceSession(source, options, **settings)
     except Exception as error:
-        if not any(domain in str(error) for domain in EXTENSION_DOMAINS):
+        if not any(domain in str(error) for domain in extensions.DOMAINS):
             raise
-    import onnxruntime_extensions
-
-    options.register_custom_ops_library(onnxruntime_extensions.get_library_path())
+    options.register_custom_ops_library(extensions.library())
     return ort.InferenceSession(source, options, **settings)
 
 

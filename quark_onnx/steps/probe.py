@@ -7,7 +7,7 @@ import warnings
 
 from calibrators.data import RandomData
 from calibrators.errors import CalibrationError
-from calibrators.session import EXTENSION_DOMAINS
+from calibrators.extensions import DOMAINS
 from quark_onnx.errors import ModelError
 from quark_onnx.graph import Graph
 from quark_onnx.steps.read import input_specs
@@ -26,7 +26,7 @@ def probe(graph: Graph, reference: Reference) -> Sample | None:
         ModelError: onnxruntime cannot load the float model.
     """
     reference.session  # noqa: B018  (a model that cannot be loaded is nothing to begin with)
-    if any(node.domain in EXTENSION_DOMAINS for node in graph.nodes):
+    if any(node.domain in DOMAINS for node in graph.nodes):
         return None  # a decoder of images ends the process when it is given anything else
     specs = input_specs(graph)
     symbols = {dim for spec in specs for dim in spec.shape or () if isinstance(dim, str)}

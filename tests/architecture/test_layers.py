@@ -36,7 +36,7 @@ RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names.split(
 #: Beside the layer of that name; inside functions, as importing the package loads no torch.
 MAY_IMPORT_TORCH = {"device.py"}
 #: Everything else in calibrators is arithmetic on numpy arrays.
-NEEDS_ONNX = {"control.py", "images.py", "processor.py", "stored.py", "runner.py", "session.py"}
+NEEDS_ONNX = {"control.py", "extensions.py", "images.py", "processor.py", "stored.py", "runner.py", "session.py"}
 
 
 def imports(path: Path) -> Iterator[str]:
@@ -73,6 +73,20 @@ def test_imports_go_down(path: Path) -> None:
         if own(path) == "calibrators":
             assert top != "quark_onnx"
             assert top not in ("onnx", "onnxruntime", "onnxruntime_extensions") or path.name in NEEDS_ONNX
+
+
+def test_one_place_imports_the_extensions() -> None:
+    """As that changes the environment of child processes, from tests, too; what a bundle ships stands alone."""
+    bundle, allowed = ROOT / "quark_onnx" / "npu" / "bundle", {ROOT / "calibrators" / "extensions.py"}
+    tests = {
+        path for path in (ROOT / "tests").rglob("*.py") if "local_models" not in path.parts
+    }  # as others write them
+    found = {
+        path
+        for path in tests.union(FILES)
+        if "onnxruntime_extensions" in imports(path) and not path.is_relative_to(bundle)
+    }
+    assert found == allowed
 
 
 def test_every_layer_exists() -> None:

@@ -16,7 +16,6 @@ from calibrators.errors import CalibrationError, DataError, EmptyReader
 from calibrators.images import ImageSpec, read_images
 
 Image = pytest.importorskip("PIL.Image")
-pytest.importorskip("onnxruntime_extensions")
 
 PIXELS = {"scale": 1.0, "layout": "nhwc"}  # leaves the levels 0 to 255 to be compared
 

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime as ort
-import onnxruntime_extensions
 import pytest
 from numpy.typing import NDArray
 from onnx import ModelProto, helper
 
+from calibrators import extensions
 from calibrators.processor import SATURATION, saturates
 from calibrators.session import PRECISE
 from quark_onnx import QConfig, compare, quantize, quantize_dynamic, quantize_static, quantize_weights
@@ -172,7 +172,7 @@ def session(model: ModelProto | Path, *, library: bool = True) -> ort.InferenceS
     if saturates():
         options.add_session_config_entry(PRECISE, "1")
     if library:
-        options.register_custom_ops_library(onnxruntime_extensions.get_library_path())
+        options.register_custom_ops_library(extensions.library())
     source = str(model) if isinstance(model, Path) else model.SerializeToString()
     return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
 

@@ -258,7 +258,6 @@ def test_the_input_is_not_touched(cli: Any) -> None:
 
 def test_images_become_samples(cli: Any) -> None:
     image = pytest.importorskip("PIL.Image")
-    pytest.importorskip("onnxruntime_extensions")
     Path("photos").mkdir()
     for index in range(3):
         pixels = np.random.default_rng(index).integers(0, 256, (12, 20, 3), dtype=np.uint8)
