@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import os
+import pickle
 import time
 import warnings
 from collections import Counter
@@ -20,6 +21,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import numpy as np
@@ -227,46 +229,50 @@ def _described(error: BaseException) -> tuple[str, str]:
 # -- all models, in worker processes ---------------------------------------------------------------------------------
 
 
-def run_all(config: Config = "A8W8", *, workers: int | None = None, only: str = "") -> list[Row]:
-    """A row for each model whose name contains ``only``, in the order of the names."""
-    names = [name for name in load_cases() if only in name]
-    count = workers or os.cpu_count() or 1
-    with ThreadPoolExecutor(count) as lanes:
-        rows = lanes.map(lambda lane: _lane(names[lane::count], config), range(count))
+def run_all(
+    config: Config = "A8W8", *, workers: int | None = None, only: str = "", part: tuple[int, int] = (0, 1)
+) -> list[Row]:
+    """A row for each model whose name contains ``only``, in the order of the names; ``part`` (i, n) is every n-th."""
+    cases, count = load_cases(), workers or os.cpu_count() or 1
+    names = [name for name in cases if only in name][part[0] :: part[1]]
+    with TemporaryDirectory() as folder, ThreadPoolExecutor(count) as lanes:
+        file = Path(folder) / "cases"  # to make them takes several seconds
+        file.write_bytes(pickle.dumps({name: cases[name] for name in names}))
+        rows = lanes.map(lambda lane: _lane(names[lane::count], config, file), range(count))
         return sorted((row for part in rows for row in part), key=lambda row: row.model)
 
 
-def _lane(names: Sequence[str], config: Config) -> list[Row]:
+def _lane(names: Sequence[str], config: Config, file: Path) -> list[Row]:
     """The rows of some models, from a worker process that is replaced when it is lost."""
-    rows, pool = [], _worker()
+    rows, pool = [], _worker(file)
     try:
         for name in names:
             try:
                 rows.append(pool.submit(_guarded, check, name, config).result())
                 continue
             except BrokenProcessPool:
-                pool = _worker()
+                pool = _worker(file)
             try:  # was it the quantizer, or does the float model do that too?
                 row = pool.submit(_guarded, run_float, name).result()
                 rows.append(row or Row(name, "fail", "Crash", f"native crash, or no end after {TIMEOUT:g} s"))
             except BrokenProcessPool:
                 rows.append(Row(name, "not run in float", "Crash", f"native crash, or no end after {TIMEOUT:g} s"))
-                pool = _worker()
+                pool = _worker(file)
     finally:
         pool.shutdown()
     return rows
 
 
-def _worker() -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(1, get_context("spawn"), initializer=_load)
+def _worker(file: Path) -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(1, get_context("spawn"), initializer=_load, initargs=(file,))
 
 
 _CASES: dict[str, Any] = {}
 
 
-def _load() -> None:
+def _load(file: Path) -> None:
     warnings.simplefilter("ignore")
-    _CASES.update(load_cases())
+    _CASES.update(pickle.loads(file.read_bytes()))
 
 
 def _guarded(function: Callable[..., Any], name: str, *arguments: Any) -> Any:
