@@ -48,33 +48,30 @@ class Recipe:
 
 
 _ADAROUND, _ADAQUANT = f"adaround:iterations={ITERATIONS}", f"adaquant:iterations={ITERATIONS}"
-_CLE, _BALANCE = "cle:relu6=bound", "cle:activations=true,relu6=bound,silu=scale"
+_CLE, _WEIGHTS = "cle:relu6=bound,silu=scale", "cle:activations=false,relu6=bound,silu=scale"
 _SMOOTH = "smoothquant:alpha=auto,insert=true"
 _QUARTER = "auto_mixed_precision:target=16,share=0.25"
-_LONG = (_BALANCE, "gptq:asymmetric=true,scales=true", "adaquant:iterations=1000", "bias_correction")
+_LONG = (_CLE, "gptq:asymmetric=true,scales=true", "adaquant:iterations=1000", "bias_correction")
 _ZEROS = "A8W4 with zero points"
 _TEXT = {"presets": ("A8W8-channel",), "tasks": TEXT}
 RECIPES = (
     Recipe("plain", (), ()),
-    Recipe("cle", ("cle",), ("cle",)),
-    Recipe("cle, Relu6 replaced", ("cle:relu6=replace",), None, tasks=("mobilenetv2",)),
-    Recipe("cle, Relu6 bounded", (_CLE,), None, tasks=("mobilenetv2",)),
+    Recipe("cle", (_CLE,), ("cle",)),
+    Recipe("cle by weights alone", (_WEIGHTS,), None),
     Recipe("bias", ("bias_correction",), None),
     Recipe("adaround", (_ADAROUND,), (f"adaround:{ITERATIONS}",)),
     Recipe("adaquant", (_ADAQUANT,), (f"adaquant:{ITERATIONS}",)),
     Recipe("cle+adaround", (_CLE, _ADAROUND), ("cle", f"adaround:{ITERATIONS}")),
-    Recipe("cle activations", (_BALANCE,), None),
-    Recipe("cle activations+adaround", (_BALANCE, _ADAROUND), None),
-    Recipe("cle activations+gptq+bias", (_BALANCE, "gptq:asymmetric=true", "bias_correction"), None),
-    Recipe("cle activations+adaquant+bias", (_BALANCE, _ADAQUANT, "bias_correction"), None),
-    Recipe("cle activations+gptq scales+adaquant+bias", _LONG, None, presets=("A8W4",)),
+    Recipe("cle+gptq+bias", (_CLE, "gptq:asymmetric=true", "bias_correction"), None),
+    Recipe("cle+adaquant+bias", (_CLE, _ADAQUANT, "bias_correction"), None),
+    Recipe("cle+gptq scales+adaquant+bias", _LONG, None, presets=("A8W4",)),
     Recipe("plain", (), None, presets=(_ZEROS,), tasks=("mobilenetv2",)),
-    Recipe("cle activations+gptq scales+adaquant+bias", _LONG, None, presets=(_ZEROS,), tasks=("mobilenetv2",)),
+    Recipe("cle+gptq scales+adaquant+bias", _LONG, None, presets=(_ZEROS,), tasks=("mobilenetv2",)),
     Recipe("plain", (), None, presets=("A8W8-unsafe",), tasks=("yolox_nano", "minilm-stsb")),
     Recipe("mixed", ("auto_mixed_precision:target=25",), None, presets=("A8W8-unsafe",), tasks=("minilm-stsb",)),
     Recipe(
         "mixed",
-        (_BALANCE, _QUARTER, "gptq:asymmetric=true", "bias_correction"),
+        (_CLE, _QUARTER, "gptq:asymmetric=true", "bias_correction"),
         None,
         presets=("A8W8", "A8W8-unsafe"),
         tasks=("yolox_nano",),

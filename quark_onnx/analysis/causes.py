@@ -207,7 +207,7 @@ def _outlier_channel(evidence: Evidence, share: float) -> Cause | None:
     text = f"{who} {verb} {ratio:.0f} times the median range: the others keep {kept:.1f} of {grid.bits} bits"
     conv = "Conv" in evidence.error.op_type or evidence.error.op_type in ("Relu", "BatchNormalization", "Gemm")
     remedy = "even out the channels" if conv else "give activations more bits"
-    return Cause("outlier-channel", text, share, remedy, ("--optimize", "cle:activations=true") if conv else _MORE_BITS)
+    return Cause("outlier-channel", text, share, remedy, ("--optimize", "cle") if conv else _MORE_BITS)
 
 
 def _spread(evidence: Evidence, share: float) -> Cause | None:

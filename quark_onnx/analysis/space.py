@@ -15,7 +15,7 @@ from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.registry import PRESETS
 
 #: Equalization through all that it can pass.
-_CLE = "cle:activations=true,relu6=bound,silu=scale"
+_CLE = "cle:relu6=bound,silu=scale"
 
 
 @dataclass(frozen=True)

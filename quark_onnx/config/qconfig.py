@@ -284,7 +284,7 @@ class QConfig:
     @property
     def rereads(self) -> bool:
         """Whether the data is read more than once."""
-        return any(optimizer.needs_data for optimizer in self.optimizers)
+        return any(optimizer.reads_data for optimizer in self.optimizers)
 
     def __str__(self) -> str:
         default = QConfig()

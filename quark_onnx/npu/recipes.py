@@ -59,7 +59,7 @@ _ROWS = (
         "detector",
         "detectors with SiLU: YOLOX, YOLOv8; stx and krk",
         "A8W8",
-        ("cle:activations=true,silu=scale", "gptq:asymmetric=true", "bias_correction"),
+        ("cle:silu=scale", "gptq:asymmetric=true", "bias_correction"),
         "the vendor leaves the decoding of boxes float, as is done here by itself; YOLOX-nano: 32.2 of 33.7 mAP",
         _MODELS,
     ),

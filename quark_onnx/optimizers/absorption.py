@@ -38,6 +38,7 @@ class BiasAbsorption:
     name: ClassVar[str] = "bias_absorption"
     stage: ClassVar[str] = "float"
     needs_data: ClassVar[bool] = True
+    reads_data: ClassVar[bool] = True
     exact: ClassVar[bool] = True
 
     margin: float = 0.1

@@ -37,7 +37,7 @@ class AdaQuant:
 
     name: ClassVar[str] = "adaquant"
     stage: ClassVar[str] = "layer"
-    needs_data: ClassVar[bool] = True
+    reads_data: ClassVar[bool] = True
     moves_bias: ClassVar[bool] = True
     reads_mean: ClassVar[bool] = False
 

@@ -29,7 +29,7 @@ class AdaRound:
 
     name: ClassVar[str] = "adaround"
     stage: ClassVar[str] = "layer"
-    needs_data: ClassVar[bool] = True
+    reads_data: ClassVar[bool] = True
     moves_bias: ClassVar[bool] = False
     reads_mean: ClassVar[bool] = False
 

@@ -45,6 +45,7 @@ class FloatOptimizer(Protocol):
         name: by which configurations call it.
         stage: "float".
         needs_data: whether it does nothing without samples.
+        reads_data: whether it reads samples where there are some.
         exact: whether it claims that the model computes the same afterwards.
     """
 
@@ -53,6 +54,9 @@ class FloatOptimizer(Protocol):
 
     @property
     def needs_data(self) -> bool: ...
+
+    @property
+    def reads_data(self) -> bool: ...
 
     @property
     def exact(self) -> bool: ...
@@ -75,14 +79,14 @@ class LayerOptimizer(Protocol):
     Attributes:
         name: by which configurations call it.
         stage: "layer".
-        needs_data: True.
+        reads_data: True.
         moves_bias: whether it wants every layer to have a bias that may change.
         reads_mean: whether it asks problems for the mean input of the float model.
     """
 
     name: ClassVar[str]
     stage: ClassVar[str]
-    needs_data: ClassVar[bool]
+    reads_data: ClassVar[bool]
     moves_bias: ClassVar[bool]
 
     @property

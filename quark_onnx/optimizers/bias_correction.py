@@ -31,7 +31,7 @@ class BiasCorrection:
 
     name: ClassVar[str] = "bias_correction"
     stage: ClassVar[str] = "layer"
-    needs_data: ClassVar[bool] = True
+    reads_data: ClassVar[bool] = True
     moves_bias: ClassVar[bool] = True
 
     method: str = "empirical"

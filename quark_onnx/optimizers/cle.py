@@ -2,7 +2,8 @@
 Correction", section 4.1).
 
 The factor sqrt(a / b), with a and b the greatest weights of a channel in the layer before and the layers behind, makes
-both alike, so that one scale serves all channels of a weight.
+both alike, so that one scale serves all channels of a weight. It may spread the channels of what stands between the
+layers; where there is data, factors are those that leave the least noise of weights and activations together instead.
 """
 
 from __future__ import annotations
@@ -32,23 +33,24 @@ class CLE:
     """Cross-layer equalization of the float model; it computes the same, unless ``relu6`` is "replace".
 
     Attributes:
-        sweeps: how often all pairs of layers are equalized; 0 until nothing changes.
+        sweeps: how often all pairs of layers are equalized where weights alone choose; 0 until nothing changes.
         relu6: what becomes of a Clip between 0 and an upper bound, which does not commute with factors. "keep" leaves
             it and the layers around it alone; "bound" makes it a Relu and a Min with a bound for each channel, which
             computes the same; "replace" makes it a Relu, which does not.
         silu: what becomes of x * sigmoid(x), written as two nodes. "keep" leaves it and the layers around it alone;
             "scale" puts a Mul with a factor for each channel in front of the Sigmoid, which computes the same.
-        activations: choose the factors by the rounding of activations, too, on calibration data: those of weights
-            alone may spread the channels of what stands between layers. ``sweeps`` does not matter then.
+        activations: choose the factors by the rounding of activations, too; without data, and where this is False,
+            weights alone choose them, as in the paper.
     """
 
     name: ClassVar[str] = "cle"
     stage: ClassVar[str] = "float"
+    needs_data: ClassVar[bool] = False
 
     sweeps: int = 0
     relu6: str = "keep"
     silu: str = "keep"
-    activations: bool = False
+    activations: bool = True
 
     def __post_init__(self) -> None:
         if self.silu not in _SILU:
@@ -57,6 +59,11 @@ class CLE:
             raise ConfigError(f"relu6 of cle is {self.relu6!r}; it must be one of {', '.join(_RELU6)}")
         require_whole(self, "sweeps", least=0)
         require_flag(self, "activations")
+        if self.sweeps and self.activations:
+            raise ConfigError(
+                f"sweeps of cle is {self.sweeps}, and activations is true; only weights alone are equalized in sweeps: "
+                "add activations=false"
+            )
 
     @property
     def exact(self) -> bool:
@@ -64,8 +71,8 @@ class CLE:
         return self.relu6 != "replace"
 
     @property
-    def needs_data(self) -> bool:
-        """Whether it does nothing without samples."""
+    def reads_data(self) -> bool:
+        """Whether it reads samples where there are some."""
         return self.activations
 
     def __call__(self, graph: Graph, samples: Samples = (), rounding: Rounding = EIGHT_BITS) -> Rewrites:
@@ -79,18 +86,19 @@ class CLE:
                 source, result = node.inputs[0], node.outputs[0]
                 graph.remove([node])
                 graph.add("Relu", [source], [result], name=node.name)
-        pairs, notes = pairs_of(graph, Passed(self.relu6 == "bound", self.silu == "scale")), list[str]()
+        pairs = pairs_of(graph, Passed(self.relu6 == "bound", self.silu == "scale"))
         if self.activations and not (rounding.weight or rounding.activation):
             return Rewrites(0, ["nothing is rounded to integers, whose noise factors could lessen"])
-        if not self.activations:
-            factors = self._equalized(graph, pairs)
-        elif pairs and len(samples):
-            found = balance(graph, pairs, samples, rounding)
-            pairs, factors = found.pairs, found.factors
-            notes.append(f"modelled noise of the layers {found.before:.3g} before, {found.after:.3g} after")
-        else:
+        if not pairs:
             return Rewrites(0)
-        return Rewrites(_apply(graph, pairs, factors), notes)
+        if not self.activations:
+            return Rewrites(_apply(graph, pairs, self._equalized(graph, pairs)))
+        if not len(samples):
+            note = "without calibration data weights alone chose the factors"
+            return Rewrites(_apply(graph, pairs, self._equalized(graph, pairs)), [note])
+        found = balance(graph, pairs, samples, rounding)
+        note = f"modelled noise of the layers {found.before:.3g} before, {found.after:.3g} after"
+        return Rewrites(_apply(graph, found.pairs, found.factors), [note])
 
     def _equalized(self, graph: Graph, pairs: list[Pair]) -> list[Doubles]:
         """The factors that make weights alike."""

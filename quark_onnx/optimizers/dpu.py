@@ -31,6 +31,7 @@ class DPU:
     name: ClassVar[str] = "dpu"
     stage: ClassVar[str] = "float"
     needs_data: ClassVar[bool] = False
+    reads_data: ClassVar[bool] = False
     exact: ClassVar[bool] = False
 
     slopes: bool = True

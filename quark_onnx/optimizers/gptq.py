@@ -32,7 +32,7 @@ class GPTQ:
 
     name: ClassVar[str] = "gptq"
     stage: ClassVar[str] = "layer"
-    needs_data: ClassVar[bool] = True
+    reads_data: ClassVar[bool] = True
     moves_bias: ClassVar[bool] = False
     reads_mean: ClassVar[bool] = False
 

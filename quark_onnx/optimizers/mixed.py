@@ -36,7 +36,7 @@ class AutoMixedPrecision:
 
     name: ClassVar[str] = "auto_mixed_precision"
     stage: ClassVar[str] = "plan"
-    needs_data: ClassVar[bool] = True
+    reads_data: ClassVar[bool] = True
 
     target: float = 20.0
     to: str = "16bit"

@@ -45,6 +45,7 @@ class QuaRot:
     name: ClassVar[str] = "quarot"
     stage: ClassVar[str] = "float"
     needs_data: ClassVar[bool] = False
+    reads_data: ClassVar[bool] = False
     exact: ClassVar[bool] = True
 
     online: bool = False

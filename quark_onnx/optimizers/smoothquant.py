@@ -47,6 +47,7 @@ class SmoothQuant:
     name: ClassVar[str] = "smoothquant"
     stage: ClassVar[str] = "float"
     needs_data: ClassVar[bool] = True
+    reads_data: ClassVar[bool] = True
     exact: ClassVar[bool] = True
 
     alpha: float | str = 0.5

@@ -126,13 +126,13 @@ def test_only_the_best_presets_are_refined() -> None:
 
 
 def test_optimizers_go_on_top_of_the_best_calibrator() -> None:
-    space = Space("XINT8", ["minmse", "entropy", "nonoverflow"], optimizers=[CLE(sweeps=2)])
+    space = Space("XINT8", ["minmse", "entropy", "nonoverflow"], optimizers=[CLE(sweeps=2, activations=False)])
     found = search(residual(), pixels(), space=space)
     plain = [each for each in found.candidates if not each.config.optimizers]
     (optimized,) = [each for each in found.candidates if each.config.optimizers]
     assert len(plain) == 3  # minmse is that of the preset
-    assert optimized.config == plain[0].config.with_(optimizers=(CLE(sweeps=2),))
-    assert optimized.name == f"{plain[0].name} cle:sweeps=2"
+    assert optimized.config == plain[0].config.with_(optimizers=(CLE(sweeps=2, activations=False),))
+    assert optimized.name == f"{plain[0].name} cle:sweeps=2,activations=False"
 
 
 def test_granularities_and_configs_of_ones_own() -> None:

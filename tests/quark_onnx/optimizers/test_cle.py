@@ -149,8 +149,8 @@ def test_functions_are_passed_by_what_makes_up_for_the_factors(text: str, optimi
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-5 * np.abs(expected).max())
 
 
-ACTIVE = {**{name: CLE(activations=True) for name in MODELS}, "clip": CLE(relu6="bound", activations=True)}
-ACTIVE |= {name: CLE(silu="scale", activations=True) for name in ("gate", "hard gate")}
+ACTIVE = {**{name: CLE() for name in MODELS}, "clip": CLE(relu6="bound")}
+ACTIVE |= {name: CLE(silu="scale") for name in ("gate", "hard gate")}
 
 
 def active(name: str) -> tuple[ModelProto, list[dict[str, np.ndarray]]]:
@@ -195,16 +195,16 @@ def test_activations_are_not_spread_for_the_sake_of_weights(preset: str) -> None
     def error(*optimizers: CLE) -> float:
         return quantize(model, data, config.with_(optimizers=optimizers)).report.worst_sqnr
 
-    assert error(CLE()) < error() - 3
-    assert error(CLE(activations=True)) > error() + 0.1
+    assert error(CLE(activations=False)) < error() - 3
+    assert error(CLE()) > error() + 0.1
 
 
 GROW = "a = Conv (x, k) b = Conv (x, k2) c = Concat <axis = 1> (a, b) "
 BEHIND = "e = Conv (d, l) f = Relu (e) y = Conv (f, m)"
 PART = {
-    "clip": (GROW + "d = Clip (c, zero, six) " + BEHIND, CLE(relu6="bound", activations=True)),
-    "gate": (GROW + "s = Sigmoid (c) d = Mul (c, s) " + BEHIND, CLE(silu="scale", activations=True)),
-    "weights alone": (GROW + "d = Clip (c, zero, six) " + BEHIND, CLE(relu6="bound")),
+    "clip": (GROW + "d = Clip (c, zero, six) " + BEHIND, CLE(relu6="bound")),
+    "gate": (GROW + "s = Sigmoid (c) d = Mul (c, s) " + BEHIND, CLE(silu="scale")),
+    "weights alone": (GROW + "d = Clip (c, zero, six) " + BEHIND, CLE(relu6="bound", activations=False)),
 }
 
 
@@ -231,7 +231,7 @@ def test_channels_that_come_last_are_not_taken_for_the_second_axis(case: str) ->
     weights = {"k": uneven(8, 16, axis=1), "l": uneven(16, 12, axis=1), "m": uneven(12, 5)}
     model = parse(f"g (float[2,16,8] x) => (float[2,16,5] y) {{ {LAST[case]} }}", **weights)
     data = [{"x": normal(2, 16, 8, seed=seed)} for seed in range(4)]
-    config = QConfig.of("A8W8").with_(optimizers=CLE(silu="scale", activations=True))
+    config = QConfig.of("A8W8").with_(optimizers=CLE(silu="scale"))
     notes = quantize(model, data, config).report.notes
     assert "cle: 1" in notes, notes
 
@@ -246,7 +246,7 @@ def test_a_batch_of_any_size_passes_a_resize() -> None:
 @pytest.mark.parametrize("preset", ["BF16", "FP8E4M3", "MXINT8"])
 def test_where_no_integer_rounds_nothing_is_changed(preset: str) -> None:
     model, data = active("gate")
-    optimized = QConfig.of(preset).with_(optimizers=CLE(silu="scale", activations=True))
+    optimized = QConfig.of(preset).with_(optimizers=CLE(silu="scale"))
     plain, found = (quantize(model, data, each) for each in (QConfig.of(preset), optimized))
     assert found.model.graph == plain.model.graph
     assert "cle: nothing to do" in found.report.notes
@@ -266,7 +266,7 @@ def test_results_that_do_not_vary_do_not_outweigh_the_others() -> None:
     for part in (normal(2, 6, seed=9), np.ones((2, 6), np.float32)):
         data = [{"x": normal(2, 3, 10, 10, seed=seed), "t": part} for seed in range(4)]
         graph = Graph.of(model)
-        found = CLE(activations=True)(graph, data)
+        found = CLE()(graph, data)
         assert float(found.notes[0].split()[5]) < 1, found.notes
         layer = Layer.of(graph, next(node for node in graph.nodes if node.kind == "Conv"))
         assert layer is not None
@@ -275,10 +275,14 @@ def test_results_that_do_not_vary_do_not_outweigh_the_others() -> None:
     assert np.ptp(np.log(factors[1])) > 1
 
 
-def test_without_data_activations_cannot_count() -> None:
+def test_without_data_weights_alone_count() -> None:
     model, _ = model_of("conv")
-    config = QConfig.of("BF16").with_(optimizers="cle:activations=true")
-    assert "cle was left out: it needs calibration data" in quantize(model, None, config).report.notes
+    weights = QConfig.of("W8").with_(weight=QuantizationSpec("int4"))
+    found, alone = (quantize(model, None, weights.with_(optimizers=each)) for each in ("cle", "cle:activations=false"))
+    assert found.model.graph == alone.model.graph != quantize(model, None, weights).model.graph
+    assert "cle: without calibration data weights alone chose the factors" in found.report.notes
+    notes = quantize(model, None, QConfig.of("BF16").with_(optimizers="cle")).report.notes
+    assert "cle: nothing to do" in notes
 
 
 def test_a_replaced_clip_is_said_to_change_the_model() -> None:
@@ -295,11 +299,13 @@ def test_a_replaced_clip_is_said_to_change_the_model() -> None:
 
 def test_it_is_a_setting_and_in_the_report() -> None:
     model, feeds = model_of("depthwise")
-    config = QConfig.of("XINT8").with_(optimizers=(CLE(sweeps=3),))
-    assert from_dict(to_dict(config)) == config == QConfig.of("XINT8").with_(optimizers="cle:sweeps=3")
+    config = QConfig.of("XINT8").with_(optimizers=(CLE(sweeps=3, activations=False),))
+    assert (
+        from_dict(to_dict(config)) == config == QConfig.of("XINT8").with_(optimizers="cle:sweeps=3,activations=false")
+    )
     plain, better = (quantize(model, [feeds] * 4, each) for each in (QConfig.of("XINT8"), config))
     assert "cle: 2" in better.report.notes
-    assert "optimizers: cle:sweeps=3" in better.report.config
+    assert "optimizers: cle:sweeps=3,activations=False" in better.report.config
     assert better.report.worst_sqnr > plain.report.worst_sqnr + 3
 
 
@@ -309,6 +315,7 @@ def test_it_is_a_setting_and_in_the_report() -> None:
         ("cel", "unknown optimizer 'cel'; did you mean 'cle'"),
         ("cle:sweep=3", "CLE has no setting 'sweep'; did you mean 'sweeps'"),
         ("cle:sweeps=-1", "sweeps of cle is -1"),
+        ("cle:sweeps=2", "sweeps of cle is 2, and activations is true"),
         ("cle:sweeps", "is not of the form setting=value"),
         ("cle:relu6=drop", "relu6 of cle is 'drop'; it must be one of keep, bound, replace"),
         ("cle:activations=3", "activations of cle is 3; it must be true or false"),
