@@ -9,7 +9,8 @@ that its peak memory is its own. A measurement is kept in OUT/optimizers.json as
 not measured again without --again. A star marks rows that an older version of our source made; --stale measures
 those again. Where both tools were timed, a second table says how many times as fast ours is: the whole of a
 quantization, and what the optimizer adds to the plain one. On a machine that others use, too, let all take turns by
---repeats: of a row the least seconds are kept.
+--repeats: of a row the least seconds are kept. The last table says what the rows have to reach; the exit code is 1
+where one of them is missed.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from _data import Samples, digest, load, session_of
+from _marks import TEXT, ZEROS, verdicts
 from _results import Row, Store, due, table
 from _settings import Setting
 from _tools import AmdQuark, Ours
@@ -33,7 +35,6 @@ CALIBRATION_SAMPLES = 100
 ITERATIONS = 200
 TOOLS = ("ours", "amd-quark")
 VISION = ("squeezenet", "mobilenetv2", "resnet20", "resnet44", "yolox_nano")
-TEXT = ("minilm-stsb", "minilm-sst2")
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,7 @@ _CLE, _WEIGHTS = "cle:relu6=bound,silu=scale", "cle:activations=false,relu6=boun
 _SMOOTH = "smoothquant:alpha=auto,insert=true"
 _QUARTER = "auto_mixed_precision:target=16,share=0.25"
 _LONG = (_CLE, "gptq:asymmetric=true,scales=true", "adaquant:iterations=1000", "bias_correction")
-_ZEROS = "A8W4 with zero points"
-_TEXT = {"presets": ("A8W8-channel",), "tasks": TEXT}
+_TEXT = {"presets": ("A8W8-channel", "A8W8"), "tasks": TEXT}
 RECIPES = (
     Recipe("plain", (), ()),
     Recipe("cle", (_CLE,), ("cle",)),
@@ -65,8 +65,8 @@ RECIPES = (
     Recipe("cle+gptq+bias", (_CLE, "gptq:asymmetric=true", "bias_correction"), None),
     Recipe("cle+adaquant+bias", (_CLE, _ADAQUANT, "bias_correction"), None),
     Recipe("cle+gptq scales+adaquant+bias", _LONG, None, presets=("A8W4",)),
-    Recipe("plain", (), None, presets=(_ZEROS,), tasks=("mobilenetv2",)),
-    Recipe("cle+gptq scales+adaquant+bias", _LONG, None, presets=(_ZEROS,), tasks=("mobilenetv2",)),
+    Recipe("plain", (), None, presets=(ZEROS,), tasks=("mobilenetv2",)),
+    Recipe("cle+gptq scales+adaquant+bias", _LONG, None, presets=(ZEROS,), tasks=("mobilenetv2",)),
     Recipe("plain", (), None, presets=("A8W8-unsafe",), tasks=("yolox_nano", "minilm-stsb")),
     Recipe("mixed", ("auto_mixed_precision:target=25",), None, presets=("A8W8-unsafe",), tasks=("minilm-stsb",)),
     Recipe(
@@ -138,8 +138,8 @@ def config_of(preset: str, optimizers: tuple[str, ...]) -> object:
     base = QConfig.of("A8W8")
     if preset == "A8W8":
         return base.with_(per_channel=False, optimizers=optimizers)
-    if preset in ("A8W4", _ZEROS):
-        dtype = "uint4" if preset == _ZEROS else "int4"
+    if preset in ("A8W4", ZEROS):
+        dtype = "uint4" if preset == ZEROS else "int4"
         weight = QuantizationSpec(dtype, symmetric=preset == "A8W4", per_channel=True, calibrator="minmse")
         return base.with_(weight=weight, optimizers=optimizers)
     return base.with_(safe=not preset.endswith("unsafe"), optimizers=optimizers)
@@ -282,11 +282,13 @@ def main() -> int:
         took = f"{row['seconds']:.0f} s" if "seconds" in row else ""
         outcome = row.get("error") or f"{row['value']:.2f}  {took}  {row['peak_mb']:.0f} MB"
         print(f"{run.key:55} {outcome}", file=sys.stderr, flush=True)
-    text = report(store, arguments.tasks, source)
+    found = [v for task in arguments.tasks for v in verdicts(task, load(task).float_value, store.rows())]
+    judged = table(["task", "mark", "ours", "at least", "verdict"], [verdict.cells for verdict in found])
+    text = "\n\n".join([report(store, arguments.tasks, source), "## Marks", judged])
     print(text)
     if set(arguments.tasks) == {*VISION, *TEXT}:
         (arguments.out / "optimizers.md").write_text(f"# Optimizers\n\n{text}\n", encoding="utf-8")
-    return 0
+    return int(not all(verdict.met for verdict in found))
 
 
 if __name__ == "__main__":

@@ -216,3 +216,55 @@ def test_what_is_due(images: Any) -> None:
     assert not due(tag | {"value": 1.0}, tag) and due(tag | {"value": 1.0}, tag, again=True)
     assert due({"model": "b", "source": "2"}, tag) and due(tag | {"error": "no"}, tag)
     assert not due({"model": "a", "source": "1"}, tag) and due({"model": "a", "source": "1"}, tag, stale=True)
+
+
+def test_marks_of_optimizers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    marks = importlib.import_module("_marks")
+    note = "9 of 100 nodes 16 bits, 3.1 -> 16.2 dB (target 16 dB{}); the worst is one of {} Conv nodes"
+
+    def missed(task: str, floating: float, rows: dict[str, dict[str, Any]]) -> list[str]:
+        found = list(marks.verdicts(task, floating, {f"{task}/{key}": row for key, row in rows.items()}))
+        return [verdict.mark for verdict in found if not verdict.met]
+
+    good: dict[str, dict[str, Any]] = {
+        "ours/XINT8/plain": {"value": 70.0},
+        "ours/XINT8/adaround": {"value": 82.5, "seconds": 10.0, "peak_mb": 100.0},
+        "amd-quark/XINT8/adaround": {"value": 82.54, "seconds": 50.0, "peak_mb": 101.0},
+        "amd-quark/XINT8/plain": {"error": "fails"},
+        "ours/A8W8/cle": {"value": 83.0},
+        "ours/A8W4 with zero points/plain": {"value": 81.5},
+    }
+    assert missed("mobilenetv2", 84.0, good) == []
+    for key, row, mark in (
+        ("ours/XINT8/adaround", {"value": 82.4}, "XINT8: within 1.5 points of float"),
+        ("ours/A8W8/cle", {"value": 82.9}, "A8W8: within 1 points of float"),
+        (
+            "ours/A8W4 with zero points/plain",
+            {"value": 81.4},
+            "A8W4 or A8W4 with zero points: within 2.5 points of float",
+        ),
+        ("amd-quark/XINT8/adaround", {"value": 82.6}, "XINT8, adaround: amd-quark"),
+        ("ours/XINT8/plain", {"value": None}, "XINT8, plain: amd-quark"),
+        ("ours/XINT8/adaround", {"value": 82.5, "seconds": 10.1, "peak_mb": 9.0}, "adaround: as fast as amd-quark"),
+        ("ours/XINT8/adaround", {"value": 82.5, "seconds": 5.0, "peak_mb": 101.0}, "adaround: as fast as amd-quark"),
+    ):
+        changed = {name: dict(each) for name, each in good.items()} | {
+            key: {n: v for n, v in row.items() if v is not None}
+        }
+        assert mark in missed("mobilenetv2", 84.0, changed)
+    assert len(missed("mobilenetv2", 84.0, {})) == 3
+    mixed = "mixed meets its target with fewer nodes than of the worst type"
+    detector: dict[str, dict[str, Any]] = {
+        "ours/A8W8/cle": {"value": 30.0},
+        "ours/XINT8/cle": {"value": 28.0},
+        "ours/A8W8-unsafe/mixed": {"value": 32.0, "note": note.format("", 10)},
+    }
+    assert missed("yolox_nano", 33.7, detector) == []
+    for text in (note.format("", 9), note.format(", missed", 10), ""):
+        row = {"value": 32.0, "note": text}
+        assert mixed in missed("yolox_nano", 33.7, detector | {"ours/A8W8-unsafe/mixed": row})
+    many = {"value": 40.0, "note": note.format("", 90).replace("9 of 100", "26 of 100")}
+    assert missed("yolox_nano", 33.7, detector | {"ours/A8W8-unsafe/mixed": many}) == [
+        "mixed, at most 25% of the nodes"
+    ]
