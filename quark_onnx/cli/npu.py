@@ -41,6 +41,8 @@ examples:
 
 #: The least signal-to-noise ratio of a model that is deployed, in dB, unless it is told otherwise.
 _GATE = 10.0
+#: In place of a recipe.
+_AUTO = "auto"
 _SHAPE = "sizes of an input whose shape is dynamic; a batch without one becomes 1"
 _FORMAT = "float, or quantized by any tool"
 
@@ -169,7 +171,9 @@ def _deploy_options(parser: Parser) -> None:
     add_data_options(parser)
     add_config_options(parser)
     parser.add_argument(
-        "--recipe", choices=list(RECIPES), help="a configuration by the kind of model: see 'quark-onnx list recipes'"
+        "--recipe",
+        choices=[_AUTO, *RECIPES],
+        help=f"a configuration by the kind of model, see 'quark-onnx list recipes'; {_AUTO}: the one that fits",
     )
     add_gate_option(parser, f"(default here: {_GATE:g}) nothing is written")
     behind = parser.add_mutually_exclusive_group()
@@ -188,7 +192,12 @@ def _deploy_options(parser: Parser) -> None:
 def _deploy(options: Namespace) -> Answer:
     if options.recipe is not None and options.config is not None:
         raise UsageError("--recipe and --config both name a configuration; give one of them")
-    options.config = options.config or (RECIPES[options.recipe].config if options.recipe else "XINT8")
+    choice = npu.choose(options.model, options.target) if options.recipe == _AUTO else None
+    if choice is not None:
+        options.config = choice.config
+    elif options.recipe is not None:
+        options.config = RECIPES[options.recipe].config
+    options.config = options.config or "XINT8"
     config = config_of(options)
     model: Path | npu.Parts = options.model
     if options.cut is not None:
@@ -208,12 +217,13 @@ def _deploy(options: Namespace) -> Answer:
     document = {
         "output": found.folder,
         "kind": found.kind,
+        **({} if choice is None else {"recipe": choice.recipe.name, "reason": choice.reason}),
         "notes": list(found.notes),
         "worst_sqnr": None if found.report is None else found.report.worst_sqnr,
         "warnings": [str(finding) for finding in found.check.findings],
         **{name: value for name, value in _forecast(found.forecast).items() if name != "nodes"},
     }
-    return Answer(str(found), document)
+    return Answer(f"{choice}\n{found}" if choice else str(found), document)
 
 
 _Action = tuple[str, str, str, Callable[[Parser], None], Callable[[Namespace], Answer]]

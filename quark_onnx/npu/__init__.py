@@ -1,6 +1,7 @@
 """Ryzen AI processors: whether a model runs there, and why not; and what it computes there, to the bit."""
 
 from quark_onnx.npu.check import Check, check
+from quark_onnx.npu.choose import Choice, choose
 from quark_onnx.npu.cut import Parts, cut
 from quark_onnx.npu.deploy import Bundle, deploy
 from quark_onnx.npu.ep_report import EPReport, Scored, read_report, score
@@ -15,6 +16,7 @@ __all__ = [
     "RULES",
     "Bundle",
     "Check",
+    "Choice",
     "EPReport",
     "Finding",
     "Legalized",
@@ -26,6 +28,7 @@ __all__ = [
     "Simulation",
     "Verdict",
     "check",
+    "choose",
     "cut",
     "deploy",
     "legalize",

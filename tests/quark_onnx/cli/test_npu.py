@@ -113,6 +113,8 @@ def test_deploy(cli: Any) -> None:
     finished = cli("npu", "deploy", "model.onnx", "-o", "bundle", "--random-data", "16", "--min-sqnr", "0")
     assert finished.code == 0, finished.err
     assert finished.out.startswith("XINT8 model for stx in ") and Path("bundle/model.onnx").is_file()
+    chosen = cli("npu", "deploy", "model.onnx", "-o", "chosen", "--random-data", "16", "--recipe", "auto", "--json")
+    assert chosen.json["recipe"] == "classifier" and "convolutions" in chosen.json["reason"]
     both = cli(
         "npu", "deploy", "model.onnx", "-o", "b", "--random-data", "4", "--recipe", "classifier", "--config", "A8W8"
     )
