@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quark_onnx.graph import Graph, Node
+from quark_onnx.graph.windows import overhang
 from quark_onnx.passes.base import register
 
 _WINDOWED = frozenset({"Conv", "ConvTranspose", "MaxPool", "AveragePool"})
@@ -72,27 +73,24 @@ class _Axis:
         """How many places the windows of a ConvTranspose cover."""
         return (self.size - 1) * self.stride + self.reach + added
 
-    def hangs_over(self, before: int, after: int) -> int:
-        """By how much the last window hangs over, if it may where it begins in front of the end of the input."""
-        count = -(-(self.size + before + after - self.reach) // self.stride) + 1
-        count -= (count - 1) * self.stride >= self.size + before
-        return max(0, (count - 1) * self.stride + self.reach - self.size - before - after)
-
 
 def _pads(graph: Graph, node: Node, kernel: tuple[int, ...]) -> tuple[list[int] | None, list[str]]:
     """All pads of a node, and the attributes that they stand for; None where sizes are not known, or there are none."""
     rank, mode = len(kernel), node.attribute("auto_pad", "NOTSET") or "NOTSET"
     instead = ["auto_pad"] if mode != "NOTSET" else []
     given = [0] * 2 * rank if mode == "VALID" else list(node.attribute("pads", [0] * 2 * rank))
-    overhang = node.attribute("ceil_mode", 0) and mode not in _SAME and not node.attribute("count_include_pad", 0)
+    rounds_up = node.attribute("ceil_mode", 0) and mode not in _SAME and not node.attribute("count_include_pad", 0)
     output = list(node.attribute("output_shape", ()))
-    if not (mode in _SAME or overhang or output):
+    if not (mode in _SAME or rounds_up or output):
         return given, instead
     axes = _axes(graph, node, kernel)
     if axes is None or len(output) not in (0, rank):
         return None, []
-    if overhang:
-        after = [end + axis.hangs_over(start, end) for axis, start, end in zip(axes, given, given[rank:], strict=False)]
+    if rounds_up:
+        after = [
+            end + overhang(axis.size, start, end, axis.reach, axis.stride)
+            for axis, start, end in zip(axes, given, given[rank:], strict=False)
+        ]
         fits = all(pad < taps for pad, taps in zip(after, kernel, strict=True))  # else it would be no padding
         return ([*given[:rank], *after], [*instead, "ceil_mode"]) if fits else (given, instead)
     totals = [axis.same() for axis in axes]

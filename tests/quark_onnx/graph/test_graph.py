@@ -9,7 +9,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from quark_onnx.errors import ModelError
 from quark_onnx.graph import Graph, Node, reach
-from tests.models import MODELS, branches, loop, name_collisions, nameless, old_ir, own_domain, parse, residual
+from tests.models import MODELS, branches, loop, name_collisions, nameless, old_ir, own_domain, parse, residual, run
 
 DIAMOND = """g (float[N,2] x) => (float[N,2] y) {
     [a] h = Relu (x)
@@ -95,6 +95,24 @@ def test_types_and_shapes_are_inferred() -> None:
     assert graph.shape("x") == ("N", 4, 8, 8) and graph.shape("m") == ("N", 4, 4, 4) and graph.shape("w3") == (10, 4)
     assert graph.elem_type("f") == TensorProto.FLOAT
     assert graph.shape("no such") is None and graph.elem_type("no such") == TensorProto.UNDEFINED
+
+
+@pytest.mark.parametrize("size", [7, 8])
+@pytest.mark.parametrize("pads", ["pads = [0,0,0,0]", "pads = [0,0,1,1]", "pads = [1,1,1,1]", 'auto_pad = "VALID"'])
+@pytest.mark.parametrize(("taps", "stride"), [(1, 2), (2, 2), (2, 3), (3, 2), (3, 4)])
+def test_no_window_begins_in_the_padding(taps: int, stride: int, pads: str, size: int) -> None:
+    if taps == 1 and "1" in pads:
+        pytest.skip("pads are less than a window")
+    window = f"kernel_shape = [{taps},{taps}], strides = [{stride},{stride}]"
+    model = parse(
+        f"""g (float[1,2,{size},{size}] x) => (float[1,2,H,W] y) {{
+        p = MaxPool <{window}, {pads}, ceil_mode = 1> (x) q = MaxPool <{window}, {pads}, ceil_mode = 1> (p)
+        y = Relu (q) }}"""
+    )
+    graph = Graph.of(model)
+    model.graph.output[0].name = "q"
+    model.graph.node.pop()
+    assert graph.shape("q") == run(model, {"x": np.zeros((1, 2, size, size), np.float32)})[0].shape
 
 
 def test_what_cannot_be_inferred_is_unknown() -> None:
