@@ -55,7 +55,9 @@ def run(options: Namespace) -> Answer:
             sections.append(f"{kind}\n  {error}")
             document[kind] = []
             continue
-        sections.append(f"{kind}\n" + columns([header, *(cells for cells, _ in rows)]))
+        elsewhere = TARGETS.elsewhere if kind == "targets" else {}
+        notes = [f"\n  {name} is no target: {instead}" for name, instead in elsewhere.items()]
+        sections.append(f"{kind}\n" + columns([header, *(cells for cells, _ in rows)]) + "".join(notes))
         document[kind] = [item for _, item in rows]
     return Answer("\n\n".join(sections), document)
 
