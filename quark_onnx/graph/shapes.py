@@ -16,13 +16,22 @@ logger = logging.getLogger(__name__)
 #: The contents of initializers above this size in bytes do not matter for shapes; leaving them out makes large models
 #: cheap.
 _LARGE = 4096
-#: Operators of com.microsoft, and those that onnx infers alike and knows at any opset.
+#: Operators of com.microsoft and of AMD's domains, and those that onnx infers alike and knows at any opset.
 _TWINS = {
     "QuantizeLinear": "QuantizeLinear",
     "DequantizeLinear": "DequantizeLinear",
     "Gelu": "Identity",
     "QuickGelu": "Identity",
+    "ExtendedQuantizeLinear": "QuantizeLinear",
+    "ExtendedDequantizeLinear": "DequantizeLinear",
+    "VitisQuantizeLinear": "QuantizeLinear",
+    "VitisDequantizeLinear": "DequantizeLinear",
+    "BFPQuantizeDequantize": "Identity",
+    "MXQuantizeDequantize": "Identity",
+    "BFPFixNeuron": "Identity",
+    "MXFixNeuron": "Identity",
 }
+_DOMAINS = frozenset({"com.microsoft", "com.amd.quark", "com.vai.quantize"})
 
 
 def is_static(shape: Sequence[int | str | None] | None) -> bool:
@@ -49,7 +58,7 @@ def infer_values(skeleton: ModelProto, initializers: Iterable[TensorProto]) -> d
             value = helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
             skeleton.graph.input.append(value)
     for node in skeleton.graph.node:
-        if node.domain == "com.microsoft" and node.op_type in _TWINS:
+        if node.domain in _DOMAINS and node.op_type in _TWINS:
             node.domain, node.op_type = "", _TWINS[node.op_type]
     values = _inferred(skeleton)
     while _has_too_many_windows(skeleton, values):

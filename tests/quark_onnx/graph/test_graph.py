@@ -97,6 +97,25 @@ def test_types_and_shapes_are_inferred() -> None:
     assert graph.shape("no such") is None and graph.elem_type("no such") == TensorProto.UNDEFINED
 
 
+@pytest.mark.parametrize(
+    ("quantize", "dequantize", "domain"),
+    [
+        ("ExtendedQuantizeLinear", "ExtendedDequantizeLinear", "com.amd.quark"),
+        ("VitisQuantizeLinear", "VitisDequantizeLinear", "com.vai.quantize"),
+        ("BFPFixNeuron", "MXQuantizeDequantize", ""),
+    ],
+)
+def test_shapes_go_through_operators_of_vendors(quantize: str, dequantize: str, domain: str) -> None:
+    model = parse("g (float[1,3] x) => (float[1,A] y) { q = Relu (x) d = Relu (q) y = Concat <axis = 1> (d, d) }")
+    model.graph.initializer.append(numpy_helper.from_array(np.float32(1), "s"))
+    model.graph.initializer.append(numpy_helper.from_array(np.int8(0), "z"))
+    for node, kind in zip(model.graph.node, (quantize, dequantize), strict=False):
+        node.op_type, node.domain = kind, domain or ("com.vai.quantize" if "Fix" in kind else "com.amd.quark")
+        node.input.extend(["s", "z"] if domain else [])
+    graph = Graph.of(model)
+    assert graph.shape("d") == (1, 3) and graph.elem_type("q") == (TensorProto.INT8 if domain else TensorProto.FLOAT)
+
+
 @pytest.mark.parametrize("size", [7, 8])
 @pytest.mark.parametrize("pads", ["pads = [0,0,0,0]", "pads = [0,0,1,1]", "pads = [1,1,1,1]", 'auto_pad = "VALID"'])
 @pytest.mark.parametrize(("taps", "stride"), [(1, 2), (2, 2), (2, 3), (3, 2), (3, 4)])
