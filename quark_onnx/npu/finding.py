@@ -45,6 +45,12 @@ RULES: dict[str, Rule] = {
     "S5": Rule("codes are read under the scale under which they were written", _QUARK, True, _AGAIN),
     "S6": Rule("codes have 8 bits", f"{_DOCS}, model_quantization.rst", True, _AGAIN),
     "S7": Rule("nothing is rounded between an operator and the activation behind it", _QUARK, False, _AGAIN),
+    "S8": Rule(
+        "operators compute between pairs, not on codes",
+        f"{_VAIP}; {_DOCS}, ops_support.rst",
+        True,
+        "quark-onnx convert --to qoperator-to-qdq",
+    ),
     "G1": Rule("shapes are static", f"{_VAIP}; amd/RyzenAI-SW#312", True, f"{_LEGALIZE} --shape INPUT=1,3,224,224"),
     "G2": Rule(
         "the batch is 1",

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from quark_onnx import QConfig, quantize
+from quark_onnx import QConfig, convert, quantize
 from quark_onnx.errors import ConfigError
 from quark_onnx.npu import RULES, Check, check, preflight
 from tests.models import Feeds, parse, weight
@@ -205,6 +205,11 @@ def test_positions_that_do_not_fit(tensor: str, rule: str) -> None:
     scale_of(model, writer.output[0], 4.0)
     scale_of(model, tensor, 4.0, only="QuantizeLinear")
     assert rule in rules(check(model, "phx"))
+
+
+def test_operators_on_codes() -> None:
+    found = check(convert(xint8(search=0), "qdq-to-qoperator").model, "phx")
+    assert "S8" in rules(found) and RULES["S8"].mend == "quark-onnx convert --to qoperator-to-qdq"
 
 
 def test_other_formats() -> None:
