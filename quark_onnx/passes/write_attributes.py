@@ -79,14 +79,15 @@ def _pads(graph: Graph, node: Node, kernel: tuple[int, ...]) -> tuple[list[int] 
     rank, mode = len(kernel), node.attribute("auto_pad", "NOTSET") or "NOTSET"
     instead = ["auto_pad"] if mode != "NOTSET" else []
     given = [0] * 2 * rank if mode == "VALID" else list(node.attribute("pads", [0] * 2 * rank))
-    rounds_up = node.attribute("ceil_mode", 0) and mode not in _SAME and not node.attribute("count_include_pad", 0)
+    rounds_up = node.attribute("ceil_mode", 0) and not node.attribute("count_include_pad", 0)
     output = list(node.attribute("output_shape", ()))
     if not (mode in _SAME or rounds_up or output):
         return given, instead
     axes = _axes(graph, node, kernel)
     if axes is None or len(output) not in (0, rank):
         return None, []
-    if rounds_up:
+    instead += ["ceil_mode"] if rounds_up and mode in _SAME else []  # for that it does nothing
+    if rounds_up and mode not in _SAME:
         after = [
             end + overhang(axis.size, start, end, axis.reach, axis.stride)
             for axis, start, end in zip(axes, given, given[rank:], strict=False)

@@ -99,6 +99,14 @@ def test_pads_in_the_place_of_rounding_up(kind: str, stride: int, pads: str, siz
     assert [each.dim_value for each in shapes] == list(run(graph.to_model(), sample)[0].shape)
 
 
+@pytest.mark.parametrize("size", [8, 9])
+@pytest.mark.parametrize("mode", ["SAME_UPPER", "SAME_LOWER"])
+def test_automatic_pads_do_not_round_up(mode: str, size: int) -> None:
+    call = f'AveragePool <kernel_shape = [3,2], strides = [2,2], ceil_mode = 1, auto_pad = "{mode}"> (x)'
+    graph, _ = written(call, size)
+    assert graph.nodes[0].attribute("ceil_mode") == 0 and "auto_pad" not in attributes(graph)
+
+
 def test_what_counts_the_padding_rounds_up_as_before() -> None:
     call = "AveragePool <kernel_shape = [3,3], ceil_mode = 1, strides = [2,2], count_include_pad = 1> (x)"
     assert written(call, 8)[0].nodes[0].attribute("ceil_mode") == 1
