@@ -20,6 +20,7 @@ from quark_onnx.optimizers import Samples
 from quark_onnx.optimizers.problem import LayerResult
 from quark_onnx.plan import Plan, Quantize, select
 from quark_onnx.progress import Progress
+from quark_onnx.registry import TARGETS
 from quark_onnx.report import OutputError, Report, summarize
 from quark_onnx.steps import (
     HoldOut,
@@ -61,6 +62,7 @@ from quark_onnx.steps import (
     solve_biases,
     wanted,
 )
+from quark_onnx.targets import unfit
 
 logger = logging.getLogger(__name__)
 
@@ -191,6 +193,9 @@ class Job:
         graph.store = store
         reference = Reference(plain, Path(model) if plain is original and isinstance(model, str | Path) else None)
         graph, notes = fixed(graph) if config.target else (graph, [])
+        if config.target and (why := unfit(TARGETS[config.target], config)):
+            logger.warning("%s", why)
+            notes.append(why)
         return cls(config, target, external, original, graph, reference, narrowing, resume, tuple(notes))
 
     def close(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
 from quark_onnx.errors import ConfigError, nearest
@@ -16,12 +16,17 @@ class Registry(Generic[T]):
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self._values: dict[str, T] = {}
+        self._elsewhere: dict[str, str] = {}
 
     def add(self, name: str, value: T) -> T:
         if name in self._values:
             raise ValueError(f"{self.kind} {name!r} is registered twice")
         self._values[name] = value
         return value
+
+    def decline(self, name: str, instead: str) -> None:
+        """A name that users may look for here, and what they are told; in any case."""
+        self._elsewhere[name.lower()] = instead
 
     def register(self, *names: str) -> Callable[[T], T]:
         """Decorator form of ``add``, for one or more names."""
@@ -35,7 +40,10 @@ class Registry(Generic[T]):
 
     def __getitem__(self, name: str) -> T:
         if name not in self._values:
-            raise ConfigError(f"unknown {self.kind} {name!r}{nearest(name, self._values)}")
+            instead = self._elsewhere.get(str(name).lower())
+            raise ConfigError(
+                f"unknown {self.kind} {name!r}{f'; {instead}' if instead else nearest(name, self._values)}"
+            )
         return self._values[name]
 
     def get(self, name: str) -> T | None:
@@ -43,6 +51,11 @@ class Registry(Generic[T]):
 
     def __contains__(self, name: object) -> bool:
         return name in self._values
+
+    @property
+    def elsewhere(self) -> Mapping[str, str]:
+        """What users are told who look for something that is elsewhere, by its name."""
+        return self._elsewhere
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)

@@ -18,11 +18,10 @@ from quark_onnx.analysis.measure_tensors import Measured, counted, measure_tenso
 from quark_onnx.analysis.reading import Reading
 from quark_onnx.analysis.weights import bins, weight_errors, with_histogram
 from quark_onnx.errors import ConfigError, ModelError, data_errors
-from quark_onnx.functions import DOMAINS
 from quark_onnx.graph import Graph, inlined
 from quark_onnx.job import load
 from quark_onnx.report.measure import decibels
-from quark_onnx.steps import define_functions, reader_for
+from quark_onnx.steps import reader_for, with_bodies
 
 #: Of so many of the worst tensors, and of their weights, histograms are kept.
 PICTURED = 12
@@ -81,17 +80,7 @@ def analyze(
 
 def _read(model: ModelProto) -> tuple[Reading, ModelProto]:
     """A model, looked at, and in a form that onnxruntime runs: with bodies for a vendor's operators that lack them."""
-    graph = Graph.of(inlined(model))
-    carried = {(function.domain, function.name) for function in model.functions}
-    lacking = [node for node in graph.nodes if node.domain in DOMAINS and (node.domain, node.op_type) not in carried]
-    for node in lacking:
-        if graph.shape(node.inputs[0]) == ():  # a block of one number, for which the bodies have no axis
-            graph.bypass(node)
-    if lacking:
-        try:
-            define_functions(graph)
-        except ModelError as error:
-            raise ModelError(f"the vendor's operators of the model cannot be run: {error}") from error
+    graph = Graph.of(inlined(with_bodies(model)))
     return Reading(graph), graph.to_model()
 
 

@@ -18,7 +18,7 @@ from quark_onnx.errors import ConfigError, DataError, ModelError
 from quark_onnx.graph import Graph
 from quark_onnx.job import load
 from quark_onnx.report.measure import OutputError, measure
-from quark_onnx.steps import reader_for
+from quark_onnx.steps import reader_for, with_bodies
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def compare(
     sessions = []
     for name, model in (("reference", before), ("other", after)):
         try:
-            sessions.append(open_session(model))
+            sessions.append(open_session(with_bodies(model)))
         except Exception as error:
             raise ModelError(f"onnxruntime cannot load the {name} model: {error}") from error
     missing = {v.name for v in sessions[0].get_outputs()} - {v.name for v in sessions[1].get_outputs()}

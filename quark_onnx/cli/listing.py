@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import quark_onnx.optimizers
-import quark_onnx.rules
-import quark_onnx.targets  # noqa: F401  (importing registers them)
+import quark_onnx.rules  # noqa: F401  (importing registers them)
 from calibrators import CALIBRATORS
 from quark_onnx.cli.output import Answer, columns
 from quark_onnx.cli.parsing import Parser, add_common_options
@@ -20,6 +19,7 @@ from quark_onnx.config.support import WAYS
 from quark_onnx.dtypes import Block, DType, Half, Scaled
 from quark_onnx.errors import MissingDependency
 from quark_onnx.registry import ALGORITHMS, CONVERSIONS, DTYPES, OPTIMIZERS, PRESETS, RECIPES, RULES, TARGETS
+from quark_onnx.targets import refusal
 
 NAME = "list"
 SUMMARY = (
@@ -55,7 +55,9 @@ def run(options: Namespace) -> Answer:
             sections.append(f"{kind}\n  {error}")
             document[kind] = []
             continue
-        sections.append(f"{kind}\n" + columns([header, *(cells for cells, _ in rows)]))
+        elsewhere = TARGETS.elsewhere if kind == "targets" else {}
+        notes = [f"\n  {name} is no target: {instead}" for name, instead in elsewhere.items()]
+        sections.append(f"{kind}\n" + columns([header, *(cells for cells, _ in rows)]) + "".join(notes))
         document[kind] = [item for _, item in rows]
     return Answer("\n\n".join(sections), document)
 
@@ -68,7 +70,9 @@ def _preset(name: str, config: QConfig) -> Row:
     lines = dict(line.split(": ", 1) for line in str(config).splitlines())
     activation, weight = lines.pop("activation"), lines.pop("weight")
     other = ", ".join(f"{key}={value}" for key, value in lines.items())
-    return (name, activation, weight, other), {"name": name, "config": to_dict(config)}
+    targets = [target for target in TARGETS if not refusal(TARGETS[target], config)]
+    item = {"name": name, "config": to_dict(config), "targets": targets}
+    return (name, activation, weight, " ".join(targets), other), item
 
 
 def _operators() -> list[Row]:
@@ -161,7 +165,7 @@ def _about(thing: object) -> str:
 
 
 _KINDS: dict[str, tuple[tuple[str, ...], Callable[[], list[Row]]]] = {
-    "presets": (("name", "activations", "weights", "other"), _presets),
+    "presets": (("name", "activations", "weights", "targets that take it", "other"), _presets),
     "operators": (("operator", "rule", "what is quantized"), _operators),
     "formats": (("name", "family", "bits", "values", "least opset"), _formats),
     "matrix": (("format", *(way.name for way in WAYS)), _matrix),

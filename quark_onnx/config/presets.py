@@ -21,6 +21,8 @@ S8S8 = PRESETS.add("S8S8", QConfig(QuantizationSpec(INT8, calibrator=Percentile(
 A16W8 = PRESETS.add("A16W8", QConfig(QuantizationSpec(UINT16, symmetric=False)))
 #: 8-bit signed codes and power-of-two scales, one for each tensor, for AMD's integer engine and its like.
 XINT8 = PRESETS.add("XINT8", QConfig(_POW2, _POW2, search=8))
+#: The same without the rules of AMD's convolution engine, which no preset but a target brings here.
+PRESETS.add("VINT8", XINT8)
 
 #: 8-bit codes with a free zero point throughout; and 16-bit signed activations beside 8-bit weights.
 PRESETS.add("U8U8", A8W8.with_(weight=QuantizationSpec(UINT8, symmetric=False, per_channel=True)))

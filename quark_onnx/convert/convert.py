@@ -14,7 +14,7 @@ from onnx import ModelProto
 from calibrators.base import is_number
 from calibrators.session import model_bytes
 from quark_onnx.convert.base import Conversion, Settings
-from quark_onnx.convert.verify import OLD_DOMAIN, Stage, verify
+from quark_onnx.convert.verify import Stage, verify
 from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.functions import DOMAINS
 from quark_onnx.fusions.base import CONTRIB
@@ -24,7 +24,7 @@ from quark_onnx.graph.node import inner_nodes
 from quark_onnx.job import load
 from quark_onnx.registry import CONVERSIONS
 from quark_onnx.report import OutputError
-from quark_onnx.steps import Reference, check, define_functions, destination, keeps_weights_beside
+from quark_onnx.steps import OLD_DOMAIN, Reference, check, define_functions, destination, keeps_weights_beside
 
 logger = logging.getLogger(__name__)
 

@@ -106,7 +106,7 @@ class _Narrow:
         self.count += len(kinds)
         kinds |= {value.name for value in graph.inputs if graph.elem_type(value.name) == _FLOAT}
         constants = {name: t for name, t in graph.initializers.items() if t.data_type == _FLOAT}
-        before = {name: graph.constant(name) for name in self._read_wide(graph, constants)}
+        before = {name: graph.constant(name) for name in self._read_wide(graph, constants) if graph.is_constant(name)}
         for node in list(graph.nodes):
             self._node(graph, node, kinds, before)
         for name in constants:

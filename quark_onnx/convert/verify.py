@@ -9,17 +9,12 @@ from onnx import ModelProto, TensorProto
 
 from quark_onnx.convert.base import Conversion
 from quark_onnx.errors import AccuracyError, ModelError
-from quark_onnx.functions import DOMAINS
 from quark_onnx.graph import HALVES, Graph, cast_interface, widened
-from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
 from quark_onnx.report import OutputError, measure
-from quark_onnx.steps import Reference, Sample, define_functions, probe
+from quark_onnx.steps import Reference, Sample, probe, with_bodies
 from quark_onnx.steps.run import agree
 
 logger = logging.getLogger(__name__)
-
-#: Operators of AMD's that were renamed since.
-OLD_DOMAIN = "com.vai.quantize"
 
 
 class Stage:
@@ -40,7 +35,9 @@ class Stage:
         Raises:
             ModelError: onnxruntime cannot load it.
         """
-        model = runnable(self.graph)
+        bare = self.graph.copy()
+        bare.set_functions([])  # of a converted model they may be for another opset
+        model = with_bodies(bare.to_model())
         try:
             reference = Reference(_wide_interface(model), optimize=False)
             reference.session  # noqa: B018  (whether it opens is the question)
@@ -65,20 +62,6 @@ class Stage:
     def sample(self, other: Stage) -> Sample | None:
         """Random inputs that another stage runs on, of the shapes that this one has; None if none are found."""
         return probe(Graph.of(self.reference.model), other.reference) if self.loads and other.loads else None
-
-
-def runnable(graph: Graph) -> ModelProto:
-    """A model whose vendor operators have bodies.
-
-    Raises:
-        ModelError: they cannot have any, as at an old opset.
-    """
-    copy = graph.copy()
-    for node in copy.nodes:
-        if node.domain == OLD_DOMAIN and node.op_type in QUANTIZE | DEQUANTIZE:
-            node.rename(node.op_type.replace("Vitis", "Extended"), DOMAINS[0])
-    define_functions(copy)
-    return copy.to_model()
 
 
 def _rounded(model: ModelProto, graph: Graph) -> ModelProto:

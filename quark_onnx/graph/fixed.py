@@ -8,7 +8,7 @@ from onnx import ModelProto, ValueInfoProto, helper
 
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.graph.graph import Graph
-from quark_onnx.graph.shapes import infer_values
+from quark_onnx.graph.shapes import infer_values, is_static, sizes_of
 
 Sizes = Sequence[int | str | None]
 
@@ -16,7 +16,8 @@ Sizes = Sequence[int | str | None]
 def fixed(
     graph: Graph, shapes: Mapping[str, Sequence[int]] | None = None, *, batch: int = 1
 ) -> tuple[Graph, list[str]]:
-    """The graph with static input shapes, those of everything behind them learned anew; and what was fixed, in words.
+    """The graph with static input shapes, those of everything behind them learned anew, of outputs that are declared
+    with open ones, too; and what was fixed, in words.
 
     A dimension with a name has the same size wherever the name stands. The first dimension of an input of two or more
     is the batch; other dynamic dimensions that ``shapes`` does not tell stay as they are. Initializers that are listed
@@ -32,7 +33,8 @@ def fixed(
     fed = [value for value in graph.inputs if value.name not in graph.initializers]
     now = {value.name: graph.shape(value.name) for value in fed}
     changed = {name: sizes for name, sizes in _wanted(now, shapes or {}, batch).items() if tuple(sizes) != now[name]}
-    if not changed and len(fed) == len(graph.inputs):
+    open_ = {value.name for value in graph.outputs if not is_static(graph.shape(value.name))}
+    if not changed and len(fed) == len(graph.inputs) and not open_:
         return graph, []
     notes = [f"input {name!r} has the shape {list(sizes)}" for name, sizes in changed.items()]
     notes += [f"input {v.name!r} is a constant" for v in graph.inputs if v.name in graph.initializers]
@@ -42,15 +44,25 @@ def fixed(
     inner.input.extend(_declared(value, changed.get(value.name)) for value in fed)
     inner.output.extend(outputs)
     if changed:
-        del inner.value_info[:], inner.output[:]
-        inner.output.extend(_declared(value, None, forget=True) for value in outputs)
+        del inner.value_info[:]
+    if changed or open_:
+        del inner.output[:]
+        inner.output.extend(_declared(value, None, forget=bool(changed) or value.name in open_) for value in outputs)
         skeleton = ModelProto()
         skeleton.CopyFrom(model)
         del skeleton.graph.initializer[:]
         inferred = infer_values(skeleton, graph.initializers.values())
+        known = inferred
+        if not changed:
+            known = {name: value for name, value in inferred.items() if name in open_ and _is_static(value)}
+            notes += [f"output {name!r} has the shape {list(sizes_of(value))}" for name, value in sorted(known.items())]
         del inner.output[:]
-        inner.output.extend(inferred.get(value.name, value) for value in outputs)
-    return Graph(model, store=graph.store), notes
+        inner.output.extend(known.get(value.name, value) for value in outputs)
+    return (Graph(model, store=graph.store), notes) if notes else (graph, [])
+
+
+def _is_static(value: ValueInfoProto) -> bool:
+    return value.type.tensor_type.HasField("shape") and is_static(sizes_of(value))
 
 
 def _wanted(now: Mapping[str, Sizes | None], shapes: Mapping[str, Sequence[int]], batch: int) -> dict[str, Sizes]:

@@ -18,7 +18,7 @@ from onnx import FunctionProto, GraphProto, ModelProto, TensorProto, ValueInfoPr
 from calibrators.stored import values
 from quark_onnx.errors import ModelError
 from quark_onnx.graph.node import STANDARD_DOMAINS, Node, all_names, name_apart, sparse_names
-from quark_onnx.graph.shapes import infer_values, least_ir_version
+from quark_onnx.graph.shapes import infer_values, least_ir_version, sizes_of
 from quark_onnx.graph.store import Store
 from quark_onnx.graph.walk import copy_fields, in_order
 
@@ -145,10 +145,7 @@ class Graph:
         value = self._values.get(tensor)
         if value is None or not value.type.tensor_type.HasField("shape"):
             return None
-        return tuple(
-            dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else dim.dim_param or None
-            for dim in value.type.tensor_type.shape.dim
-        )
+        return sizes_of(value)
 
     @property
     def opset(self) -> int:

@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import onnx
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
 from calibrators.session import tensor_bytes
+from quark_onnx.graph.windows import POOLS, without_those_in_padding
 
 logger = logging.getLogger(__name__)
 
 #: The contents of initializers above this size in bytes do not matter for shapes; leaving them out makes large models
 #: cheap.
 _LARGE = 4096
-#: Operators of com.microsoft, and those that onnx infers alike and knows at any opset.
+#: Operators of com.microsoft and of AMD's domains, and those that onnx infers alike and knows at any opset.
 _TWINS = {
     "QuantizeLinear": "QuantizeLinear",
     "DequantizeLinear": "DequantizeLinear",
     "Gelu": "Identity",
     "QuickGelu": "Identity",
+    "ExtendedQuantizeLinear": "QuantizeLinear",
+    "ExtendedDequantizeLinear": "DequantizeLinear",
+    "VitisQuantizeLinear": "QuantizeLinear",
+    "VitisDequantizeLinear": "DequantizeLinear",
+    "BFPQuantizeDequantize": "Identity",
+    "MXQuantizeDequantize": "Identity",
+    "BFPFixNeuron": "Identity",
+    "MXFixNeuron": "Identity",
 }
+_DOMAINS = frozenset({"com.microsoft", "com.amd.quark", "com.vai.quantize"})
 
 
 def is_static(shape: Sequence[int | str | None] | None) -> bool:
@@ -48,16 +58,39 @@ def infer_values(skeleton: ModelProto, initializers: Iterable[TensorProto]) -> d
             value = helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
             skeleton.graph.input.append(value)
     for node in skeleton.graph.node:
-        if node.domain == "com.microsoft" and node.op_type in _TWINS:
+        if node.domain in _DOMAINS and node.op_type in _TWINS:
             node.domain, node.op_type = "", _TWINS[node.op_type]
+    values = _inferred(skeleton)
+    while _has_too_many_windows(skeleton, values):
+        del skeleton.graph.value_info[:]  # what follows from it
+        values = _inferred(skeleton)
+    return values
+
+
+def _inferred(model: ModelProto) -> dict[str, ValueInfoProto]:
     for mode in ({"data_prop": True}, {}):
         try:
-            inferred = onnx.shape_inference.infer_shapes(skeleton, **mode)
+            inferred = onnx.shape_inference.infer_shapes(model, **mode)
         except Exception as error:  # several unrelated types, and custom operators may raise anything
             logger.debug("shape inference %s failed: %s", mode, error)
         else:
             return {value.name: value for value in (*inferred.graph.value_info, *inferred.graph.output)}
     return {}
+
+
+def _has_too_many_windows(model: ModelProto, values: Mapping[str, ValueInfoProto]) -> bool:
+    """Whether there is a pool of which onnx counts windows that runtimes do not; the first one is mended."""
+    pools = (node for node in model.graph.node if node.op_type in POOLS and not node.domain)
+    known = {value.name: value for value in model.graph.input} | dict(values)
+    return any(
+        without_those_in_padding(node, sizes_of(known[node.input[0]])) for node in pools if node.input[0] in known
+    )
+
+
+def sizes_of(value: ValueInfoProto) -> tuple[int | str | None, ...]:
+    """The sizes of a tensor, those that are not known as their names or None; none of an unknown shape."""
+    dims = value.type.tensor_type.shape.dim
+    return tuple(d.dim_value if d.HasField("dim_value") and d.dim_value >= 0 else d.dim_param or None for d in dims)
 
 
 #: The IR version that brought a type.

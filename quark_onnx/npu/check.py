@@ -64,7 +64,7 @@ def check(model: str | Path | ModelProto, target: str = "npu", *, kind: str = ""
     graph = Graph.of(found)
     pairs = Pairs(graph)
     kind = kind or kind_of(pairs, row)
-    findings = [*structure_findings(found, graph)]
+    findings = [*structure_findings(found, graph, row)]
     if kind == "XINT8":
         findings += [*scale_findings(pairs)]
         findings += [*convolution_findings(graph)] if row.compiler != "X2" else []

@@ -38,6 +38,7 @@ from quark_onnx.npu.tail import try_tail
 from quark_onnx.registry import TARGETS
 from quark_onnx.report import Report
 from quark_onnx.steps import Sample, first_sample, reader_for
+from quark_onnx.targets import format_of, refusal
 
 #: Samples that are shipped, with what the model computes of them on the CPU.
 _SHIPPED = 4
@@ -115,9 +116,9 @@ def deploy(
         QuarkError: the model or the data is wrong. Nothing is written then.
     """
     row, settings, place = TARGETS[target], QConfig.of(config).with_(target=target), _place(Path(folder))
-    kind = kind_of_config(settings)
-    if kind not in row.presets:
-        raise ConfigError(f"config is {kind}, but {target} ({row.summary}) takes {', '.join(row.presets)}")
+    kind = format_of(settings)
+    if why := refusal(row, settings):
+        raise ConfigError(why)
     front, tail = (model.first, load(model.second)) if isinstance(model, Parts) else (model, None)
     legal = legalize(front, target, shapes=shapes)
     wide, narrowing = widened(legal.model)
@@ -148,22 +149,6 @@ def _shipped(reader: Reader, kinds: Mapping[str, int]) -> list[Sample]:
         {name: np.asarray(value).astype(types[name]) if name in types else value for name, value in sample.items()}
         for sample in samples
     ]
-
-
-def kind_of_config(config: QConfig) -> str:
-    """The number format that a configuration makes, as targets call it.
-
-    >>> [kind_of_config(QConfig.of(name)) for name in ("XINT8", "A8W8", "A16W8", "BF16")]
-    ['XINT8', 'A8W8', 'A16W8', 'BF16']
-    """
-    activation, weight = config.activation, config.weight
-    if activation is None or weight is None:
-        return "float activations" if activation is None else "float weights"
-    if activation.pow2 and weight.pow2:
-        return "XINT8"
-    names = {"bfloat16": "BF16", "int8": "A8", "uint8": "A8", "int16": "A16", "uint16": "A16"}
-    first = names.get(activation.dtype.name, activation.dtype.name)
-    return first if first == "BF16" else f"{first}W{getattr(weight.dtype, 'bits', weight.dtype.name)}"
 
 
 def _place(folder: Path) -> Path:

@@ -21,7 +21,7 @@ class Rule:
         title: in words.
         source: where that is written, with its date.
         sure: whether the sources agree; else a finding is a warning.
-        mend: what to do about a model that breaks it.
+        mend: what to do about a model that breaks it, the command where there is one.
     """
 
     title: str
@@ -30,8 +30,8 @@ class Rule:
     mend: str
 
 
-_AGAIN = "quantize the float model with --config XINT8"
-_ATTRIBUTES = "write the attribute out"
+_AGAIN = "quark-onnx quantize FLOAT.onnx --config XINT8 --target TARGET"
+_LEGALIZE = "quark-onnx npu legalize"
 
 #: Every rule by its name: C1 to C10 are positions, S scales, G the graph.
 RULES: dict[str, Rule] = {
@@ -40,33 +40,55 @@ RULES: dict[str, Rule] = {
     },
     "S1": Rule("scales are powers of two", f"{_DOCS}, model_quantization.rst", True, _AGAIN),
     "S2": Rule("zero lies in the middle of the codes", f"{_QUARK}; {_VAIP}", True, _AGAIN),
-    "S3": Rule("a tensor has one scale", f"{_DOCS}, model_quantization.rst", True, f"{_AGAIN} --per-tensor"),
-    "S4": Rule("scales and zero points are constants", _VAIP, True, "quantize statically, not with --dynamic"),
+    "S3": Rule("a tensor has one scale", f"{_DOCS}, model_quantization.rst", True, _AGAIN),
+    "S4": Rule("scales and zero points are constants", _VAIP, True, f"{_AGAIN}, and not with --dynamic"),
     "S5": Rule("codes are read under the scale under which they were written", _QUARK, True, _AGAIN),
     "S6": Rule("codes have 8 bits", f"{_DOCS}, model_quantization.rst", True, _AGAIN),
     "S7": Rule("nothing is rounded between an operator and the activation behind it", _QUARK, False, _AGAIN),
-    "G1": Rule("shapes are static", f"{_VAIP}; amd/RyzenAI-SW#312", True, "give the model static shapes"),
-    "G2": Rule("the batch is 1", f"{_DOCS}; amd/RyzenAI-SW#401", True, "give the model a batch of 1"),
-    "G3": Rule("attributes of convolutions are written out", _ONNXSIM, True, _ATTRIBUTES),
+    "S8": Rule(
+        "operators compute between pairs, not on codes",
+        f"{_VAIP}; {_DOCS}, ops_support.rst",
+        True,
+        "quark-onnx convert --to qoperator-to-qdq",
+    ),
+    "G1": Rule("shapes are static", f"{_VAIP}; amd/RyzenAI-SW#312", True, f"{_LEGALIZE} --shape INPUT=1,3,224,224"),
+    "G2": Rule(
+        "the batch is 1",
+        f"{_DOCS}; amd/RyzenAI-SW#401",
+        True,
+        f"export the model with a batch of 1, or of no size, which {_LEGALIZE} makes 1",
+    ),
+    "G3": Rule("attributes of convolutions are written out", _ONNXSIM, True, _LEGALIZE),
     "G4": Rule(
         "attributes of pools are written out, and none is padded automatically",
         f"{_VAIP}; amd/RyzenAI-SW#264",
         True,
-        _ATTRIBUTES,
+        _LEGALIZE,
     ),
-    "G5": Rule(
-        "each Conv and Gemm has parameters of its own", f"{_QUARK}, CopySharedInit", False, "copy what is shared"
-    ),
+    "G5": Rule("each Conv and Gemm has parameters of its own", f"{_QUARK}, CopySharedInit", False, _LEGALIZE),
     "G6": Rule(
         "there are at least two convolutions", f"{_VAIP}; amd/RyzenAI-SW#85, #126", True, "run this model on the CPU"
     ),
-    "G7": Rule("initializers are no inputs", f"{_QUARK}, RemoveInputInit", False, "drop them from the inputs"),
+    "G7": Rule("initializers are no inputs", f"{_QUARK}, RemoveInputInit", False, _LEGALIZE),
     "G8": Rule(
         "no LSTM, and no branch that depends on data",
         f"{_ONNXSIM}; onnxsim/onnxsim#1432",
         True,
-        "run this model on the CPU, or cut it there",
+        "quark-onnx npu cut in front of it, or run this model on the CPU",
     ),
+    "G9": Rule(
+        "what a node reads is there, and computed once",
+        "ONNX IR specification, graphs; amd/RyzenAI-SW#169",
+        True,
+        "make the model anew: no runtime loads it",
+    ),
+    "G10": Rule(
+        "no tensor is bfloat16",
+        f"{_ONNXSIM}; amd/RyzenAI-SW#390 has run some",
+        False,
+        "quark-onnx npu deploy FLOAT.onnx --config BF16, or quark-onnx convert --to float32",
+    ),
+    "G11": Rule("the opset is no higher than is advised", f"{_DOCS}, modelrun.rst", False, _LEGALIZE),
 }
 
 

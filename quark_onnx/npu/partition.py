@@ -82,8 +82,8 @@ def expected_edges(graph: Graph, devices: Devices) -> Counter[str]:
     """
     found = Counter[str]()
     inner = {id(node) for start in graph.nodes for node in _chain(graph, start)[1:]}
-    for value in graph.inputs:
-        readers = graph.consumers(value.name)
+    for name in (value.name for value in graph.inputs if value.name not in graph.initializers):
+        readers = graph.consumers(name)
         found[EDGE] += 1
         found.update(NPU if devices[reader] == NPU else EDGE for reader in readers)
     for node in graph.nodes:
@@ -91,7 +91,7 @@ def expected_edges(graph: Graph, devices: Devices) -> Counter[str]:
             weight = node.kind in _LAYERS or (node.kind in _ELEMENTWISE and id(node) not in inner)
             if weight and graph.is_constant(name):
                 found[NPU if devices[node] == NPU else EDGE] += 1
-        if id(node) in inner:
+        if id(node) in inner or not node.outputs:
             continue
         last = _chain(graph, node)[-1]
         result = last.outputs[0]

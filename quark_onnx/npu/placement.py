@@ -121,10 +121,10 @@ def whole_model(case: Case) -> tuple[str, str, str, str] | None:
     if halves is not None:
         reason = f"{halves!r} is bfloat16, which the provider refuses as an invalid graph"
         return reason, "give it the float32 model and the config_file", "measured", _ONNXSIM
-    for value in case.graph.inputs:
-        shape = case.graph.shape(value.name) or ()
+    for name in (value.name for value in case.graph.inputs if value.name not in case.graph.initializers):
+        shape = case.graph.shape(name) or ()
         if len(shape) > 1 and isinstance(shape[0], int) and shape[0] != 1:
-            return f"input {value.name!r} has a batch of {shape[0]}", _LEGALIZE, "measured", "amd/RyzenAI-SW#401"
+            return f"input {name!r} has a batch of {shape[0]}", _ONE, "measured", "amd/RyzenAI-SW#401"
     count = sum(node.kind == "Conv" for node in case.graph.nodes)
     if case.target.compiler == "X1" and count < _LEAST_CONVOLUTIONS:
         reason = f"{count} convolutions; its compiler wants {_LEAST_CONVOLUTIONS}"
@@ -150,6 +150,7 @@ def _ends_the_process(case: Case, node: Node) -> Verdict | None:
 
 
 _LEGALIZE = "quark-onnx npu legalize"
+_ONE = f"export the model with a batch of 1, or of no size, which {_LEGALIZE} makes 1"
 
 
 def _has(node: Node, name: str) -> bool:
@@ -255,8 +256,10 @@ def _unquantized(case: Case, node: Node) -> Verdict | None:
     if case.kind == "BF16" or node.kind not in ("Conv", "ConvTranspose", "Gemm", "MatMul"):
         return None
     if not constant_behind(case.graph, node.input(1)):
-        reason = "its weight is computed as the model runs"
-        return verdict(node, CPU, reason, "", "measured", f"{_ONNXSIM}; 1bit-MONSTER#1468")
+        listed = node.input(1) in case.graph.initializers
+        reason = "its weight is an input of the model, too" if listed else "its weight is computed as the model runs"
+        mend = _LEGALIZE if listed else ""
+        return verdict(node, CPU, reason, mend, "measured", f"{_ONNXSIM}; 1bit-MONSTER#1468")
     if case.quantized and case.graph.is_constant(node.input(1)) and case.target.compiler == "X1":
         reason = "it is left float, which can push the whole model off the processor"
         return verdict(node, CPU, reason, "quark-onnx npu cut", "measured", "XDNA1 study, Ryzen AI 1.7.1")

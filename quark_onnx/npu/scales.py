@@ -23,6 +23,9 @@ def scale_findings(pairs: Pairs) -> Iterator[Finding]:
         yield from grid_findings(node, pairs.grid(node))
     yield from _unlike(pairs)
     yield from _rounded_between(pairs)
+    on_codes = [node for node in pairs.graph.nodes if node.op_type.startswith("QLinear")]
+    if on_codes:
+        yield Finding("S8", on_codes[0].name, f"{len(on_codes)} do, this {on_codes[0].op_type} first")
     for constraint, figures in constraints_of(pairs.graph, pairs.graph.nodes, pairs).broken(pairs.positions):
         yield Finding(constraint.rule, constraint.node, figures)
 

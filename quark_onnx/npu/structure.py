@@ -5,25 +5,33 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from onnx import ModelProto
+from onnx import ModelProto, TensorProto
 
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.codes import constant_behind
 from quark_onnx.graph.shapes import is_static
 from quark_onnx.npu.finding import Finding
+from quark_onnx.targets import Target
 
 _CONV = ("kernel_shape", "strides", "pads", "dilations", "group")
 _POOL = ("kernel_shape", "strides", "pads")
 _ASKED = {"Conv": ("G3", _CONV), "ConvTranspose": ("G3", _CONV), "MaxPool": ("G4", _POOL), "AveragePool": ("G4", _POOL)}
 _AUTOMATIC = ("SAME_UPPER", "SAME_LOWER", "VALID")
 _FATAL = frozenset({"LSTM", "If"})
+_REFUSED = frozenset({TensorProto.BFLOAT16})
 #: The compiler of the convolution engine gives up below so many.
 _LEAST_CONVOLUTIONS = 2
 
 
-def structure_findings(model: ModelProto, graph: Graph) -> Iterator[Finding]:
-    """Shapes, attributes, parameters, and operators that end the process instead of running on the CPU."""
+def structure_findings(model: ModelProto, graph: Graph, target: Target) -> Iterator[Finding]:
+    """Names, shapes, types, attributes, parameters, and operators that end the process that compiles them."""
+    yield from _names(graph)
     yield from _shapes(graph)
+    halves = [node for node in graph.nodes if any(graph.elem_type(name) in _REFUSED for name in node.outputs)]
+    if halves:
+        yield Finding("G10", halves[0].name, f"{len(halves)} nodes compute some, this one first")
+    if graph.opset > target.opset:
+        yield Finding("G11", "", f"it is {graph.opset}, and {target.opset} is advised for {target.name}")
     yield from _attributes(graph)
     yield from _shared(graph)
     given = {value.name for value in model.graph.input}
@@ -41,8 +49,27 @@ def convolution_findings(graph: Graph) -> Iterator[Finding]:
         yield Finding("G6", "", f"it has {count}; all of it would run on the CPU")
 
 
+def _names(graph: Graph) -> Iterator[Finding]:
+    """Tensors that are read or returned but not there, and those that two nodes compute."""
+    known = {*graph.initializers, *(value.name for value in graph.inputs)}
+    for node in graph.nodes:
+        for name in (name for name in node.outputs if name):
+            if name in known:
+                yield Finding("G9", node.name, f"{name!r} is there before it is computed")
+            known.add(name)
+    for node in graph.nodes:
+        for name in (*node.inputs, *node.captures):
+            if name and name not in known:
+                yield Finding("G9", node.name, f"nothing computes {name!r}, which it reads")
+    for value in graph.outputs:
+        if value.name not in known:
+            yield Finding("G9", "", f"nothing computes the output {value.name!r}")
+
+
 def _shapes(graph: Graph) -> Iterator[Finding]:
     for value in graph.inputs:
+        if value.name in graph.initializers:
+            continue
         shape = graph.shape(value.name)
         if shape is None or not is_static(shape):
             yield Finding(

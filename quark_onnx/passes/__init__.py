@@ -16,11 +16,12 @@ from quark_onnx.passes.whole_gelu import whole_gelu
 from quark_onnx.passes.whole_norms import whole_image_norms, whole_norms
 from quark_onnx.passes.write_attributes import write_attributes
 from quark_onnx.passes.write_defaults import write_defaults
+from quark_onnx.passes.write_sizes import write_sizes
 
 #: Constants first: a weight may hide behind a Cast or a Transpose, and a BatchNormalization behind Constant nodes.
 CLEANING: tuple[Pass, ...] = (fold_constants, remove_identity, fold_batch_norm)
 #: What the compiler of an accelerator takes of a graph, quantized or not, that says the same in other words.
-SPELLING: tuple[Pass, ...] = (plain_gemm, own_parameters, write_attributes, write_defaults)
+SPELLING: tuple[Pass, ...] = (plain_gemm, own_parameters, write_sizes, write_attributes, write_defaults)
 #: Operators that stay off the accelerator as those that do not; in front of quantization, for they need scales. What
 #: comes in parts first: means in it are no pools.
 REPLACING: tuple[Pass, ...] = (
@@ -59,4 +60,5 @@ __all__ = [
     "whole_norms",
     "write_attributes",
     "write_defaults",
+    "write_sizes",
 ]

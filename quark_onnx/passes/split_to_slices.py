@@ -29,7 +29,7 @@ def _replace(graph: Graph, node: Node) -> bool:
     if shape is None or not all(node.outputs):
         return False
     axis = node.attribute("axis", 0) % len(shape)
-    sizes = _sizes(graph, node, shape[axis])
+    sizes = sizes_of_parts(graph, node, shape[axis])
     if sizes is None or len(sizes) != len(node.outputs):
         return False
     graph.remove([node])
@@ -43,7 +43,8 @@ def _replace(graph: Graph, node: Node) -> bool:
     return True
 
 
-def _sizes(graph: Graph, node: Node, size: int | str | None) -> list[int] | None:
+def sizes_of_parts(graph: Graph, node: Node, size: int | str | None) -> list[int] | None:
+    """The sizes of the results of a Split along an axis of a size; None where they are not known."""
     given = node.attribute("split")
     if node.input(1):
         value = graph.constant(node.input(1))

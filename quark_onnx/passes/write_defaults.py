@@ -1,7 +1,8 @@
 """Write out attributes that ONNX has defaults for, so that a compiler need not know them.
 
 The converter of Ryzen AI copies them as they stand (zmaychek84/vaip, to_xir_ops_pass.cpp, 2025-03): axes of Softmax,
-Gather and Flatten, slopes, factors of Gemm, epsilons, what reductions keep, how pools round.
+Gather and Flatten, slopes, factors of Gemm, epsilons, what reductions keep, how pools round and count, and the modes of
+Pad, Resize and DepthToSpace.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
 from quark_onnx.passes.base import register
 
-_NAMES = frozenset({"alpha", "axis", "beta", "ceil_mode", "epsilon", "keepdims", "transA", "transB"})
+_NAMES = frozenset(
+    {"alpha", "axis", "beta", "ceil_mode", "coordinate_transformation_mode", "count_include_pad", "epsilon", "keepdims"}
+    | {"mode", "nearest_mode", "p", "transA", "transB"}
+)
 
 
 @register

@@ -1,11 +1,12 @@
 """quantize_static in reading order, one file a step."""
 
+from quark_onnx.steps.bodies import OLD_DOMAIN, RENAMED, define_functions, with_bodies
 from quark_onnx.steps.calibrate import HoldOut, Ranges, calibrate
 from quark_onnx.steps.destination import destination, keeps_weights_beside
 from quark_onnx.steps.finish import check, finish
 from quark_onnx.steps.fuse import Agreement, fuse
 from quark_onnx.steps.guard import guard
-from quark_onnx.steps.insert import define_functions, insert
+from quark_onnx.steps.insert import insert
 from quark_onnx.steps.inside import Inside, all_plans, give_up_late, plan_insides, wanted
 from quark_onnx.steps.insides import quantize_insides
 from quark_onnx.steps.journal import check_folder
@@ -25,6 +26,8 @@ from quark_onnx.steps.solve import Params, solve, solve_biases
 from quark_onnx.steps.tolerate import tolerated
 
 __all__ = [
+    "OLD_DOMAIN",
+    "RENAMED",
     "Agreement",
     "HoldOut",
     "Inside",
@@ -69,4 +72,5 @@ __all__ = [
     "solve_biases",
     "tolerated",
     "wanted",
+    "with_bodies",
 ]

@@ -8,16 +8,15 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import NodeProto, TensorProto
+from onnx import TensorProto
 
 import calibrators
 from calibrators import QParams, quantize
 from quark_onnx.config import QuantizationSpec
 from quark_onnx.dtypes import INT32, Block, Float4, Half, Integer, Scaled
-from quark_onnx.functions import DOMAIN, DOMAINS, definitions, float4
+from quark_onnx.functions import DOMAIN, float4
 from quark_onnx.graph import Graph, Node, add_narrow
 from quark_onnx.graph.clipping import clip_bounds
-from quark_onnx.graph.node import subgraphs
 from quark_onnx.plan import BiasOf, Entry, Keep, Plan, Quantize, Use, fused_into
 from quark_onnx.steps.apart import behind_softmax, from_readers, is_small, moves_codes
 from quark_onnx.steps.opsets import newest_with_pairs
@@ -49,23 +48,6 @@ def insert(graph: Graph, plan: Plan, params: Params, *, vendor: bool = False) ->
     writer.write_all()
     writer.graph.drop_unused()
     return writer.graph
-
-
-def define_functions(graph: Graph) -> None:
-    """Let the model carry a body for each operator that is written as a function, those in subgraphs included."""
-    nodes, types = list[NodeProto](), {name: tensor.data_type for name, tensor in graph.initializers.items()}
-    todo = [node.to_proto() for node in graph.nodes if node.domain in DOMAINS or node.has_subgraph]
-    while todo:
-        node = todo.pop()
-        nodes += [node] if node.domain in DOMAINS else []
-        for body in subgraphs(node):
-            types |= {tensor.name: tensor.data_type for tensor in body.initializer}
-            todo += body.node
-    if nodes:
-        graph.set_functions(definitions(nodes, graph.opset, types))
-        for domain in sorted({node.domain for node in nodes}):
-            graph.import_domain(domain)
-        graph.require(graph.opset)
 
 
 def insert_live(graph: Graph, plan: Plan, params: Params, live: Iterable[Use]) -> tuple[Graph, dict[Use, str]]:

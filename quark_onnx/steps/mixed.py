@@ -17,9 +17,10 @@ from quark_onnx.optimizers import AutoMixedPrecision, Samples
 from quark_onnx.plan import Keep, Plan, Quantize, Use
 from quark_onnx.progress import Progress
 from quark_onnx.report.measure import measure
+from quark_onnx.steps.bodies import define_functions
 from quark_onnx.steps.calibrate import Ranges, calibrate_each
 from quark_onnx.steps.guard import guard
-from quark_onnx.steps.insert import define_functions, insert
+from quark_onnx.steps.insert import insert
 from quark_onnx.steps.make_plan import make_plan
 from quark_onnx.steps.run import Sample
 from quark_onnx.steps.solve import Params, solve, solve_biases

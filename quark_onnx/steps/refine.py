@@ -20,7 +20,8 @@ from quark_onnx.optimizers import LayerOptimizer, Samples
 from quark_onnx.optimizers.problem import Floats, LayerResult, Problem, Solution
 from quark_onnx.plan import BiasOf, Plan, Use
 from quark_onnx.progress import Progress
-from quark_onnx.steps.insert import define_functions, insert
+from quark_onnx.steps.bodies import define_functions
+from quark_onnx.steps.insert import insert
 from quark_onnx.steps.journal import Journal
 from quark_onnx.steps.kept import Kept, kept
 from quark_onnx.steps.problems import (

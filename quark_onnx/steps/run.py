@@ -14,6 +14,7 @@ from onnx import ModelProto
 from calibrators.session import open_session
 from calibrators.stored import is_stored
 from quark_onnx.errors import ModelError
+from quark_onnx.steps.bodies import with_bodies
 
 Sample = Mapping[str, NDArray[Any]]
 
@@ -59,8 +60,9 @@ def run(model: ModelProto, sample: Sample) -> dict[str, Any]:
 
 
 def _open(source: ModelProto | Path, model: ModelProto, *, lean: bool = False, optimize: bool = True) -> Any:
+    whole = with_bodies(model)
     try:
-        return open_session(source, lean=lean, optimize=optimize)
+        return open_session(source if whole is model else whole, lean=lean, optimize=optimize)
     except Exception as error:  # onnxruntime raises several unrelated types
         named = {
             node.op_type: node for node in reversed(model.graph.node) if f"{node.domain}:{node.op_type}(" in str(error)

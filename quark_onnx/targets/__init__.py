@@ -1,6 +1,7 @@
 """What models are quantized for: devices as data, and what they ask of scales."""
 
 from quark_onnx.targets.constraints import NAMES, Constraint, Constraints, Positions
+from quark_onnx.targets.formats import format_of, refusal, unfit
 from quark_onnx.targets.target import Target
 from quark_onnx.targets.wiring import FUSED, Wiring, chain, constraints_of, is_fused
 
@@ -14,5 +15,8 @@ __all__ = [
     "Wiring",
     "chain",
     "constraints_of",
+    "format_of",
     "is_fused",
+    "refusal",
+    "unfit",
 ]

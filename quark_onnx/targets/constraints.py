@@ -63,6 +63,9 @@ class Constraint(Protocol):
     def lift(self, floors: Positions) -> bool:
         """Raise least positions to what follows from those of others; whether anything was raised."""
 
+    def rise(self, at: Positions) -> bool:
+        """The same as ``lower`` by making scales finer alone."""
+
 
 @dataclass(frozen=True)
 class Equal:
@@ -83,6 +86,8 @@ class Equal:
 
     def lift(self, floors: Positions) -> bool:
         return _set(floors, self.keys, max(floors[key] for key in self.keys))
+
+    rise = lift
 
 
 @dataclass(frozen=True)
@@ -107,6 +112,8 @@ class Near:
     def lift(self, floors: Positions) -> bool:
         limit = max(floors[key] for key in self.keys) - self.most
         return _set(floors, [key for key in self.keys if floors[key] < limit], limit)
+
+    rise = lift
 
 
 @dataclass(frozen=True)
@@ -150,7 +157,7 @@ class Shift:
             return bool(self.minus) and _set(at, self.minus, at[self.minus[0]] + excess)
         # of several factors the finest gives way, but for a sum the coarsest, which alone counts
         key = (min if self.smallest else max)(self.plus, key=at.__getitem__)
-        return _set(at, [key], at[key] - excess)
+        return self._give(at, key, excess)
 
     def lift(self, floors: Positions) -> bool:
         if self.free:
@@ -163,6 +170,20 @@ class Shift:
         if self.most is not None and self.minus:
             raised |= _set(floors, self.minus, max(base, (min if self.smallest else sum)(plus) - self.most))
         return raised
+
+    def rise(self, at: Positions) -> bool:
+        excess = self._excess(at)
+        if self.free or not excess:
+            return self.settle(at)
+        if excess > 0:
+            return bool(self.minus) and _set(at, self.minus, at[self.minus[0]] + excess)
+        return self._give(at, min(self.plus, key=at.__getitem__), excess)
+
+    def _give(self, at: Positions, key: Key, excess: int) -> bool:
+        """Move a factor, which may stand there several times, until nothing is left of an excess."""
+        times = 1 if self.smallest else self.plus.count(key)
+        part = -(-abs(excess) // times)
+        return _set(at, [key], at[key] - (part if excess > 0 else -part))
 
     @property
     def _ends(self) -> str:
@@ -218,26 +239,44 @@ class Constraints:
         """Positions near to these under which all hold.
 
         Each constraint moves what costs least, round by round. Where one undoes what another did, all that has a least
-        position is brought there, and from then on scales only become coarser, which comes to an end.
+        position is brought there, and from then on scales only become coarser, which comes to an end. Where that does
+        not suffice, as with products, of whose factors either may give way, they only become finer instead, although
+        more is clipped then.
 
         Raises:
             ConstraintError: there are none, or a scale would leave the float32 numbers.
         """
+        for way in (self._nearest, self._coarser, self._finer):
+            settled = way(at)
+            broken = [each for each, _ in self.broken(settled)]
+            if not broken and all(LEAST <= settled[key] <= GREATEST for key in self.keys):
+                return settled
+        raise ConstraintError(f"no power-of-two scales meet these rules together: {_listed(broken or self.found)}")
+
+    def _nearest(self, at: Positions) -> Positions:
         settled = dict(at)
-        if not _repeat(lambda: [each for each in self.found if each.settle(settled)], _FEW):
-            floors: Positions = dict.fromkeys(self.keys, LEAST)
-            _repeat(lambda: [each for each in self.found if each.lift(floors)], _MANY)
-            settled = {key: max(position, floors.get(key, position)) for key, position in at.items()}
-            _repeat(lambda: [each for each in self.found if each.lower(settled)], _MANY)
-        broken = [each for each, _ in self.broken(settled)]
-        if broken or not all(LEAST <= settled[key] <= GREATEST for key in self.keys):
-            raise ConstraintError(f"no power-of-two scales meet these rules together: {_listed(broken or self.found)}")
+        _repeat(lambda: [each for each in self.found if each.settle(settled)], _FEW)
+        return settled
+
+    def _coarser(self, at: Positions) -> Positions:
+        floors: Positions = dict.fromkeys(self.keys, LEAST)
+        _repeat(lambda: [each for each in self.found if each.lift(floors)], _MANY)
+        settled = {key: max(position, floors.get(key, position)) for key, position in at.items()}
+        _repeat(lambda: [each for each in self.found if each.lower(settled)], _MANY)
+        return settled
+
+    def _finer(self, at: Positions) -> Positions:
+        settled = dict(at)
+        _repeat(lambda: [each for each in self.found if each.lower(settled)], 1)  # from the coarsest of what is tied
+        _repeat(lambda: [each for each in self.found if each.rise(settled)], _MANY)
         return settled
 
 
-def _repeat(turn: Callable[[], Sequence[Constraint]], rounds: int) -> bool:
-    """Whether so many rounds suffice to come to rest."""
-    return any(not turn() for _ in range(rounds))
+def _repeat(turn: Callable[[], Sequence[Constraint]], rounds: int) -> None:
+    """Take turns until one comes to rest, but no more than so many."""
+    for _ in range(rounds):
+        if not turn():
+            return
 
 
 def _listed(constraints: Sequence[Constraint]) -> str:

@@ -45,3 +45,15 @@ _ROWS = (
 )
 for _row in _ROWS:
     TARGETS.add(_row.name, _row)
+
+#: What users of the vendor's tools may take for a target.
+_ELSEWHERE = {
+    "x1": "that is the compiler of phx and hpt, whose provider options name it",
+    "x2": "that is the compiler of stx and krk, whose provider options name it",
+    "bfp16": "the provider makes BFP16 itself of a float model: take --target stx and --config BF16 of 'npu deploy'; "
+    "'quantize --config BFP16' without a target measures what it costs",
+    "llm": "language models run through OnnxRuntime GenAI, whose model builder reads the checkpoint of 'quark-onnx llm "
+    "ptq MODEL -o OUT --scheme uint4_wo_128 --layout oga'",
+}
+for _name, _instead in _ELSEWHERE.items():
+    TARGETS.decline(_name, _instead)

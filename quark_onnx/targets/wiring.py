@@ -44,7 +44,7 @@ def chain(
 ) -> list[Node]:
     """A node, and what is computed with it: that alone reads it, and in front of which nothing is rounded."""
     found = [node]
-    while not rounded(found[-1]):
+    while found[-1].outputs and not rounded(found[-1]):
         readers = graph.consumers(found[-1].outputs[0])
         if len(readers) != 1 or graph.is_output(found[-1].outputs[0]) or not fused(found[-1], readers[0]):
             break

@@ -22,6 +22,15 @@ def test_a_name_is_taken_once() -> None:
         registry.add("one", 1)
 
 
+def test_a_name_that_is_looked_for_in_vain_says_where_it_is() -> None:
+    registry: Registry[int] = Registry("number")
+    registry.add("one", 1)
+    registry.decline("Two", "take one twice")
+    with pytest.raises(ConfigError, match="unknown number 'TWO'; take one twice"):
+        registry["TWO"]
+    assert "two" not in registry and dict(registry.elsewhere) == {"two": "take one twice"}
+
+
 def test_an_unknown_name() -> None:
     for registry, word, near in ((DTYPES, "int9", "int8"), (PRESETS, "A8W9", "A8W8"), (RULES, "Convv", "Conv")):
         with pytest.raises(ConfigError, match=f"unknown {registry.kind} '{word}'; did you mean '{near}'"):

@@ -38,8 +38,9 @@ REGISTRIES: dict[str, Collection[str]] = {
 def test_one_kind(cli: Any, kind: str) -> None:
     finished = cli("list", kind)
     assert (finished.code, finished.err) == (0, "")
-    title, header, *rows = finished.out.splitlines()
-    assert title == kind
+    title, header, *lines = finished.out.splitlines()
+    rows = [line for line in lines if " is no target: " not in line]
+    assert title == kind and len(lines) - len(rows) == (len(TARGETS.elsewhere) if kind == "targets" else 0)
     assert sorted(row.split()[0] for row in rows) == sorted(REGISTRIES[kind])
     second = re.search(r"\S {2,}(\S)", header)
     assert second is not None
@@ -71,7 +72,7 @@ def test_json(cli: Any) -> None:
         assert {row["name"] for row in document[kind]} == set(names)
     keys = {kind: list(document[kind][0]) for kind in REGISTRIES}
     assert keys == {
-        "presets": ["name", "config"],
+        "presets": ["name", "config", "targets"],
         "operators": ["name", "rule", "description"],
         "formats": ["name", "family", "bits", "min_opset", "block_size", "node"],
         "matrix": ["name", "ways"],
@@ -85,6 +86,8 @@ def test_json(cli: Any) -> None:
     assert all(row["description"] for row in document["operators"] + document["calibrators"] + document["conversions"])
     for row in document["presets"]:
         assert from_dict(row["config"]) == PRESETS[row["name"]]
+    taken = {row["name"]: row["targets"] for row in document["presets"]}
+    assert (taken["XINT8"], taken["BF16"], taken["INT4"]) == (list(TARGETS), ["stx", "krk"], [])
     conv = next(row for row in document["operators"] if row["name"] == "Conv")
     assert conv["rule"] == "quark_onnx.rules.conv"
     percentile = next(row for row in document["calibrators"] if row["name"] == "percentile")

@@ -135,3 +135,13 @@ def test_bfloat16_needs_an_opset() -> None:
 def test_a_setting_that_nothing_reads() -> None:
     with pytest.raises(ConfigError, match="io is given, which only float16 and bfloat16 reads"):
         convert(dense(), "float32", io=True)
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+def test_the_default_of_an_input_that_is_read_as_float32(kind: str) -> None:
+    """Conv has no bfloat16 at opset 17, and whoever runs the model may give another weight."""
+    model = parse(
+        "g (float[1,3,5,5] x, float[2,3,3,3] w) => (float[1,2,3,3] y) { y = Conv (x, w) }", w=weight(2, 3, 3, 3)
+    )
+    done = convert(model, kind)
+    assert [value.name for value in done.model.graph.input] == ["x", "w"] and not done.steps[0].outputs[0].broken

@@ -76,3 +76,19 @@ def test_initializers_are_not_fed() -> None:
 def test_shapes_that_do_not_fit(shapes: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         fixed(graph(), shapes)
+
+
+def test_outputs_with_open_sizes_get_those_that_follow_from_the_inputs() -> None:
+    text = """g (float[1,3,9,11] x) => (float[N,4,A,B] y, float[1,M] z)
+        { y = Conv (x, w) n = NonZero (x) z = Cast <to = 1> (n) }"""
+    after, notes = fixed(Graph.of(parse(text, w=weight(4, 3, 3, 3))))
+    assert notes == ["output 'y' has the shape [1, 4, 7, 9]"] and after.shape("y") == (1, 4, 7, 9)
+    assert after.shape("z") == (1, "M"), "what depends on values stays as it was declared"
+    assert fixed(after) == (after, [])
+
+
+def test_an_output_without_a_shape_gets_one() -> None:
+    model = parse("g (float[1,3] x) => (float[1,3] y) { y = Relu (x) }")
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    after, notes = fixed(Graph.of(model))
+    assert notes == ["output 'y' has the shape [1, 3]"] and after.shape("y") == (1, 3)

@@ -9,7 +9,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from quark_onnx.errors import ModelError
 from quark_onnx.graph import Graph, Node, reach
-from tests.models import MODELS, branches, loop, name_collisions, nameless, old_ir, own_domain, parse, residual
+from tests.models import MODELS, branches, loop, name_collisions, nameless, old_ir, own_domain, parse, residual, run
 
 DIAMOND = """g (float[N,2] x) => (float[N,2] y) {
     [a] h = Relu (x)
@@ -95,6 +95,43 @@ def test_types_and_shapes_are_inferred() -> None:
     assert graph.shape("x") == ("N", 4, 8, 8) and graph.shape("m") == ("N", 4, 4, 4) and graph.shape("w3") == (10, 4)
     assert graph.elem_type("f") == TensorProto.FLOAT
     assert graph.shape("no such") is None and graph.elem_type("no such") == TensorProto.UNDEFINED
+
+
+@pytest.mark.parametrize(
+    ("quantize", "dequantize", "domain"),
+    [
+        ("ExtendedQuantizeLinear", "ExtendedDequantizeLinear", "com.amd.quark"),
+        ("VitisQuantizeLinear", "VitisDequantizeLinear", "com.vai.quantize"),
+        ("BFPFixNeuron", "MXQuantizeDequantize", ""),
+    ],
+)
+def test_shapes_go_through_operators_of_vendors(quantize: str, dequantize: str, domain: str) -> None:
+    model = parse("g (float[1,3] x) => (float[1,A] y) { q = Relu (x) d = Relu (q) y = Concat <axis = 1> (d, d) }")
+    model.graph.initializer.append(numpy_helper.from_array(np.float32(1), "s"))
+    model.graph.initializer.append(numpy_helper.from_array(np.int8(0), "z"))
+    for node, kind in zip(model.graph.node, (quantize, dequantize), strict=False):
+        node.op_type, node.domain = kind, domain or ("com.vai.quantize" if "Fix" in kind else "com.amd.quark")
+        node.input.extend(["s", "z"] if domain else [])
+    graph = Graph.of(model)
+    assert graph.shape("d") == (1, 3) and graph.elem_type("q") == (TensorProto.INT8 if domain else TensorProto.FLOAT)
+
+
+@pytest.mark.parametrize("size", [7, 8])
+@pytest.mark.parametrize("pads", ["pads = [0,0,0,0]", "pads = [0,0,1,1]", "pads = [1,1,1,1]", 'auto_pad = "VALID"'])
+@pytest.mark.parametrize(("taps", "stride"), [(1, 2), (2, 2), (2, 3), (3, 2), (3, 4)])
+def test_no_window_begins_in_the_padding(taps: int, stride: int, pads: str, size: int) -> None:
+    if taps == 1 and "1" in pads:
+        pytest.skip("pads are less than a window")
+    window = f"kernel_shape = [{taps},{taps}], strides = [{stride},{stride}]"
+    model = parse(
+        f"""g (float[1,2,{size},{size}] x) => (float[1,2,H,W] y) {{
+        p = MaxPool <{window}, {pads}, ceil_mode = 1> (x) q = MaxPool <{window}, {pads}, ceil_mode = 1> (p)
+        y = Relu (q) }}"""
+    )
+    graph = Graph.of(model)
+    model.graph.output[0].name = "q"
+    model.graph.node.pop()
+    assert graph.shape("q") == run(model, {"x": np.zeros((1, 2, size, size), np.float32)})[0].shape
 
 
 def test_what_cannot_be_inferred_is_unknown() -> None:

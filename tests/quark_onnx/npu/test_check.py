@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from onnx import ModelProto, TensorProto, numpy_helper
+from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from quark_onnx import QConfig, quantize
+from quark_onnx import QConfig, convert, quantize
 from quark_onnx.errors import ConfigError
-from quark_onnx.npu import RULES, Check, check
+from quark_onnx.npu import RULES, Check, check, preflight
 from tests.models import Feeds, parse, weight
 
 NET = """
@@ -128,6 +128,26 @@ def single(model: ModelProto) -> None:
         node.op_type = "ConvTranspose"
 
 
+def missing(model: ModelProto) -> None:
+    model.graph.node[-1].input[0] = "nowhere"
+
+
+def unwritten(model: ModelProto) -> None:
+    model.graph.output[0].name = "nowhere"
+
+
+def twice(model: ModelProto) -> None:
+    model.graph.node.extend([model.graph.node[-1]])
+
+
+def narrow(model: ModelProto) -> None:
+    model.graph.node.append(helper.make_node("Cast", ["x"], ["narrow"], to=TensorProto.BFLOAT16))
+
+
+def recent(model: ModelProto) -> None:
+    model.opset_import[0].version = 21
+
+
 BROKEN: dict[str, tuple[Callable[[ModelProto], None], str]] = {
     "a scale that is no power of two": (power, "S1"),
     "a zero point": (zero_point, "S2"),
@@ -140,6 +160,11 @@ BROKEN: dict[str, tuple[Callable[[ModelProto], None], str]] = {
     "a shared weight": (shared, "G5"),
     "an initializer as an input": (inputs, "G7"),
     "no convolution": (single, "G6"),
+    "a tensor that nothing computes": (missing, "G9"),
+    "an output that nothing computes": (unwritten, "G9"),
+    "a tensor that two nodes compute": (twice, "G9"),
+    "a tensor of bfloat16": (narrow, "G10"),
+    "an opset above 17": (recent, "G11"),
 }
 
 
@@ -155,6 +180,24 @@ def test_each_rule_finds_the_model_that_breaks_it(case: str) -> None:
     assert [each.severity for each in found.findings] == sorted(each.severity for each in found.findings)
 
 
+def test_a_weight_that_is_an_input_too_has_no_batch() -> None:
+    model = net()
+    model.graph.input.append(helper.make_tensor_value_info("v", TensorProto.FLOAT, (4, 4, 3, 3)))
+    assert rules(check(model, "stx")) == {"G7"}
+
+
+def test_a_node_that_computes_nothing_is_passed_over() -> None:
+    for model in (net(), xint8(search=0)):
+        model.opset_import.append(helper.make_opsetid("mine", 1))
+        model.graph.node.append(helper.make_node("Print", ["x"], [], domain="mine"))
+        assert not check(model, "phx").findings and preflight(model, "phx").counts["CPU"] == 1
+
+
+def test_rules_that_can_be_mended_name_the_command() -> None:
+    without = {"G6", "G9"}
+    assert {name for name, rule in RULES.items() if "quark-onnx " not in rule.mend} == without
+
+
 @pytest.mark.parametrize(("tensor", "rule"), [("m", "C1"), ("p", "C2"), ("g", "C2")])
 def test_positions_that_do_not_fit(tensor: str, rule: str) -> None:
     model = xint8(search=0)
@@ -162,6 +205,11 @@ def test_positions_that_do_not_fit(tensor: str, rule: str) -> None:
     scale_of(model, writer.output[0], 4.0)
     scale_of(model, tensor, 4.0, only="QuantizeLinear")
     assert rule in rules(check(model, "phx"))
+
+
+def test_operators_on_codes() -> None:
+    found = check(convert(xint8(search=0), "qdq-to-qoperator").model, "phx")
+    assert "S8" in rules(found) and RULES["S8"].mend == "quark-onnx convert --to qoperator-to-qdq"
 
 
 def test_other_formats() -> None:

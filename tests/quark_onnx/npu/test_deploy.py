@@ -222,8 +222,10 @@ def test_an_earlier_bundle_is_replaced_and_another_folder_is_not(tmp_path: Path)
     ("arguments", "error", "message"),
     [
         ({"target": "phx", "config": "A8W8"}, ConfigError, "config is A8W8, but phx .* takes XINT8"),
-        ({"config": "INT4"}, ConfigError, "config is float activations, but stx"),
-        ({"config": "MXINT8"}, ConfigError, "but stx"),
+        ({"config": "INT4"}, ConfigError, "config is W4, but stx"),
+        ({"config": "MXINT8"}, ConfigError, "config is MXINT8, but stx"),
+        ({"config": "BFP16"}, ConfigError, "config is BFP16, but stx .* npu deploy --config BF16"),
+        ({"config": "DYNAMIC"}, ConfigError, "config is dynamic A8W8, but stx"),
         ({"min_sqnr": 90.0}, AccuracyError, "below the 90 dB"),
         ({"target": "sty"}, ConfigError, "unknown target"),
     ],

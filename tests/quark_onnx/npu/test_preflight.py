@@ -14,7 +14,7 @@ from quark_onnx import QConfig, quantize
 from quark_onnx.errors import ConfigError
 from quark_onnx.graph import Graph
 from quark_onnx.graph.cost import operations
-from quark_onnx.npu import Preflight, Verdict, preflight
+from quark_onnx.npu import Preflight, Verdict, legalize, preflight
 from quark_onnx.npu.placement import NPU
 from quark_onnx.npu.support import KINDS, listed
 from tests.models import kinds, normal, parse, weight
@@ -194,6 +194,14 @@ def test_weights_that_are_computed_and_tensors_of_bfloat16() -> None:
     narrow = parse("g (bfloat16[1,4] x) => (bfloat16[1,4] y) { y = Relu (x) }")
     result = preflight(narrow, "stx", kind="BF16")
     assert result.counts["NPU"] == 0 and "is bfloat16" in result.verdicts[0].reason
+
+
+def test_a_weight_that_is_an_input_too_is_mended_by_legalizing() -> None:
+    model = parse(f"g ({X} x, float[4,4,3,3] w) => ({X} y) {{ y = {CONV} (x, w) }}", w=weight(4, 4, 3, 3))
+    result = preflight(model, "stx")
+    assert "an input of the model, too" in only(result, "Conv").reason
+    assert only(result, "Conv").mend == "quark-onnx npu legalize"
+    assert only(preflight(legalize(model).model, "stx"), "Conv").device == "NPU"
 
 
 def test_what_is_left_float_can_refuse_a_model_on_xdna1() -> None:

@@ -553,7 +553,7 @@ def test_other_scales_are_an_error_that_says_what_to_do() -> None:
     feeds = {"x": np.zeros(3, np.float32)}
     [scale] = [tensor for tensor in model.graph.initializer if tensor.name == "y_scale"]
     scale.CopyFrom(numpy_helper.from_array(np.float32(0.3), "y_scale"))
-    with pytest.raises(ModelError, match=r"S1 at .*: a scale of 0\.3 .*quantize the float model with --config XINT8"):
+    with pytest.raises(ModelError, match=r"S1 at .*: a scale of 0\.3 .*quark-onnx quantize FLOAT.onnx --config XINT8"):
         simulate(model, feeds)
     scale.CopyFrom(numpy_helper.from_array(np.float32([0.5, 0.25, 1]), "y_scale"))
     with pytest.raises(ModelError, match=r"S3 at .*: 3 scales"):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import onnx
 import pytest
-from onnx import ModelProto
+from onnx import ModelProto, numpy_helper
 
 from quark_onnx.graph import Graph
 from quark_onnx.passes import LEGALIZING, fold_batch_norm, fold_constants, raise_opset, remove_identity
@@ -366,3 +366,24 @@ def test_factors_of_a_product_go_into_its_constants(inputs: str) -> None:
     factors = {a.name: a.f for a in after.graph.node[0].attribute if a.name in ("alpha", "beta")}
     assert done == 1 and factors == {"alpha": 1.0, "beta": 1.0}
     assert applied(PASSES["plain_gemm"], after)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("call", "written"),
+    [
+        ("Resize (x, , s)", {"mode": "nearest", "coordinate_transformation_mode": "half_pixel"}),
+        ("Pad (x, p)", {"mode": "constant"}),
+        ("DepthToSpace <blocksize = 2> (x)", {"mode": "DCR"}),
+        ("AveragePool <kernel_shape = [2, 2]> (x)", {"count_include_pad": 0, "ceil_mode": 0}),
+        ("LpNormalization (x)", {"p": 2, "axis": -1}),
+    ],
+)
+def test_modes_are_written_out(call: str, written: dict[str, object]) -> None:
+    model = parse(f"g (float[1,4,4,4] x) => (float[A,B,C,D] y) {{ y = {call} }}", s=np.ones(4, np.float32))
+    model.graph.initializer.append(numpy_helper.from_array(np.zeros(8, np.int64), "p"))
+    graph = Graph.of(model)
+    count = PASSES["write_defaults"](graph)
+    [node] = graph.nodes
+    assert count == 1 and {name: node.attribute(name) for name in written} == written
+    sample = {"x": np.random.default_rng(0).normal(size=(1, 4, 4, 4)).astype(np.float32)}
+    np.testing.assert_array_equal(run(graph.to_model(), sample)[0], run(model, sample)[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
 
 from quark_onnx import QConfig, quantize
@@ -66,8 +67,54 @@ def test_automatic_pads_of_unknown_sizes_stay() -> None:
 def test_a_transposed_convolution() -> None:
     graph, _ = written("ConvTranspose <strides = [2,2]> (x, w)", w=weight(4, 5, 3, 3))
     assert attributes(graph)["pads"] == [0] * 4
-    graph, _ = written('ConvTranspose <auto_pad = "SAME_UPPER", strides = [2,2]> (x, w)', w=weight(4, 5, 3, 3))
-    assert attributes(graph)["auto_pad"] == "SAME_UPPER"
+
+
+@pytest.mark.parametrize("taps", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("mode", ['auto_pad = "SAME_UPPER"', 'auto_pad = "SAME_LOWER"', 'auto_pad = "VALID"', "sized"])
+def test_pads_of_a_transposed_convolution(mode: str, stride: int, taps: int) -> None:
+    output = 9 * stride - (taps < stride) * (stride - taps)
+    settings = f"output_shape = [{output},{output}]" if mode == "sized" else mode
+    graph, _ = written(f"ConvTranspose <{settings}, strides = [{stride},{stride}]> (x, w)", w=weight(4, 5, taps, taps))
+    assert not {"auto_pad", "output_shape"} & {each.name for each in graph.nodes[0].to_proto().attribute}
+    assert len(list(graph.nodes[0].attribute("pads"))) == 4
+
+
+def test_an_output_beyond_the_windows_stays_as_it_was_asked_for() -> None:
+    graph, _ = written("ConvTranspose <output_shape = [27,27], strides = [3,3]> (x, w)", w=weight(4, 5, 2, 2))
+    assert "pads" not in attributes(graph)
+
+
+@pytest.mark.parametrize("size", [7, 8, 9, 10])
+@pytest.mark.parametrize("pads", ["pads = [0,0,0,0]", "pads = [1,0,0,1]", "pads = [1,1,1,1]", 'auto_pad = "VALID"'])
+@pytest.mark.parametrize("stride", [1, 2, 3, 4])
+@pytest.mark.parametrize("kind", ["MaxPool", "AveragePool"])
+def test_pads_in_the_place_of_rounding_up(kind: str, stride: int, pads: str, size: int) -> None:
+    call = f"{kind} <kernel_shape = [3,2], ceil_mode = 1, strides = [{stride},{stride}], {pads}> (x)"
+    graph, count = written(call, size)
+    shapes = onnx.shape_inference.infer_shapes(graph.to_model()).graph.output[0].type.tensor_type.shape.dim
+    sample = {"x": np.zeros((1, 4, size, size), np.float32)}
+    assert count == 1 and "auto_pad" not in attributes(graph)
+    assert graph.nodes[0].attribute("ceil_mode") == 0
+    assert [each.dim_value for each in shapes] == list(run(graph.to_model(), sample)[0].shape)
+
+
+@pytest.mark.parametrize("size", [8, 9])
+@pytest.mark.parametrize("mode", ["SAME_UPPER", "SAME_LOWER"])
+def test_automatic_pads_do_not_round_up(mode: str, size: int) -> None:
+    call = f'AveragePool <kernel_shape = [3,2], strides = [2,2], ceil_mode = 1, auto_pad = "{mode}"> (x)'
+    graph, _ = written(call, size)
+    assert graph.nodes[0].attribute("ceil_mode") == 0 and "auto_pad" not in attributes(graph)
+
+
+def test_what_counts_the_padding_rounds_up_as_before() -> None:
+    call = "AveragePool <kernel_shape = [3,3], ceil_mode = 1, strides = [2,2], count_include_pad = 1> (x)"
+    assert written(call, 8)[0].nodes[0].attribute("ceil_mode") == 1
+
+
+def test_automatic_pads_stand_above_others() -> None:
+    graph, _ = written('MaxPool <kernel_shape = [3,3], auto_pad = "SAME_UPPER", pads = [0,0,0,0]> (x)')
+    assert attributes(graph)["pads"] == [1, 1, 1, 1] and "auto_pad" not in attributes(graph)
 
 
 def test_models_for_a_target_have_them() -> None:

@@ -11,13 +11,13 @@ import numpy as np
 import onnx
 import pytest
 
-from quark_onnx import quantize_weights
+from quark_onnx import QConfig, quantize, quantize_weights
 from quark_onnx.errors import AccuracyError, ModelError
 from quark_onnx.graph import Graph
 from quark_onnx.report.measure import OutputError
 from quark_onnx.steps import finish
 from quark_onnx.steps.run import Reference
-from tests.models import conv_relu, parse, residual, samples
+from tests.models import conv_relu, parse, residual, run, samples
 from tests.pipeline import Stages
 
 
@@ -33,6 +33,17 @@ def no_sense() -> Graph:
     """Valid by its types, but a shape that cannot be run."""
     model = parse("g (float[N,M] x) => (float[A,B] y) { y = Reshape (x, s) }", s=np.int64([7, 7]))
     return Graph.of(model)
+
+
+@pytest.mark.parametrize("settings", ["MaxPool <", "AveragePool <", "AveragePool <count_include_pad = 1, "])
+def test_windows_that_onnx_counts_and_runtimes_do_not(settings: str) -> None:
+    """onnx's check infers another shape than onnxruntime computes."""
+    pool = f"{settings}kernel_shape = [2,2], strides = [2,2], pads = [0,0,1,1], ceil_mode = 1> (x)"
+    model = parse(f"g (float[1,3,8,8] x) => (float[1,3,H,W] y) {{ p = {pool} y = Relu (p) }}")
+    sample = {"x": np.random.default_rng(0).normal(size=(1, 3, 8, 8)).astype(np.float32)}
+    for target in ("", "stx"):
+        result = quantize(model, [sample], QConfig.of("XINT8").with_(target=target)).model
+        assert run(result, sample)[0].shape == run(model, sample)[0].shape == (1, 3, 4, 4)
 
 
 def test_what_is_returned_is_what_is_written(tmp_path: Path) -> None:

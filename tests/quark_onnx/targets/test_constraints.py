@@ -144,6 +144,23 @@ def test_settled_positions_meet_all_rules(data: st.DataObject) -> None:
         assert len({settled[key] for key in group}) == 1
 
 
+#: What is coarse has to become finer: coarser positions of a product only make its factors coarser in turn.
+PRODUCTS = {
+    "a square beside its root": ("s = Mul (a, a)  o = Add (a, s)", {"a": -5, "s": -16, "o": -16}),
+    "a gate behind it": (
+        f"s = Mul (b, b)  t = Add (s, b)  o = {SIXTH.replace('(a)', '(t)')}",
+        {"b": -4, "s": -8, "t": -9, "o": 7},
+    ),
+    "joined with its factors": ("s = Mul (a, b)  o = Concat <axis = 1> (a, b, s)", {"a": -19, "b": 21, "s": 8, "o": 0}),
+}
+
+
+@pytest.mark.parametrize(("text", "at"), PRODUCTS.values(), ids=PRODUCTS)
+def test_products_are_settled_wherever_they_can_be(text: str, at: Positions) -> None:
+    found = constraints(text)
+    assert found.broken(at) and not found.broken(found.settle(at))
+
+
 def test_rules_that_no_positions_meet_are_an_error_that_names_them() -> None:
     up = Shift("C6", "sum", ("b",), ("a",), 5, None, "b")
     with pytest.raises(ConstraintError, match=r"C1 at 'join' \(concat"):

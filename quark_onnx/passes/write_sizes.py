@@ -1,0 +1,28 @@
+"""Write the sizes of a Split out, which opset 18 can leave to a number of parts: no other opset knows that number, and
+onnx has no adapter that brings such a Split to an earlier one."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from quark_onnx.graph import Graph, Node
+from quark_onnx.passes.base import register
+from quark_onnx.passes.split_to_slices import sizes_of_parts
+
+
+@register
+def write_sizes(graph: Graph) -> int:
+    """Give every Split with a number of parts, along an axis of known size, their sizes instead."""
+    return sum(_write(graph, node) for node in graph.nodes if node.kind == "Split")
+
+
+def _write(graph: Graph, node: Node) -> bool:
+    shape = graph.shape(node.inputs[0])
+    if node.attribute("num_outputs") is None or shape is None:
+        return False
+    sizes = sizes_of_parts(graph, node, shape[node.attribute("axis", 0) % len(shape)])
+    if sizes is None or len(sizes) != len(node.outputs):
+        return False
+    graph.append_input(node, graph.add_constant(f"{node.name}_sizes", np.array(sizes, np.int64)))
+    node.drop_attribute("num_outputs")
+    return True

@@ -1,0 +1,78 @@
+"""Bodies of standard operators for a vendor's, so that onnxruntime runs models with them, whoever wrote those."""
+
+from __future__ import annotations
+
+from onnx import ModelProto, NodeProto, TensorProto
+
+from quark_onnx.dtypes import BODY_OPSET
+from quark_onnx.errors import ModelError
+from quark_onnx.functions import DOMAIN, DOMAINS, definitions
+from quark_onnx.graph import Graph, Node
+from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE, subgraphs
+
+#: Where AMD's operators were before, and what those are called today that are known here (amd-quark 0.13, which still
+#: registers both).
+OLD_DOMAIN = "com.vai.quantize"
+RENAMED = {
+    "VitisQuantizeLinear": "ExtendedQuantizeLinear",
+    "VitisDequantizeLinear": "ExtendedDequantizeLinear",
+    "VitisInstanceNormalization": "ExtendedInstanceNormalization",
+    "VitisLSTM": "ExtendedLSTM",
+    "BFPFixNeuron": "BFPQuantizeDequantize",
+    "MXFixNeuron": "MXQuantizeDequantize",
+}
+#: Types that QuantizeLinear and DequantizeLinear have had from their first opset on.
+_BYTES = frozenset({TensorProto.INT8, TensorProto.UINT8})
+_PAIRS_OPSET, _PER_AXIS_OPSET = 10, 13
+
+
+def define_functions(graph: Graph) -> None:
+    """Let the model carry a body for each operator that is written as a function, those in subgraphs included."""
+    nodes, types = list[NodeProto](), {name: tensor.data_type for name, tensor in graph.initializers.items()}
+    todo = [node.to_proto() for node in graph.nodes if node.domain in DOMAINS or node.has_subgraph]
+    while todo:
+        node = todo.pop()
+        nodes += [node] if node.domain in DOMAINS else []
+        for body in subgraphs(node):
+            types |= {tensor.name: tensor.data_type for tensor in body.initializer}
+            todo += body.node
+    if nodes:
+        graph.set_functions(definitions(nodes, graph.opset, types))
+        for domain in sorted({node.domain for node in nodes}):
+            graph.import_domain(domain)
+        graph.require(graph.opset)
+
+
+def with_bodies(model: ModelProto) -> ModelProto:
+    """A model that computes the same and that onnxruntime runs: AMD's operators have their names of today, and bodies;
+    the model itself where none lacks one.
+
+    Raises:
+        ModelError: one cannot be computed.
+    """
+    carried = {(function.domain, function.name) for function in model.functions}
+    known = {*DOMAINS, OLD_DOMAIN}
+    if all(node.domain not in known or (node.domain, node.op_type) in carried for node in model.graph.node):
+        return model
+    graph = Graph.of(model)
+    for node in list(graph.nodes):
+        if node.domain == OLD_DOMAIN and node.op_type in RENAMED:
+            node.rename(RENAMED[node.op_type], DOMAIN)
+        if node.domain == DOMAIN and node.op_type in QUANTIZE | DEQUANTIZE:
+            _standardize(graph, node)
+        elif node.domain == DOMAIN and graph.shape(node.inputs[0]) == ():
+            graph.bypass(node)  # a block of one number, for which the bodies have no axis
+    try:
+        define_functions(graph)
+    except ModelError as error:
+        raise ModelError(f"the vendor's operators of the model cannot be run: {error}") from error
+    return graph.to_model()
+
+
+def _standardize(graph: Graph, node: Node) -> None:
+    """Make ONNX's own operator of one that is the same, where the opset is too old for bodies."""
+    single = graph.shape(node.input(1)) in ((), (1,)) or graph.opset >= _PER_AXIS_OPSET
+    if _PAIRS_OPSET <= graph.opset < BODY_OPSET and single and graph.elem_type(node.input(2)) in _BYTES:
+        node.rename(node.op_type.removeprefix("Extended"), "")
+        if graph.opset < _PER_AXIS_OPSET:
+            node.drop_attribute("axis")
