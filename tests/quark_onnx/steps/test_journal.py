@@ -17,6 +17,7 @@ import pytest
 from quark_onnx import QConfig, quantize
 from quark_onnx.errors import ConfigError
 from quark_onnx.optimizers import GPTQ, AdaRound, BiasCorrection
+from tests.models import normal, parse, weight
 from tests.quark_onnx.optimizers.networks import attentive, texts
 
 ROOT = Path(__file__).parents[3]
@@ -77,6 +78,17 @@ def test_other_settings_and_other_data_find_nothing(tmp_path: Path, solved: list
     solved.clear()
     result_bytes(tmp_path, config)
     assert not solved
+
+
+def test_data_that_differ_where_no_row_was_drawn_find_nothing(tmp_path: Path, solved: list[str]) -> None:
+    model = parse("g (float[N,T,4] x) => (float[N,T,3] y) { [fc] y = MatMul (x, w) }", w=weight(4, 3))
+    config = QConfig.of("A8W8").with_(calibrator="minmax", optimizers=GPTQ())  # which looks at all rows
+    data = [{"x": normal(1, 20_000, 4, seed=seed)} for seed in range(8)]
+    quantize(model, data, config, resume=tmp_path)
+    data[0]["x"][0, 7] = 0
+    solved.clear()
+    quantize(model, data, config, resume=tmp_path)
+    assert solved == ["fc"]
 
 
 def test_damaged_files_are_left_alone(tmp_path: Path, solved: list[str]) -> None:
