@@ -49,7 +49,7 @@ def quantize(
         raise ConfigError(f"executor is {executor!r}; it must be a concurrent.futures.Executor")
     if progress not in (True, False, None):
         raise ConfigError(f"progress is {progress!r}; it must be True, False, or None for a terminal only")
-    if resume is not None and not isinstance(resume, str | Path):
+    if resume is not None and (not isinstance(resume, str | Path) or resume == "" or "\0" in str(resume)):
         raise ConfigError(f"resume is {resume!r}; it must be a folder")
     job = Job.open(model, QConfig.of(config), output, external, None if resume is None else Path(resume))
     try:

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from re import escape
 from typing import Any
 
 import numpy as np
@@ -135,8 +136,9 @@ def test_a_place_that_is_no_folder_is_an_error_before_anything_is_done(tmp_path:
     for place in (file, file / "below"):
         with pytest.raises(ConfigError, match=r"resume: .*file.* cannot be written to"):
             quantize("no such model.onnx", None, resume=place)
-    with pytest.raises(ConfigError, match="resume is 3; it must be a folder"):
-        quantize(attentive(), texts(), resume=3)  # type: ignore[arg-type]
+    for odd in (3, "", "a\0b"):
+        with pytest.raises(ConfigError, match=f"resume is {escape(repr(odd))}; it must be a folder"):
+            quantize(attentive(), texts(), resume=odd)  # type: ignore[arg-type]
 
 
 def test_a_folder_that_takes_nothing_any_more_costs_the_journal_alone(
