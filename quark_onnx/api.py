@@ -49,13 +49,17 @@ def quantize(
         raise ConfigError(f"executor is {executor!r}; it must be a concurrent.futures.Executor")
     if progress not in (True, False, None):
         raise ConfigError(f"progress is {progress!r}; it must be True, False, or None for a terminal only")
-    if resume is not None and not isinstance(resume, str | Path):
+    if resume is not None and not _names_folder(resume):
         raise ConfigError(f"resume is {resume!r}; it must be a folder")
     job = Job.open(model, QConfig.of(config), output, external, None if resume is None else Path(resume))
     try:
         return run(job, data, executor, progress)
     finally:
         job.close()
+
+
+def _names_folder(value: object) -> bool:
+    return isinstance(value, str | Path) and value != "" and "\0" not in str(value)
 
 
 def quantize_dynamic(

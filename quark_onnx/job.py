@@ -207,7 +207,7 @@ class Job:
         """Clean and optimize the float graph, and decide what becomes of each tensor."""
         graph, prepared = prepare(self.graph, self.config, self.reference, sample)
         graph, lowered = lower_opset(graph, self.config.target, self.reference, sample)
-        graph, improved = optimize_float(graph, self.config, self.reference, sample, samples)
+        graph, improved = optimize_float(graph, self.config, self.reference, sample, samples, show=progress)
         notes = [*self.notes, *prepared, *lowered, *improved]
         give_biases(graph, self.config)
         config, early = self.config, list[str]()

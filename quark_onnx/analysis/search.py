@@ -17,7 +17,7 @@ from onnx import ModelProto
 from calibrators.base import is_number
 from calibrators.session import model_bytes, open_session
 from calibrators.spool import MEMORY, Spool
-from quark_onnx.analysis.search_journal import Record, SearchJournal, function_key, model_key, sample_key
+from quark_onnx.analysis.search_journal import Record, SearchJournal, function_key, model_key
 from quark_onnx.analysis.space import Space, Trial
 from quark_onnx.api import quantize
 from quark_onnx.config import QConfig, to_dict
@@ -27,7 +27,7 @@ from quark_onnx.graph.io import staged
 from quark_onnx.job import load
 from quark_onnx.progress import Progress
 from quark_onnx.report.measure import measure
-from quark_onnx.steps import Reference, destination, keeps_weights_beside, reader_for
+from quark_onnx.steps import Reference, destination, keeps_weights_beside, reader_for, sample_key
 from quark_onnx.version import __version__
 
 logger = logging.getLogger(__name__)

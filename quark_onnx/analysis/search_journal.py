@@ -165,20 +165,6 @@ def _code_text(code: CodeType) -> str:
     return f"{code.co_code.hex()} {code.co_names} {inner}"
 
 
-def sample_key(sample: Mapping[str, Any], before: str = "") -> str:
-    """The hash of a sample, and of those whose hash stands for what was ``before``."""
-    digest = hashlib.blake2b(before.encode(), digest_size=16)
-    for name in sorted(sample):
-        value = sample[name]
-        digest.update(f"{name} ".encode())
-        if isinstance(value, np.ndarray) and value.dtype != object:
-            digest.update(f"{value.shape} {value.dtype} ".encode())
-            digest.update(np.ascontiguousarray(value).tobytes())
-        else:  # texts, sequences and maps
-            digest.update(repr(value.tolist() if isinstance(value, np.ndarray) else value).encode())
-    return digest.hexdigest()
-
-
 def _parsed(line: bytes) -> dict[str, Any] | None:
     try:
         found = json.loads(line)

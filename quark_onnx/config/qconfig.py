@@ -158,7 +158,7 @@ class QConfig:
         safe: leave float what few bits are known to ruin: the decoding of detectors, where boxes and scores would
             share one scale, and the residual stream around layer normalizations.
         optimizers: what makes the result better, in this order; each is its own configuration, or a text as
-            ``"cle:sweeps=2"``.
+            ``"cle:relu6=bound"``.
         search: on how many samples scales are settled by the error at the outputs, 0 for not at all. As
             the scales move by octaves, the error of a tensor alone does not tell which one serves the model.
         target: what the result is for ("npu", "phx", "stx", ...): its constraints on power-of-two scales are met. Empty

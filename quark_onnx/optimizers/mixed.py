@@ -47,7 +47,7 @@ class AutoMixedPrecision:
     def __post_init__(self) -> None:
         require_number(self, "target")
         require_whole(self, "samples")
-        if self.to not in _WORDS:
+        if self.to not in tuple(_WORDS):  # what is given may have no hash
             raise ConfigError(f"to of {self.name} is {self.to!r}; it must be one of: {', '.join(_WORDS)}")
         if not is_number(self.share) or not 0 < self.share <= 1:
             raise ConfigError(f"share of {self.name} is {self.share!r}; it must be above 0 and at most 1")

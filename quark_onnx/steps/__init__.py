@@ -9,7 +9,7 @@ from quark_onnx.steps.guard import guard
 from quark_onnx.steps.insert import insert
 from quark_onnx.steps.inside import Inside, all_plans, give_up_late, plan_insides, wanted
 from quark_onnx.steps.insides import quantize_insides
-from quark_onnx.steps.journal import check_folder
+from quark_onnx.steps.journal import check_folder, sample_key
 from quark_onnx.steps.make_plan import make_plan
 from quark_onnx.steps.mixed import describe, mix
 from quark_onnx.steps.opsets import lower_opset, raise_opset_for
@@ -65,6 +65,7 @@ __all__ = [
     "reader_for",
     "refine",
     "rewritten",
+    "sample_key",
     "search",
     "settle",
     "share_transposed",

@@ -7,8 +7,9 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quark_onnx.errors import ConfigError
-from quark_onnx.optimizers import LayerOptimizer
+from quark_onnx.optimizers import LayerOptimizer, Samples
 from quark_onnx.optimizers.problem import LayerResult, Problem, Solution
 
 logger = logging.getLogger(__name__)
 
 #: Changes whenever an optimizer computes something else from the same problem.
-_VERSION = "3"
+_VERSION = "4"
 
 
 def check_folder(folder: Path | None) -> None:
@@ -42,10 +43,10 @@ def check_folder(folder: Path | None) -> None:
 
 
 class Journal:
-    """A folder of solutions, by the hash of the problem and of the optimizers; nothing without a folder."""
+    """A folder of solutions, by the hash of the problem, the optimizers and the data; nothing without a folder."""
 
-    def __init__(self, folder: Path | None, optimizers: Sequence[LayerOptimizer]) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path | None, optimizers: Sequence[LayerOptimizer], samples: Samples) -> None:
+        self._folder, self._samples = folder, samples
         self._settings = f"{_VERSION} {list(optimizers)!r}"
         self._reads_mean = any(optimizer.reads_mean for optimizer in optimizers)
         check_folder(folder)
@@ -54,7 +55,7 @@ class Journal:
         """The hash of everything that a solution depends on; empty without a folder."""
         if self._folder is None:
             return ""
-        digest = hashlib.blake2b(self._settings.encode(), digest_size=16)
+        digest = hashlib.blake2b(f"{self._settings} {self._data}".encode(), digest_size=16)
         digest.update(
             f"{problem.name} {problem.biased} {problem.activation} {problem.seed} {problem.scalable}".encode()
         )
@@ -75,6 +76,14 @@ class Journal:
             digest.update(f"{array.shape} {array.dtype}".encode())
             digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()
+
+    @cached_property
+    def _data(self) -> str:
+        """The hash of all samples: some optimizers look at more than the rows of a problem."""
+        found = ""
+        for sample in self._samples:
+            found = sample_key(sample, found)
+        return found
 
     def find(self, key: str, problem: Problem) -> tuple[Solution, LayerResult] | None:
         """What was kept of a problem under its key; None if there is nothing, or nothing that can be read."""
@@ -112,3 +121,17 @@ class Journal:
         except OSError as error:  # hours of work are not to be lost for want of a place to note them
             logger.warning("resume: %s could not be kept in %s: %s", result.name, self._folder, error)
             temporary.unlink(missing_ok=True)
+
+
+def sample_key(sample: Mapping[str, Any], before: str = "") -> str:
+    """The hash of a sample, and of those whose hash stands for what was ``before``."""
+    digest = hashlib.blake2b(before.encode(), digest_size=16)
+    for name in sorted(sample):
+        value = sample[name]
+        digest.update(f"{name} ".encode())
+        if isinstance(value, np.ndarray) and value.dtype != object:
+            digest.update(f"{value.shape} {value.dtype} ".encode())
+            digest.update(np.ascontiguousarray(value).tobytes())
+        else:  # texts, sequences and maps
+            digest.update(repr(value.tolist() if isinstance(value, np.ndarray) else value).encode())
+    return digest.hexdigest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from quark_onnx.graph import Graph
 from quark_onnx.graph.layers import Layer
 from quark_onnx.kernels.noise import Rounding
 from quark_onnx.optimizers import FloatOptimizer, Samples
+from quark_onnx.progress import Progress
 from quark_onnx.report.measure import measure
 from quark_onnx.steps.prepare import unchanged
 from quark_onnx.steps.run import Reference, Sample, run
@@ -21,8 +23,33 @@ from quark_onnx.steps.run import Reference, Sample, run
 logger = logging.getLogger(__name__)
 
 
+class _Shown(Sequence[Mapping[str, Any]]):
+    """Samples that are read under a progress bar."""
+
+    def __init__(self, samples: Samples, show: bool | None, name: str) -> None:
+        self._samples, self._show, self._name = samples, show, name
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._samples[index]
+
+    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+        with Progress(self._show, len(self), self._name, "sample") as bar:
+            for done, sample in enumerate(self._samples, 1):
+                yield sample
+                bar.update(done)
+
+
 def optimize_float(
-    graph: Graph, config: QConfig, reference: Reference, sample: Sample | None, samples: Samples = ()
+    graph: Graph,
+    config: QConfig,
+    reference: Reference,
+    sample: Sample | None,
+    samples: Samples = (),
+    *,
+    show: bool | None = False,
 ) -> tuple[Graph, list[str]]:
     """The graph after the optimizers of its stage, in their order, and notes for the report.
 
@@ -31,6 +58,7 @@ def optimize_float(
     Args:
         sample: to verify on.
         samples: calibration data, for optimizers that need it.
+        show: whether to show a progress bar, as ``Progress`` takes it.
     """
     chosen: list[FloatOptimizer] = [optimizer for optimizer in config.optimizers if optimizer.stage == "float"]
     notes = list[str]()
@@ -46,7 +74,7 @@ def optimize_float(
             notes.append(f"{optimizer.name} was left out: it needs calibration data")
             continue
         candidate = graph.copy()
-        count = optimizer(candidate, samples, rounding)
+        count = optimizer(candidate, _Shown(samples, show, optimizer.name), rounding)
         candidate.drop_unused()
         candidate.infer()
         if count and not optimizer.exact:

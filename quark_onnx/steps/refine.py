@@ -75,7 +75,7 @@ def refine(
     if not places:
         result.notes.append("no layer has codes to be chosen")
         return result
-    run = _Run(graph, plan, params, places, samples, Journal(resume, optimizers))
+    run = _Run(graph, plan, params, places, samples, Journal(resume, optimizers, samples))
     try:
         with one_thread(), Progress(show, len(places), "optimizing layers", "layer") as bar:
             for done, place in enumerate(places, 1):

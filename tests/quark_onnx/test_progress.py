@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from quark_onnx import quantize
+from quark_onnx import QConfig, quantize
 from quark_onnx.progress import Progress
-from tests.models import conv_relu, samples
+from tests.models import conv_relu, residual, samples
+from tests.quark_onnx.optimizers.networks import attentive
 
 
 @pytest.mark.parametrize(("show", "seen"), [(True, True), (False, False), (None, False)])
@@ -33,3 +34,12 @@ def test_nobody_prints_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
     quantize(model, samples(model), "XINT8", progress=True)
     printed = capsys.readouterr()
     assert printed.out == "" and "calibrating" in printed.err and "searching scales" in printed.err
+
+
+@pytest.mark.parametrize("name", ["cle", "smoothquant:insert=true", "gptq", "auto_mixed_precision:target=99"])
+def test_every_pass_of_an_optimizer_over_the_data_is_shown(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    bars = {"gptq": "optimizing layers", "auto_mixed_precision": "measuring nodes"}
+    model = attentive() if name.startswith("smooth") else residual()
+    quantize(model, samples(model), QConfig.of("A8W8").with_(optimizers=name), progress=True)
+    optimizer = name.split(":")[0]
+    assert bars.get(optimizer, optimizer) in capsys.readouterr().err

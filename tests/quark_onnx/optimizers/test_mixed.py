@@ -187,6 +187,7 @@ def test_what_cannot_be_done_is_an_error() -> None:
         ("target", float("nan")),
         ("target", True),
         ("to", "8bit"),
+        ("to", ["16bit"]),
         ("samples", 0),
         ("samples", 2.5),
         ("share", 0),

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from re import escape
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import pytest
 from quark_onnx import QConfig, quantize
 from quark_onnx.errors import ConfigError
 from quark_onnx.optimizers import GPTQ, AdaRound, BiasCorrection
+from tests.models import normal, parse, weight
 from tests.quark_onnx.optimizers.networks import attentive, texts
 
 ROOT = Path(__file__).parents[3]
@@ -79,6 +81,17 @@ def test_other_settings_and_other_data_find_nothing(tmp_path: Path, solved: list
     assert not solved
 
 
+def test_data_that_differ_where_no_row_was_drawn_find_nothing(tmp_path: Path, solved: list[str]) -> None:
+    model = parse("g (float[N,T,4] x) => (float[N,T,3] y) { [fc] y = MatMul (x, w) }", w=weight(4, 3))
+    config = QConfig.of("A8W8").with_(calibrator="minmax", optimizers=GPTQ())  # which looks at all rows
+    data = [{"x": normal(1, 20_000, 4, seed=seed)} for seed in range(8)]
+    quantize(model, data, config, resume=tmp_path)
+    data[0]["x"][0, 7] = 0
+    solved.clear()
+    quantize(model, data, config, resume=tmp_path)
+    assert solved == ["fc"]
+
+
 def test_damaged_files_are_left_alone(tmp_path: Path, solved: list[str]) -> None:
     plain = result_bytes(tmp_path, CONFIGS["gptq"])
     random = np.random.default_rng(0)
@@ -123,8 +136,9 @@ def test_a_place_that_is_no_folder_is_an_error_before_anything_is_done(tmp_path:
     for place in (file, file / "below"):
         with pytest.raises(ConfigError, match=r"resume: .*file.* cannot be written to"):
             quantize("no such model.onnx", None, resume=place)
-    with pytest.raises(ConfigError, match="resume is 3; it must be a folder"):
-        quantize(attentive(), texts(), resume=3)  # type: ignore[arg-type]
+    for odd in (3, "", "a\0b"):
+        with pytest.raises(ConfigError, match=f"resume is {escape(repr(odd))}; it must be a folder"):
+            quantize(attentive(), texts(), resume=odd)  # type: ignore[arg-type]
 
 
 def test_a_folder_that_takes_nothing_any_more_costs_the_journal_alone(
