@@ -19,7 +19,7 @@ from quark_onnx.registry import ALGORITHMS
 from quark_onnx.torch.affine import Params, scale_type
 from quark_onnx.torch.algorithms.base import BlockJob, Outcome
 from quark_onnx.torch.algorithms.grams import grams_of
-from quark_onnx.torch.algorithms.losses import Loss, better
+from quark_onnx.torch.algorithms.losses import Loss, better, squares_of
 from quark_onnx.torch.algorithms.stages import stages_in
 from quark_onnx.torch.layers import kind_of
 from quark_onnx.torch.quantized import Quantized, quantize
@@ -67,7 +67,7 @@ class HQQ:
                 outcomes.append(Outcome(name, self.name, 0.0, 0.0, note))
                 continue
             matrix = weight.reshape(len(weight), -1).float()
-            loss = Loss(matrix, gram, None)
+            loss = Loss(matrix, squares_of(gram))
             found = quantize(weight, start.spec, name, solved(matrix, start, HalfQuadratic(**asdict(self))))
             before = loss(start)
             result[name], after = better(start, before, found, loss(found))
