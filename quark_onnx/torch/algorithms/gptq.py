@@ -21,6 +21,7 @@ from quark_onnx.torch.algorithms.base import BlockJob, Outcome
 from quark_onnx.torch.algorithms.grams import Gram, grams_of
 from quark_onnx.torch.algorithms.losses import Loss, better, merged, squares_of
 from quark_onnx.torch.algorithms.ranges import fitted, has_ranges
+from quark_onnx.torch.algorithms.replay import Replay
 from quark_onnx.torch.algorithms.stages import stages_in
 from quark_onnx.torch.algorithms.steps import Steps
 from quark_onnx.torch.algorithms.sweep import AT_ONCE, Solver, Swept
@@ -94,13 +95,15 @@ class GPTQ:
         ]
         if not weights or not job.calls:
             return result, outcomes
-        before: list[str] = []
-        for stage in stages_in(job, weights):
-            grams = grams_of(job, stage, job.quantized(result, before), exact=self.aims_at_float)
+        stages = stages_in(job, weights)
+        job.replay = Replay(job, stages, result)
+        for place, stage in enumerate(stages):
+            job.replay.begin(place)
+            grams = grams_of(job, stage, job.replay, exact=self.aims_at_float)
             for group in stage.groups:
                 give_back()
                 outcomes += self._group(group, weights, grams.pop(group[0]), result)
-            before += [name for group in stage.groups for name in group]
+        job.replay.begin(len(stages))
         return result, outcomes
 
     def _group(

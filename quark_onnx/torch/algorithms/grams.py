@@ -12,6 +12,7 @@ import torch
 from quark_onnx.errors import DataError
 from quark_onnx.torch import ranks
 from quark_onnx.torch.algorithms.base import BlockJob
+from quark_onnx.torch.algorithms.replay import Replay
 from quark_onnx.torch.algorithms.stages import Stage
 from quark_onnx.torch.algorithms.triangles import add_products, mirror
 from quark_onnx.torch.layers import kind_of, outputs_first
@@ -109,12 +110,12 @@ class _Reading:
         return hook
 
 
-def grams_of(job: BlockJob, stage: Stage, before: Mapping[str, Any], *, exact: bool) -> dict[str, Gram]:
+def grams_of(job: BlockJob, stage: Stage, before: Mapping[str, Any] | Replay, *, exact: bool) -> dict[str, Gram]:
     """Run the block on all samples.
 
     Args:
         stage: whose layers are watched.
-        before: quantized layers of the stages before it, by their names.
+        before: quantized layers of the stages before it, by their names, or what runs the block with them.
         exact: whether to compare with the float model; where experts read, which may be others there, it is not done.
 
     Returns:
@@ -127,10 +128,13 @@ def grams_of(job: BlockJob, stage: Stage, before: Mapping[str, Any], *, exact: b
     rounding: dict[str, Any] = {name: layer.input for name, layer in job.quantized({}, leaders).items()}
     reading = _Reading(job.block, leaders, stage.last)
     found = {name: Gram() for name in leaders}
-    for call, plain in zip(job.calls, job.floats, strict=True):
+    for index, (call, plain) in enumerate(zip(job.calls, job.floats, strict=True)):
         wanted = reading.run(plain) if exact else {}
-        with job.put(before):
-            seen = reading.run(call)
+        if isinstance(before, Replay):
+            seen = before.run(index, call, reading.run)
+        else:
+            with job.put(before):
+                seen = reading.run(call)
         tokens = call.hidden.numel() // call.hidden.shape[-1]
         for name, reads in seen.items():
             left = _rows(reads if rounding[name] is None else map(rounding[name], reads))

@@ -52,14 +52,15 @@ def quadratic(off: Any, matrix: Any, diagonal: Any) -> Any:
     >>> quadratic(torch.tensor([[1.0, 2.0]]), torch.tensor([[9.0, 3.0], [9.0, 9.0]]), torch.tensor([1.0, 1.0]))
     tensor([17.])
     """
-    total = off.square() @ diagonal
+    total = off.new_zeros(len(off))
     for start, stop in panels(len(matrix)):
-        own = off[:, start:stop]
-        seen = own @ matrix[start:stop, start:stop].triu(1).t()
+        own, square = off[:, start:stop], matrix[start:stop, start:stop].triu(1)
+        square.diagonal().copy_(diagonal[start:stop] / 2)
+        seen = own @ square.t()
         if stop < len(matrix):
             seen.addmm_(off[:, stop:], matrix[start:stop, stop:].t())
-        total += seen.mul_(own).sum(1).mul_(2)
-    return total
+        total += seen.mul_(own).sum(1)
+    return total.mul_(2)
 
 
 def turned(matrix: Any, order: Any) -> Any:
