@@ -14,6 +14,7 @@ from quark_onnx.torch.algorithms.gptq import GPTAQ, GPTQ, Qronos
 from quark_onnx.torch.algorithms.hqq import HQQ
 from quark_onnx.torch.algorithms.pairs import pattern_of
 from quark_onnx.torch.algorithms.ranges import SHARES, tries
+from quark_onnx.torch.algorithms.replay import LEAST
 from quark_onnx.torch.algorithms.rotation import Rotation
 from quark_onnx.torch.algorithms.signed import SignedRounding
 from quark_onnx.torch.algorithms.smoothquant import AutoSmoothQuant, SmoothQuant
@@ -131,21 +132,35 @@ def _rounder(shapes: Shapes) -> int:
 
 def _of_gptq(each: Any, shapes: Shapes) -> Cost:
     both = 2 if getattr(each, "alpha", float(isinstance(each, Qronos))) > 0 else 1
-    # a sweep for each range, looks behind it, and what is said in the end
-    judged = (1 + each.fit) / 2 + 1.5 * each.polish + 2 + 3 * (both - 1)
+    # a sweep for each range, looks behind it, and what is said in the end: halves of symmetric matrices, and triangles
+    judged = (1 + each.fit) / 2 + max(0.0, 1.5 * each.polish - 0.5) + 1 + 2.5 * (both - 1)
     groups = shapes.groups.items()
-    solved = sum(inputs**3 for (_, inputs), _ in groups)
+    solved = sum(inputs**3 for (_, inputs), _ in groups) / 3
     most = max((inputs for _, inputs in shapes.layers.values()), default=0)
     widest = max((rows * (1 + each.fit) * inputs for (_, inputs), rows in groups), default=0)
-    # a stage runs the part of a block that is in front of it
-    runs = _runs(shapes, both * _STAGES / 2 + 1)
+    # a stage runs the part of a block that is in front of it, but for samples of which is kept what that has computed
+    kept, share = _replayed(shapes, most)
+    runs = _runs(shapes, 1 + (both - share) * _STAGES / 2)
     return Cost(
-        # products, and in float64 what their inverse is made of, or what is swept
-        _rounder(shapes) + 4 * both * shapes.widest + max(2 * 8 * most**2, _SWEPT * 4 * min(widest, AT_ONCE)),
-        runs + both * _grams(shapes) + solved + judged * _judged(shapes),
+        # products, and in float64 what their factor is made of, or what is swept
+        _rounder(shapes) + kept + 4 * both * shapes.widest + max(8 * most**2, _SWEPT * 4 * min(widest, AT_ONCE)),
+        runs + (2 * both - 1.5) * _grams(shapes) + solved + judged * _judged(shapes),
         tries(len(SHARES)) * each.fit * _count(shapes),
         (1 + each.polish) * sum(_sweeps(rows * (1 + each.fit), inputs) * inputs for (_, inputs), rows in groups),
     )
+
+
+def _replayed(shapes: Shapes, most: int) -> tuple[int, float]:
+    """Bytes that are kept of what stages have computed, and the share of the samples that they are kept of.
+
+    Args:
+        most: inputs of the widest layer.
+    """
+    least = min((inputs for _, inputs in shapes.layers.values()), default=0)
+    each = shapes.block * max(1, _blocks(shapes)) / max(1, shapes.weights)  # bytes of a number
+    wanted = int(shapes.tokens * (most + least) * each)
+    kept = min(wanted, max(LEAST, shapes.block))
+    return kept, kept / max(1, wanted)
 
 
 def _sweeps(rows: int, columns: int) -> int:

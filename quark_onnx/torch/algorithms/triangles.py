@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 #: Columns of a panel: a product with so many is as fast as with all, and with so few, little is computed twice.
-PANEL = 352
+PANEL = 256
 #: Rows that are copied at once.
 _ROWS = 128
 

@@ -25,7 +25,8 @@ class Columns:
     """
 
     def __init__(self, steps: Steps, order: Any) -> None:
-        self._steps = steps
+        #: The level nearest to each number of steps, which is changed.
+        self.rounded = steps.rounded
         self._scale = steps.scale.t().contiguous()
         self._zero = torch.zeros_like(self._scale) if steps.zero is None else steps.zero.t().contiguous()
         # a scale may be less than what has an inverse; what it belongs to is 0 then
@@ -44,10 +45,6 @@ class Columns:
     def offset(self, start: int, stop: int) -> Any:
         """What level 0 stands for in some columns, negated: (columns, rows)."""
         return self._offset.index_select(0, self._place[start:stop])
-
-    def rounded(self, units: Any) -> Any:
-        """The level nearest to each number of steps, which is changed."""
-        return self._steps.rounded(units)
 
     def values(self, near: Any, start: int, stop: int) -> Any:
         """What the levels nearest to values of some columns stand for, (columns, rows); ``near`` is changed."""
