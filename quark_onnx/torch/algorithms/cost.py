@@ -171,14 +171,14 @@ def _sweeps(rows: int, columns: int) -> int:
 def _of_clip(each: Any, shapes: Shapes) -> Cost:
     # all stages are watched at once, and the ends of a range are tried together, and one by one
     together = 4 * sum(inputs**2 for _, inputs in shapes.groups) // max(1, _blocks(shapes))
-    work = _runs(shapes, 1) + _grams(shapes) + 2 * _judged(shapes)
+    work = _runs(shapes, 1) + _grams(shapes) / 2 + 1.5 * _judged(shapes)
     return Cost(_rounder(shapes) + together, work, 3 * tries(each.steps + 1) * _count(shapes))
 
 
 def _of_awq(each: Any, shapes: Shapes) -> Cost:
     trials = each.steps * (1 + each.duo)
     together = 4 * sum(inputs**2 for _, inputs in shapes.groups) // max(1, _blocks(shapes))
-    work = _runs(shapes, 1) + _grams(shapes) + trials * _judged(shapes)
+    work = _runs(shapes, 1) + (_grams(shapes) + trials * _judged(shapes)) / 2  # halves of symmetric matrices
     return Cost(together, work, trials * _count(shapes))
 
 
