@@ -139,7 +139,7 @@ def _of_gptq(each: Any, shapes: Shapes) -> Cost:
     most = max((inputs for _, inputs in shapes.layers.values()), default=0)
     widest = max((rows * (1 + each.fit) * inputs for (_, inputs), rows in groups), default=0)
     # a stage runs the part of a block that is in front of it, but for samples of which is kept what that has computed
-    kept, share = _replayed(shapes, most)
+    kept, share = _replayed(shapes)
     runs = _runs(shapes, 1 + (both - share) * _STAGES / 2)
     return Cost(
         # products, and in float64 what their factor is made of, or what is swept
@@ -150,15 +150,11 @@ def _of_gptq(each: Any, shapes: Shapes) -> Cost:
     )
 
 
-def _replayed(shapes: Shapes, most: int) -> tuple[int, float]:
-    """Bytes that are kept of what stages have computed, and the share of the samples that they are kept of.
-
-    Args:
-        most: inputs of the widest layer.
-    """
-    least = min((inputs for _, inputs in shapes.layers.values()), default=0)
+def _replayed(shapes: Shapes) -> tuple[int, float]:
+    """Bytes that are kept of what stages have computed, and the share of the samples that they are kept of."""
+    widths = [inputs for _, inputs in shapes.layers.values()] or [0]
     each = shapes.block * max(1, _blocks(shapes)) / max(1, shapes.weights)  # bytes of a number
-    wanted = int(shapes.tokens * (most + least) * each)
+    wanted = int(shapes.tokens * (max(widths) + min(widths)) * each)
     kept = min(wanted, max(LEAST, shapes.block))
     return kept, kept / max(1, wanted)
 
@@ -208,8 +204,11 @@ def _of_distill(each: Any, shapes: Shapes) -> Cost:
 
 
 def _of_hqq(each: Any, shapes: Shapes) -> Cost:
-    runs = _runs(shapes, _STAGES / 2) + _grams(shapes) + 3 * _judged(shapes) if shapes.tokens else 0.0
-    memory = _rounder(shapes) + 4 * shapes.widest if shapes.tokens else 0
+    if not shapes.tokens:
+        return Cost(0, 0.0, _SOLVED * each.iterations * _count(shapes))
+    kept, share = _replayed(shapes)
+    runs = _runs(shapes, 1 + (1 - share) * _STAGES / 2) + _grams(shapes) / 2 + 1.5 * _judged(shapes)
+    memory = _rounder(shapes) + kept + 4 * shapes.widest
     return Cost(memory, runs, _SOLVED * each.iterations * _count(shapes))
 
 
