@@ -38,8 +38,7 @@ def quantize_block(
         job = BlockJob(name, block, layers, walk.calls(name), walk.calls(name), known=walk.known)
         made, outcomes = refined(job, rounders)
         report.outcomes += outcomes
-        with job.put(job.quantized(made)):
-            yield from walk.run(name, block)
+        yield from _advance(job, made, walk)
         finish(model, layers, Watching({}), config, report, made)
         return
     floats = walk.calls(name)
@@ -54,11 +53,20 @@ def quantize_block(
         job.scales = watching.scales(config.least_of)
         made, found = refined(job, rounders)
         outcomes += found
-        with job.put(job.quantized(made)):
-            for _ in walk.run(name, block, quantized=True):
-                pass
+        for _ in _advance(job, made, walk, quantized=True):
+            pass
     report.outcomes += outcomes
     finish(model, layers, watching, config, report, made)
+
+
+def _advance(job: BlockJob, made: Mapping[str, Quantized], walk: Walk, quantized: bool = False) -> Iterator[int]:
+    """Bring the hidden states that quantized blocks have left behind a block with these codes."""
+    replay, job.replay = job.replay, None  # what it keeps goes once it is done
+    if replay is not None:
+        yield from walk.run(job.name, job.block, quantized, replay.result)
+        return
+    with job.put(job.quantized(made)):
+        yield from walk.run(job.name, job.block, quantized)
 
 
 def check_apart(model: Any, blocks: Mapping[str, Any], config: TorchConfig) -> None:
@@ -116,6 +124,7 @@ def refined_from(
     """Codes to the nearest as algorithms leave them, one after the other."""
     outcomes: list[Outcome] = []
     for rounder in rounders:
+        job.replay = None
         made, found = rounder(job, made)
         outcomes += found
     return made, outcomes

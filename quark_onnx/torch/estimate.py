@@ -30,7 +30,7 @@ _ROWS, _COLUMNS, _SOME = 2048, 2048, 64
 #: Rows that it is multiplied with, and bytes that are read, to see how fast that is.
 _TOKENS, _READ = 256, 1 << 25
 #: Tokens that a block runs at once; and bytes for each probability of attention, beside three of the model's type.
-AT_ONCE, _SOFTMAX = 2048, 4
+AT_ONCE, _SOFTMAX = 512, 4
 #: Columns of a weight that is swept, to see how fast that is.
 _SWEPT = 128
 

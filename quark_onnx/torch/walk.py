@@ -7,7 +7,7 @@ rotary embeddings) is recorded while every block is skipped.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -153,7 +153,9 @@ class Walk:
         hidden = (self.quantized if quantized else None) or self.hidden
         return [Call(each, *rest) for each, rest in zip(hidden, self._arguments[name], strict=False)]
 
-    def run(self, name: str, block: Any, quantized: bool = False) -> Iterator[int]:
+    def run(
+        self, name: str, block: Any, quantized: bool = False, run: Callable[[int, Call], Any] | None = None
+    ) -> Iterator[int]:
         """Run a block on every sample that reaches it, and say after each how many are done; what it computes replaces
         what it read.
 
@@ -161,10 +163,12 @@ class Walk:
             name: of the block.
             block: what stands for it now.
             quantized: whether it reads what quantized blocks have left.
+            run: runs the block on a sample of this number; None runs it as it stands.
         """
         own = (self.quantized if quantized else None) or self.hidden
         for index, rest in enumerate(self._arguments[name]):
-            own[index] = Call(own[index], *rest).run(block)
+            call = Call(own[index], *rest)
+            own[index] = call.run(block) if run is None else run(index, call)
             yield index + 1
 
 

@@ -57,6 +57,7 @@ class BlockJob:
         targets: the hidden states that it computes of ``floats``.
         scales: of activations, that data has told.
         known: what was found out about blocks of the same kind before, by what makes them the same.
+        replay: runs the block with the codes that the last rounder has chosen, if that knows how to save work.
     """
 
     name: str
@@ -67,6 +68,7 @@ class BlockJob:
     targets: Sequence[Any] = ()
     scales: Scales = field(default_factory=Scales)
     known: dict[Any, Any] = field(default_factory=dict)
+    replay: Any = None
 
     def weights(self) -> Iterator[tuple[str, Any, LayerSpec]]:
         """Names, float weights with outputs first, and specs of the layers whose weights are quantized."""

@@ -13,7 +13,7 @@ from quark_onnx.optimizers.base import require_number, require_whole
 from quark_onnx.registry import ALGORITHMS
 from quark_onnx.torch.algorithms.base import BlockJob, Outcome
 from quark_onnx.torch.algorithms.grams import Gram, grams_of
-from quark_onnx.torch.algorithms.losses import Loss, better
+from quark_onnx.torch.algorithms.losses import Loss, better, squares_of
 from quark_onnx.torch.algorithms.ranges import fitted, has_ranges
 from quark_onnx.torch.algorithms.stages import Stage, stages_in
 from quark_onnx.torch.layers import kind_of
@@ -66,7 +66,7 @@ class Clip:
     def _layer(self, name: str, weight: Any, gram: Gram, result: dict[str, Quantized]) -> Outcome:
         if gram.own is None:
             return Outcome(name, self.name, 0.0, 0.0, "the data has not reached it")
-        loss = Loss(weight, gram.own, None)
+        loss = Loss(weight, squares_of(gram.own))
         shares = tuple(1 - step * (1 - self.shrink) / self.steps for step in range(self.steps + 1))
         start = result[name]
         plain = loss(start)

@@ -14,6 +14,7 @@ from quark_onnx.torch.algorithms.gptq import GPTAQ, GPTQ, Qronos
 from quark_onnx.torch.algorithms.hqq import HQQ
 from quark_onnx.torch.algorithms.pairs import pattern_of
 from quark_onnx.torch.algorithms.ranges import SHARES, tries
+from quark_onnx.torch.algorithms.replay import LEAST
 from quark_onnx.torch.algorithms.rotation import Rotation
 from quark_onnx.torch.algorithms.signed import SignedRounding
 from quark_onnx.torch.algorithms.smoothquant import AutoSmoothQuant, SmoothQuant
@@ -131,21 +132,31 @@ def _rounder(shapes: Shapes) -> int:
 
 def _of_gptq(each: Any, shapes: Shapes) -> Cost:
     both = 2 if getattr(each, "alpha", float(isinstance(each, Qronos))) > 0 else 1
-    # a sweep for each range, looks behind it, and what is said in the end
-    judged = (1 + each.fit) / 2 + 1.5 * each.polish + 2 + 3 * (both - 1)
+    # a sweep for each range, looks behind it, and what is said in the end: halves of symmetric matrices, and triangles
+    judged = (1 + each.fit) / 2 + max(0.0, 1.5 * each.polish - 0.5) + 1 + 2.5 * (both - 1)
     groups = shapes.groups.items()
-    solved = sum(inputs**3 for (_, inputs), _ in groups)
+    solved = sum(inputs**3 for (_, inputs), _ in groups) / 3
     most = max((inputs for _, inputs in shapes.layers.values()), default=0)
     widest = max((rows * (1 + each.fit) * inputs for (_, inputs), rows in groups), default=0)
-    # a stage runs the part of a block that is in front of it
-    runs = _runs(shapes, both * _STAGES / 2 + 1)
+    # a stage runs the part of a block that is in front of it, but for samples of which is kept what that has computed
+    kept, share = _replayed(shapes)
+    runs = _runs(shapes, 1 + (both - share) * _STAGES / 2)
     return Cost(
-        # products, and in float64 what their inverse is made of, or what is swept
-        _rounder(shapes) + 4 * both * shapes.widest + max(2 * 8 * most**2, _SWEPT * 4 * min(widest, AT_ONCE)),
-        runs + both * _grams(shapes) + solved + judged * _judged(shapes),
+        # products, and in float64 what their factor is made of, or what is swept
+        _rounder(shapes) + kept + 4 * both * shapes.widest + max(8 * most**2, _SWEPT * 4 * min(widest, AT_ONCE)),
+        runs + (2 * both - 1.5) * _grams(shapes) + solved + judged * _judged(shapes),
         tries(len(SHARES)) * each.fit * _count(shapes),
         (1 + each.polish) * sum(_sweeps(rows * (1 + each.fit), inputs) * inputs for (_, inputs), rows in groups),
     )
+
+
+def _replayed(shapes: Shapes) -> tuple[int, float]:
+    """Bytes that are kept of what stages have computed, and the share of the samples that they are kept of."""
+    widths = [inputs for _, inputs in shapes.layers.values()] or [0]
+    each = shapes.block * max(1, _blocks(shapes)) / max(1, shapes.weights)  # bytes of a number
+    wanted = int(shapes.tokens * (max(widths) + min(widths)) * each)
+    kept = min(wanted, max(LEAST, shapes.block))
+    return kept, kept / max(1, wanted)
 
 
 def _sweeps(rows: int, columns: int) -> int:
@@ -156,14 +167,14 @@ def _sweeps(rows: int, columns: int) -> int:
 def _of_clip(each: Any, shapes: Shapes) -> Cost:
     # all stages are watched at once, and the ends of a range are tried together, and one by one
     together = 4 * sum(inputs**2 for _, inputs in shapes.groups) // max(1, _blocks(shapes))
-    work = _runs(shapes, 1) + _grams(shapes) + 2 * _judged(shapes)
+    work = _runs(shapes, 1) + _grams(shapes) / 2 + 1.5 * _judged(shapes)
     return Cost(_rounder(shapes) + together, work, 3 * tries(each.steps + 1) * _count(shapes))
 
 
 def _of_awq(each: Any, shapes: Shapes) -> Cost:
     trials = each.steps * (1 + each.duo)
     together = 4 * sum(inputs**2 for _, inputs in shapes.groups) // max(1, _blocks(shapes))
-    work = _runs(shapes, 1) + _grams(shapes) + trials * _judged(shapes)
+    work = _runs(shapes, 1) + (_grams(shapes) + trials * _judged(shapes)) / 2  # halves of symmetric matrices
     return Cost(together, work, trials * _count(shapes))
 
 
@@ -193,8 +204,11 @@ def _of_distill(each: Any, shapes: Shapes) -> Cost:
 
 
 def _of_hqq(each: Any, shapes: Shapes) -> Cost:
-    runs = _runs(shapes, _STAGES / 2) + _grams(shapes) + 3 * _judged(shapes) if shapes.tokens else 0.0
-    memory = _rounder(shapes) + 4 * shapes.widest if shapes.tokens else 0
+    if not shapes.tokens:
+        return Cost(0, 0.0, _SOLVED * each.iterations * _count(shapes))
+    kept, share = _replayed(shapes)
+    runs = _runs(shapes, 1 + (1 - share) * _STAGES / 2) + _grams(shapes) / 2 + 1.5 * _judged(shapes)
+    memory = _rounder(shapes) + kept + 4 * shapes.widest
     return Cost(memory, runs, _SOLVED * each.iterations * _count(shapes))
 
 

@@ -19,8 +19,9 @@ from quark_onnx.errors import ConfigError, DataError
 from quark_onnx.registry import ALGORITHMS
 from quark_onnx.torch.algorithms.base import BlockJob, Outcome
 from quark_onnx.torch.algorithms.grams import Gram, grams_of
-from quark_onnx.torch.algorithms.losses import Loss, better, merged
+from quark_onnx.torch.algorithms.losses import Loss, better, merged, squares_of
 from quark_onnx.torch.algorithms.ranges import fitted, has_ranges
+from quark_onnx.torch.algorithms.replay import Replay
 from quark_onnx.torch.algorithms.stages import stages_in
 from quark_onnx.torch.algorithms.steps import Steps
 from quark_onnx.torch.algorithms.sweep import AT_ONCE, Solver, Swept
@@ -94,13 +95,15 @@ class GPTQ:
         ]
         if not weights or not job.calls:
             return result, outcomes
-        before: list[str] = []
-        for stage in stages_in(job, weights):
-            grams = grams_of(job, stage, job.quantized(result, before), exact=self.aims_at_float)
+        stages = stages_in(job, weights)
+        job.replay = Replay(job, stages, result)
+        for place, stage in enumerate(stages):
+            job.replay.begin(place)
+            grams = grams_of(job, stage, job.replay, exact=self.aims_at_float)
             for group in stage.groups:
                 give_back()
                 outcomes += self._group(group, weights, grams.pop(group[0]), result)
-            before += [name for group in stage.groups for name in group]
+        job.replay.begin(len(stages))
         return result, outcomes
 
     def _group(
@@ -109,16 +112,19 @@ class GPTQ:
         """Choose codes of layers that read the same."""
         if gram.own is None:
             return [Outcome(name, self.name, 0.0, 0.0, "the data has not reached it") for name in group]
+        own, gram.own = gram.own, None
+        power = own.diagonal().clone()
         try:
-            solver = Solver.of(gram.own, self._damping(gram.own), self.act_order)
+            solver = Solver.of(own, self._damping(own), self.act_order, keep=False)
         except ArithmeticError as error:
             raise DataError(f"{self.name} cannot use what {group[0]} reads: {error}") from error
+        del own
         searches = [
-            self._search(name, weights[name].float(), result[name], gram, solver)
+            self._search(name, weights[name].float(), result[name], gram, power, solver)
             for name in group
             if Steps.of(result[name]) is not None
         ]
-        for batch in _together(self._try(each, gram) for each in searches):
+        for batch in _together(self._try(each, power) for each in searches):
             firsts = [each.search.first for each in batch]
             rows = [len(each.search.target) for each in batch]
             swept = solver.rounded(
@@ -133,19 +139,19 @@ class GPTQ:
         result.update({name: each.best for name, each in found.items()})
         return [self._outcome(found[each], gram) if each in found else self._plain(each, result) for each in group]
 
-    def _search(self, name: str, weight: Any, start: Quantized, gram: Gram, solver: Solver) -> _Search:
+    def _search(self, name: str, weight: Any, start: Quantized, gram: Gram, power: Any, solver: Solver) -> _Search:
         target, first, pull = weight, None, None
         if self._share and gram.off is not None:
             pull = self._share * (gram.off @ weight.t())
             target = weight + solver.solve(pull).t()
-            first = self._first(weight, pull, gram.own.diagonal())
-        return _Search(name, Loss(weight, gram.own, pull), target, first, start, solver)
+            first = self._first(weight, pull, power)
+        return _Search(name, Loss(weight, solver.losses, pull), target, first, start, solver)
 
-    def _try(self, search: _Search, gram: Gram) -> _Try:
+    def _try(self, search: _Search, power: Any) -> _Try:
         """Scales to sweep with."""
         start = search.best
         fit = self.fit and has_ranges(start.spec)
-        return _Try(search, (start, fitted(search.loss.weight, start, gram.own.diagonal())) if fit else (start,))
+        return _Try(search, (start, fitted(search.loss.weight, start, power)) if fit else (start,))
 
     def _plain(self, name: str, made: Mapping[str, Quantized]) -> Outcome:
         return Outcome(name, self.name, 0.0, 0.0, f"{made[name].spec.dtype.name} is rounded to the nearest")
@@ -153,7 +159,7 @@ class GPTQ:
     def _outcome(self, search: _Search, gram: Gram) -> Outcome:
         weight = search.loss.weight
         scale = float(search.loss.power()) or 1.0
-        rest = 0.0 if search.loss.pull is None else self._share**2 * float(((weight @ gram.gap) * weight).sum())
+        rest = 0.0 if search.loss.pull is None else self._share**2 * float(squares_of(gram.gap)(weight).sum())
         before, after = (max(float(each.sum()) + rest, 0.0) / scale for each in (search.plain, search.error))
         return Outcome(search.name, self.name, before, after, f"{gram.count} tokens")
 

@@ -12,7 +12,9 @@ import torch
 from quark_onnx.errors import DataError
 from quark_onnx.torch import ranks
 from quark_onnx.torch.algorithms.base import BlockJob
+from quark_onnx.torch.algorithms.replay import Replay
 from quark_onnx.torch.algorithms.stages import Stage
+from quark_onnx.torch.algorithms.triangles import add_products, mirror
 from quark_onnx.torch.layers import kind_of, outputs_first
 from quark_onnx.torch.walk import Call
 
@@ -35,16 +37,24 @@ class Gram:
     count: int = 0
 
     def add(self, x: Any, exact: Any = None) -> None:
-        """Take in what a run has shown; (tokens, inputs) each, ``exact`` of the float model."""
+        """Take in what a run has shown; (tokens, inputs) each, ``exact`` of the float model. Of symmetric matrices the
+        upper half is summed up."""
         if self.own is None:
             self.own = x.new_zeros((x.shape[1], x.shape[1]))
-        self.own.addmm_(x.t(), x)
+        add_products(self.own, x)
         self.count += len(x)
         if exact is not None:
             if self.off is None:
                 self.off, self.gap = (x.new_zeros((x.shape[1], x.shape[1])) for _ in range(2))
             self.off.addmm_(x.t(), exact - x)
-            self.gap.addmm_((exact - x).t(), exact - x)
+            add_products(self.gap, exact - x)
+
+    def whole(self) -> Gram:
+        """With both halves of symmetric matrices, of which one is summed up."""
+        for part in (self.own, self.gap):
+            if part is not None:
+                mirror(part)
+        return self
 
     def over_ranks(self, inputs: int, device: Any) -> Gram:
         """The sums over all processes."""
@@ -100,12 +110,12 @@ class _Reading:
         return hook
 
 
-def grams_of(job: BlockJob, stage: Stage, before: Mapping[str, Any], *, exact: bool) -> dict[str, Gram]:
+def grams_of(job: BlockJob, stage: Stage, before: Mapping[str, Any] | Replay, *, exact: bool) -> dict[str, Gram]:
     """Run the block on all samples.
 
     Args:
         stage: whose layers are watched.
-        before: quantized layers of the stages before it, by their names.
+        before: quantized layers of the stages before it, by their names, or what runs the block with them.
         exact: whether to compare with the float model; where experts read, which may be others there, it is not done.
 
     Returns:
@@ -118,10 +128,13 @@ def grams_of(job: BlockJob, stage: Stage, before: Mapping[str, Any], *, exact: b
     rounding: dict[str, Any] = {name: layer.input for name, layer in job.quantized({}, leaders).items()}
     reading = _Reading(job.block, leaders, stage.last)
     found = {name: Gram() for name in leaders}
-    for call, plain in zip(job.calls, job.floats, strict=True):
+    for index, (call, plain) in enumerate(zip(job.calls, job.floats, strict=True)):
         wanted = reading.run(plain) if exact else {}
-        with job.put(before):
-            seen = reading.run(call)
+        if isinstance(before, Replay):
+            seen = before.run(index, call, reading.run)
+        else:
+            with job.put(before):
+                seen = reading.run(call)
         tokens = call.hidden.numel() // call.hidden.shape[-1]
         for name, reads in seen.items():
             left = _rows(reads if rounding[name] is None else map(rounding[name], reads))
@@ -133,7 +146,7 @@ def grams_of(job: BlockJob, stage: Stage, before: Mapping[str, Any], *, exact: b
     for name, gram in found.items():
         if gram.own is not None and not torch.isfinite(gram.own.diagonal()).all():
             raise DataError(f"what {name} reads is infinite or no number on the calibration data")
-    return found
+    return {name: gram.whole() for name, gram in found.items()}
 
 
 def _rows(reads: Iterable[Any]) -> Any:

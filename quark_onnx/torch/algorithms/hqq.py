@@ -19,7 +19,8 @@ from quark_onnx.registry import ALGORITHMS
 from quark_onnx.torch.affine import Params, scale_type
 from quark_onnx.torch.algorithms.base import BlockJob, Outcome
 from quark_onnx.torch.algorithms.grams import grams_of
-from quark_onnx.torch.algorithms.losses import Loss, better
+from quark_onnx.torch.algorithms.losses import Loss, better, squares_of
+from quark_onnx.torch.algorithms.replay import Replay
 from quark_onnx.torch.algorithms.stages import stages_in
 from quark_onnx.torch.layers import kind_of
 from quark_onnx.torch.quantized import Quantized, quantize
@@ -67,7 +68,7 @@ class HQQ:
                 outcomes.append(Outcome(name, self.name, 0.0, 0.0, note))
                 continue
             matrix = weight.reshape(len(weight), -1).float()
-            loss = Loss(matrix, gram, None)
+            loss = Loss(matrix, squares_of(gram))
             found = quantize(weight, start.spec, name, solved(matrix, start, HalfQuadratic(**asdict(self))))
             before = loss(start)
             result[name], after = better(start, before, found, loss(found))
@@ -117,10 +118,14 @@ def _readers(job: BlockJob, made: Mapping[str, Quantized]) -> Iterator[tuple[str
     known = [name for name in made if kind_of(job.layers[name][0]) in ("Linear", "Conv1D")]
     done: list[str] = []
     if job.calls and any(can_solve(made[name].spec) for name in known):
-        for stage in stages_in(job, known):
-            grams = grams_of(job, stage, job.quantized(made, done), exact=False)
+        stages = stages_in(job, known)
+        job.replay = Replay(job, stages, made)
+        for place, stage in enumerate(stages):
+            job.replay.begin(place)
+            grams = grams_of(job, stage, job.replay, exact=False)
             for group in stage.groups:
                 gram = grams.pop(group[0]).own
                 yield from ((name, gram) for name in group)
             done += [name for group in stage.groups for name in group]
+        job.replay.begin(len(stages))
     yield from ((name, None) for name in made if name not in done)

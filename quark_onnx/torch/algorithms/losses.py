@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from quark_onnx.torch.algorithms.triangles import quadratic
 from quark_onnx.torch.quantized import Quantized
 
 #: Types that torch.where does not know, by those of the same size that it does.
@@ -19,26 +21,31 @@ class Loss:
 
     Attributes:
         weight: (outputs, inputs).
-        gram: (inputs, inputs); None stands for inputs that do not depend on each other.
+        squares: of weights that are off by so much, (outputs, inputs), the squared error of each output.
         pull: (inputs, outputs): what the layer should compute beside ``weight``, times the inputs; None for nothing.
     """
 
     weight: Any
-    gram: Any
-    pull: Any
+    squares: Callable[[Any], Any]
+    pull: Any = None
 
     def __call__(self, found: Quantized) -> Any:
         """(outputs,); beside a pull it is up to a constant."""
         off = found.dequantize(torch.float32).reshape(self.weight.shape) - self.weight
-        square = (self._seen(off) * off).sum(1)
+        square = self.squares(off)
         return square if self.pull is None else square - 2 * (off * self.pull.t()).sum(1)
 
     def power(self) -> Any:
         """The sum of squares of what the float weight computes."""
-        return (self._seen(self.weight) * self.weight).sum()
+        return self.squares(self.weight).sum()
 
-    def _seen(self, weight: Any) -> Any:
-        return weight if self.gram is None else weight @ self.gram
+
+def squares_of(gram: Any) -> Callable[[Any], Any]:
+    """What a loss takes the squares of: of what inputs with these products, (inputs, inputs), make of a weight; None
+    stands for inputs that do not depend on each other."""
+    if gram is None:
+        return lambda off: off.square().sum(1)
+    return lambda off: quadratic(off, gram, gram.diagonal())
 
 
 def better(best: Quantized, error: Any, found: Quantized, new: Any) -> tuple[Quantized, Any]:

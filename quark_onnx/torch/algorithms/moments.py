@@ -11,6 +11,7 @@ import torch
 from quark_onnx.errors import DataError
 from quark_onnx.torch import ranks
 from quark_onnx.torch.algorithms.pairs import inputs_last
+from quark_onnx.torch.algorithms.triangles import add_products, quadratic
 from quark_onnx.torch.walk import Call
 
 #: Layers with more inputs keep tokens in place of all products of inputs.
@@ -26,7 +27,7 @@ class Moments:
     Attributes:
         mean: (inputs,) of absolute values.
         lo, hi: (inputs,) the least and the greatest value.
-        second: (inputs, inputs), the mean of x^T x; None where there are tokens.
+        second: (inputs, inputs), the mean of x^T x, of which the upper half counts; None where there are tokens.
         tokens: (tokens, inputs), some of them, evenly spread.
     """
 
@@ -49,7 +50,7 @@ class Moments:
         17.0
         """
         if self.second is not None:
-            return float(((weight @ self.second) * weight).sum().clamp(min=0))
+            return float(quadratic(weight, self.second, self.second.diagonal()).sum().clamp(min=0))
         return float((weight @ self.tokens.t()).square().sum() / len(self.tokens))
 
 
@@ -82,7 +83,7 @@ class _Gathering:
         if self._products and x.shape[-1] <= _PRODUCTS:
             if self._second is None:
                 self._second = x.new_zeros((x.shape[1], x.shape[1]))
-            self._second.addmm_(x.t(), x)
+            add_products(self._second, x)
         else:
             step = -(-len(x) // self._share)
             self._tokens.append(x[step // 2 :: step].clone())

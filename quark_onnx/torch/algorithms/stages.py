@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -22,10 +22,13 @@ class Stage:
         groups: their names; layers of a group read the very same tensor, and round it alike.
         last: that layer which is run last in every run; None where experts are chosen, so that nobody knows, or a layer
             is run several times.
+        until: for each layer, the place of the last stage that reads what it computes, layers between them aside; where
+            the block hands it on, the place behind all stages.
     """
 
     groups: tuple[tuple[str, ...], ...]
     last: str | None = None
+    until: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False)
 
 
 def stages_of(block: Any, layers: Layers, call: Call) -> list[Stage]:
@@ -48,8 +51,9 @@ def stages_of(block: Any, layers: Layers, call: Call) -> list[Stage]:
     trace = _Trace({name: layer for name, (layer, _) in layers.items()})
     # which node stands behind which is all that is asked for: what gradients would need is not kept
     with trace, torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(lambda tensor: None, lambda kept: kept):
-        Call(call.hidden.detach().clone().requires_grad_(), call.args, call.kwargs).run(block)
+        result = Call(call.hidden.detach().clone().requires_grad_(), call.args, call.kwargs).run(block)
     levels = trace.levels()
+    until = trace.until(levels, result.grad_fn)
     for name in layers:
         if name not in levels:
             levels[name] = next((level for other, level in levels.items() if _twins(name, other)), 0)
@@ -65,7 +69,7 @@ def stages_of(block: Any, layers: Layers, call: Call) -> list[Stage]:
         always = all(name in places and trace.once(name, tokens) for name in names)
         leaders = tuple(tuple(group) for group in found[level].values())
         last = max((group[0] for group in leaders), key=places.__getitem__) if always else None
-        stages.append(Stage(leaders, last))
+        stages.append(Stage(leaders, last, {name: until.get(name, level) for name in names}))
     return list(ranks.from_first(stages))  # another sample may reach other experts
 
 
@@ -84,7 +88,11 @@ def stages_in(job: BlockJob, names: Iterable[str]) -> list[Stage]:
         return job.name + other.removeprefix(name)
 
     return [
-        Stage(tuple(tuple(map(here, group)) for group in stage.groups), stage.last and here(stage.last))
+        Stage(
+            tuple(tuple(map(here, group)) for group in stage.groups),
+            stage.last and here(stage.last),
+            {here(other): place for other, place in stage.until.items()},
+        )
         for stage in stages
     ]
 
@@ -138,6 +146,15 @@ class _Trace:
         for name in self._inputs:  # in the order of the run: what a layer reads has a level already
             before = (found[other] for other in self._behind(self._inputs[name]) if other in found)
             found[name] = 1 + max(before, default=-1)
+        return found
+
+    def until(self, levels: Mapping[str, int], result: Any) -> dict[str, int]:
+        """The greatest level of those that read what each layer computes; where the result does, one more than all."""
+        found = dict[str, int]()
+        ends = [(self._inputs[name], level) for name, level in levels.items()]
+        for node, level in (*ends, (result, 1 + max(levels.values(), default=-1))):
+            for name in self._behind(node):
+                found[name] = max(level, found.get(name, level))
         return found
 
     def _behind(self, node: Any) -> Iterator[str]:

@@ -2,12 +2,14 @@
 
 The counterpart of :mod:`quark_onnx.kernels.gptq` where the weights are, on a CPU or a GPU. Follows Frantar et al. 2023,
 "GPTQ", and for what happens behind the sweep Behdin et al. 2023, "QuantEase": one column after the other takes the
-level that is best while all others stay.
+level that is best while all others stay. The sweep is Babai's: with A = T^T T for the damped matrix and T lower
+triangular, errors e cost |T e|^2, whose terms are made small one after the other; the same as GPTQ's, which has the
+inverse of T, as Chen et al. 2025, "The Geometry of LLM Quantization: GPTQ as Babai's Nearest Plane Algorithm", show.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import frexp
 from typing import Any, NamedTuple
@@ -15,17 +17,17 @@ from typing import Any, NamedTuple
 import torch
 
 from quark_onnx.torch.algorithms.steps import Steps
+from quark_onnx.torch.algorithms.triangles import factored, panels, put_below, quadratic, turned, upside_down
+from quark_onnx.torch.algorithms.turns import BLOCK, Columns, Turns
 
-#: Columns whose effect on the columns behind is gathered before it is applied.
-_BATCH = 128
 #: Values that are swept at once, in rows: so many that steps are few, and memory is bounded.
 AT_ONCE = 1 << 22
-#: Damping grows by this factor until the matrix can be inverted, and no further than so often the mean of the diagonal.
+#: A product has the same bits for each part of so many rows, or a multiple, whatever stands beside it.
+_ALIKE = 16
+#: Damping grows by this factor until the matrix can be factored, and no further than so often the mean of the diagonal.
 _ESCALATION, _MOST_DAMPING = 10.0, 1e4
 #: The exponent of the greatest power of two in float32.
 _GREATEST = 127
-#: Of triangular matrices that are inverted in one go.
-_SMALL = 512
 
 
 class Swept(NamedTuple):
@@ -47,50 +49,61 @@ class Solver:
     """How an error in one column is made good by the others, for one matrix of products of inputs.
 
     Attributes:
-        gram: (inputs, inputs) float32, damped, columns in their order, divided by ``unit``.
-        inverse: the upper Cholesky factor of its inverse.
+        matrix: (inputs, inputs) float32, columns in their order, divided by ``unit``: above its diagonal the products,
+            on and below it the lower factor T of A = T^T T, the damped products.
+        power: (inputs,) float32, the diagonal of the products, in the order and divided likewise.
         order: the columns in the order in which they are rounded.
         damping: the share of the mean of the diagonal that was added to it.
         ridge: (inputs,) float32, all that was added to the diagonal, as the weight has its columns.
         unit: a power of two.
     """
 
-    gram: Any
-    inverse: Any
+    matrix: Any
+    power: Any
     order: Any
     damping: float
     ridge: Any
     unit: float
 
     @classmethod
-    def of(cls, gram: Any, damping: float = 0.01, act_order: bool = True) -> Solver:
-        """Invert the matrix.
+    def of(cls, gram: Any, damping: float = 0.01, act_order: bool = True, *, keep: bool = True) -> Solver:
+        """Factor the matrix.
 
         Args:
             gram: (inputs, inputs), sums of products of two inputs.
             damping: added to the diagonal, as a share of its mean; it grows where that does not suffice.
             act_order: begin with the columns whose inputs are largest.
+            keep: whether the sums are used any more; their memory is used if not.
         """
-        diagonal = gram.diagonal()
+        diagonal = gram.diagonal().clone()
         order = torch.argsort(diagonal, descending=True, stable=True) if act_order else torch.arange(len(gram))
         order = order.to(gram.device)
         mean = float(diagonal.mean(dtype=torch.float64)) or 1.0
         # a power of two, so that nothing is rounded: the least difference in sums may tip a code
         unit = 2.0 ** min(frexp(mean)[1], _GREATEST)
-        base = gram[order][:, order].float().div_(unit)
+        work = turned(gram, order.flip(0)).div_(unit)
+        matrix = torch.empty_like(gram, dtype=torch.float32) if keep or gram.dtype != torch.float32 else gram
+        upside_down(work, matrix)
+        power = matrix.diagonal().clone()
         # inputs that were always zero: whatever their weights become, nothing changes
-        dead = (diagonal == 0).to(base.dtype)
-        base.diagonal().add_(dead[order])
-        inverse, share = _escalate(lambda share: _factor(base, share * mean / unit), damping)
-        base.diagonal().add_(share * mean / unit)
-        return cls(base, inverse, order, share, dead * unit + share * mean, unit)
+        dead = (diagonal == 0).float()
+        plain = power.double() + dead[order]
+        share = _escalate(lambda share: _factor(work, matrix, plain + share * mean / unit), damping)
+        put_below(work, matrix)
+        return cls(matrix, power, order, share, dead * unit + share * mean, unit)
 
     def solve(self, columns: Any) -> Any:
         """The damped matrix's inverse times columns; (inputs, any) in the order of the weight."""
-        turned = self.inverse @ (columns[self.order] / self.unit)
+        lower = self.matrix.tril()
+        turned = torch.linalg.solve_triangular(lower.t(), columns[self.order] / self.unit, upper=True)
         found = torch.empty_like(columns)
-        found[self.order] = self.inverse.t() @ turned
+        found[self.order] = torch.linalg.solve_triangular(lower, turned, upper=False)
         return found
+
+    def losses(self, off: Any) -> Any:
+        """The squared error of each output, (rows,), of a weight that is off by so much, (rows, inputs), without
+        damping."""
+        return quadratic(off.index_select(1, self.order), self.matrix, self.power).mul_(self.unit)
 
     def rounded(self, target: Any, tries: Sequence[Steps], polish: int = 0, first: Any = None) -> Swept:
         """A weight, (rows, inputs), on levels.
@@ -101,7 +114,7 @@ class Solver:
             polish: how often every column is looked at again.
             first: float32 of that shape; the column that comes first is rounded from here, and not from the target.
         """
-        rows = max(1, AT_ONCE // max(1, target.shape[1] * len(tries)))
+        rows = max(1, AT_ONCE // max(1, target.shape[1] * len(tries)) // _ALIKE) * _ALIKE
         values, cost = torch.empty_like(target), target.new_empty(len(target))
         picked = torch.zeros(len(target), dtype=torch.int64, device=target.device)
         for start in range(0, len(target), rows):
@@ -115,122 +128,102 @@ class Solver:
     def _swept(self, target: Any, tries: Sequence[Steps], polish: int, first: Any) -> Swept:
         """Inputs first, in their order."""
         target, count = target.index_select(1, self.order).t().contiguous(), len(tries)
-        columns = _Columns(Steps.stacked(tries), self.order)
         start = None if first is None else first[:, self.order[0]].repeat(count)
-        values, cost = _sweep(target.repeat(1, count), self.inverse, columns, start)
-        # of the tries, row by row, the one whose sweep has cost least
-        rows = target.shape[1]
-        found = list(zip(values.split(rows, 1), tries, cost.split(rows), strict=True))
-        (values, steps, cost), picked = found[0], torch.zeros(rows, dtype=torch.int64, device=target.device)
-        for place, (other, others, new) in enumerate(found[1:], 1):
-            wins = new < cost
-            values, cost = torch.where(wins, other, values), torch.where(wins, new, cost)
-            steps, picked = steps.merged(others, wins), torch.where(wins, place, picked)
-        columns = _Columns(steps, self.order)
-        for _ in range(polish):
-            cost = cost + _descend(target, values, self.gram, columns)
-        return Swept(values, picked, cost)
+        columns = Columns(Steps.stacked(tries), self.order)
+        off, seen, cost = self._sweep(target, count, columns, start, seen=bool(polish))
+        steps, picked = tries[0], torch.zeros(target.shape[1], dtype=torch.int64, device=target.device)
+        if count > 1:
+            # of the tries, row by row, the one whose sweep has cost least
+            (off, *others), (seen, *sights), (cost, *costs) = (
+                each.split(target.shape[1], -1) for each in (off, seen, cost)
+            )
+            for place, (other, sight, new, own) in enumerate(zip(others, sights, costs, tries[1:], strict=True), 1):
+                wins = new < cost
+                off, seen, cost = (
+                    torch.where(wins, one, two) for one, two in ((other, off), (sight, seen), (new, cost))
+                )
+                steps, picked = steps.merged(own, wins), torch.where(wins, place, picked)
+            columns = Columns(steps, self.order)
+        for again in range(polish):
+            cost = cost + self._descend(target, off, self._seen(off) if again else seen, columns)
+        for start, stop in panels(len(target), BLOCK):
+            off[start:stop] = columns.values(off[start:stop].add_(target[start:stop]), start, stop)
+        return Swept(off, picked, cost)
+
+    def _sweep(self, target: Any, count: int, columns: Columns, first: Any, *, seen: bool) -> tuple[Any, Any, Any]:
+        """How far values on levels are off, for all columns in their order, inputs first; what T makes of it; and what
+        it costs each row, as the damped matrix sees it. Each is that of the tries side by side.
+
+        Args:
+            first: what the first column is rounded from, if not from the target.
+            seen: whether what T makes of it is asked for; it is of no use otherwise.
+        """
+        off = target.new_empty(len(target), target.shape[1] * count)
+        sight = torch.empty_like(off) if seen else off[:0]
+        cost, turns = off.new_zeros(off.shape[1]), Turns(columns, off)
+        for start, stop in panels(len(off), BLOCK):
+            wanted = target[start:stop].repeat(1, count)
+            diagonal = self.matrix.diagonal()[start:stop, None]
+            shares = self.matrix[start:stop, :stop] / diagonal
+            left = turns.left(stop - start)
+            if start:
+                torch.addmm(wanted, shares[:, :start], off[:start], alpha=-1, out=left)
+            else:
+                left.copy_(wanted)
+            turns.take(start, wanted, shares[:, start:], off[start:stop], None if start else first)
+            left.sub_(wanted).sub_(off[start:stop]).mul_(-diagonal)
+            if seen:
+                sight[start:stop] = left
+            cost += left.square_().sum(0)
+        return off, sight, cost
+
+    def _seen(self, off: Any) -> Any:
+        """T times it."""
+        found = torch.empty_like(off)
+        for start, stop in panels(len(off)):
+            torch.mm(self.matrix[start:stop, start:stop].tril(), off[start:stop], out=found[start:stop])
+            found[start:stop].addmm_(self.matrix[start:stop, :start], off[:start])
+        return found
+
+    def _descend(self, target: Any, off: Any, seen: Any, columns: Columns) -> Any:
+        """Let each column in turn take its best level while all others stay; ``off`` and ``seen`` are changed.
+
+        Args:
+            target, off: inputs first, what is to be reached, and how far values are off.
+            seen: what T makes of ``off``.
+
+        Returns:
+            (rows,): how much the cost falls, as a negative number.
+        """
+        change, turns = off.new_zeros(off.shape[1]), Turns(columns, off)
+        power = self.power + self.ridge[self.order] / self.unit
+        for start, stop in panels(len(off), BLOCK):
+            diagonal = power[start:stop, None]
+            left, now, own = turns.left(stop - start), off[start:stop] + target[start:stop], seen[start:stop]
+            # the damped matrix times what is off, of which columns before have changed a part
+            torch.mm(self.matrix[start:stop, start:stop].tril().t(), own, out=left)
+            left.addmm_(self.matrix[stop:, start:stop].t(), seen[stop:])
+            left.addmm_(self.matrix[:start, start:stop].t(), seen[:start])  # of these, how far they have moved
+            left.div_(-diagonal).add_(now)
+            shares = self.matrix[start:stop, start:stop].triu(1).t() / diagonal
+            turns.take(start, now, shares, own)
+            off[start:stop] += own
+            change += now.sub_(left).mul_(2).add_(own).mul_(own).mul_(diagonal).sum(0)
+        return change
 
 
-class _Columns:
-    """Steps of columns in their order.
-
-    Args:
-        steps: those of the weight.
-        order: of its columns.
-    """
-
-    def __init__(self, steps: Steps, order: Any) -> None:
-        self._blocks = steps.columns()
-        self._place: list[int] = (order // steps.size).tolist()
-
-    def part(self, place: int) -> Steps:
-        """Those of one column."""
-        return self._blocks[self._place[place]]
-
-
-def _sweep(left: Any, inverse: Any, steps: _Columns, first: Any = None) -> tuple[Any, Any]:
-    """Values on levels for all columns in their order, inputs first, and what they cost each row, as the damped matrix
-    sees it; ``left`` is changed.
-
-    Args:
-        first: what the first column is rounded from, if not from ``left``.
-    """
-    values = torch.empty_like(left)
-    scales = (1 / inverse.diagonal()).tolist()
-    for place in _in_turn(left, inverse, left):
-        own, error = steps.part(place), left[place]
-        level = own.levels(error if place or first is None else first)
-        values[place] = value = own.values(level)
-        error.sub_(value).mul_(scales[place])
-    return values, left.square_().sum(0)
-
-
-def _descend(target: Any, values: Any, gram: Any, steps: _Columns) -> Any:
-    """Let each column in turn take its best level while all others stay; ``values`` is changed.
-
-    Returns:
-        (rows,): how much the cost falls, as a negative number.
-    """
-    pull, moves = gram @ (target - values), torch.empty_like(values)
-    diagonal = gram.diagonal()
-    shares = (1 / diagonal).tolist()
-    for place in _in_turn(pull, gram, moves):
-        own, now = steps.part(place), values[place]
-        value = own.values(own.levels(torch.add(now, pull[place], alpha=shares[place])))
-        torch.sub(value, now, out=moves[place])
-        now.copy_(value)
-    return moves.mul_(moves * diagonal[:, None] - pull.mul_(2)).sum(0)
-
-
-def _in_turn(left: Any, matrix: Any, moves: Any) -> Iterator[int]:
-    """Columns one after the other, which lie along the rows here. What the caller leaves in a row of ``moves`` is taken
-    from all rows of ``left`` behind it, times its row of a matrix."""
-    count = len(left)
-    for start in range(0, count, _BATCH):
-        stop = min(count, start + _BATCH)
-        for place in range(start, stop):
-            yield place
-            left[place + 1 : stop].addr_(matrix[place, place + 1 : stop], moves[place], alpha=-1)
-        left[stop:].addmm_(matrix[start:stop, stop:].t(), moves[start:stop], alpha=-1)
-
-
-def _escalate(attempt: Callable[[float], Any], damping: float) -> tuple[Any, float]:
+def _escalate(attempt: Callable[[float], bool], damping: float) -> float:
+    """The least share that suffices."""
     share = damping
-    while True:
-        found = attempt(share)
-        if found is not None:
-            return found, share
+    while not attempt(share):
         share = max(share, 1e-6) * _ESCALATION
         if share > _MOST_DAMPING:
             raise ArithmeticError("the products of the inputs are not finite")
+    return share
 
 
-def _factor(base: Any, share: float) -> Any:
-    """The upper Cholesky factor of the inverse, computed in float64; None where there is none.
-
-    It is the inverse of the upper factor R of A = R R^T, which is the lower one of A upside down.
-    """
-    # as few matrices at a time as can be: they are the greatest that there are
-    work = base.flip(0, 1).double().t()  # symmetric, and as LAPACK has it
-    work.diagonal().add_(share)
-    failed = torch.empty((), dtype=torch.int32, device=work.device)
-    torch.linalg.cholesky_ex(work, out=(work, failed))
-    if failed.item():
-        return None
-    _invert(work)
-    work = work.float()
-    return work.flip(0, 1).contiguous() if torch.isfinite(work.diagonal()).all() else None
-
-
-def _invert(lower: Any) -> None:
-    """Put the inverse of a lower triangular matrix in its place."""
-    if len(lower) <= _SMALL:
-        lower.copy_(torch.linalg.solve_triangular(lower, torch.eye(len(lower)).to(lower), upper=False))
-        return
-    half = len(lower) // 2
-    first, beside, last = lower[:half, :half], lower[half:, :half], lower[half:, half:]
-    solved = torch.linalg.solve_triangular(last, beside, upper=False)
-    beside.copy_(torch.linalg.solve_triangular(first, solved, upper=False, left=False).neg_())
-    _invert(first)
-    _invert(last)
+def _factor(work: Any, matrix: Any, diagonal: Any) -> bool:
+    """Factor a matrix whose both halves are in another, with a diagonal of its own."""
+    upside_down(matrix, work)
+    work.diagonal().copy_(diagonal.flip(0))
+    return factored(work)

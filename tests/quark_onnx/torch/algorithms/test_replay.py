@@ -1,0 +1,93 @@
+"""Replays of blocks: what they compute is what whole runs compute, to the bit, and no layer is run twice."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from quark_onnx.torch.algorithms import replay
+from quark_onnx.torch.algorithms.base import BlockJob
+from quark_onnx.torch.algorithms.gptq import GPTQ
+from quark_onnx.torch.algorithms.stages import stages_of
+from quark_onnx.torch.config import TorchConfig
+from quark_onnx.torch.layers import QuantizedLayer
+from quark_onnx.torch.quantize import quantize_model
+from quark_onnx.torch.quantized import quantize
+from quark_onnx.torch.schemes import scheme
+from quark_onnx.torch.spec import LayerSpec, TensorSpec
+from quark_onnx.torch.walk import Call
+from tests import torch_families
+from tests.torch_models import logits, made, tokens
+
+UINT4 = LayerSpec(TensorSpec("uint4", symmetric=False, block_size=32))
+
+
+def outcome(family: str, name: str, layer: LayerSpec) -> tuple[Any, Any]:
+    model = made(torch_families.config_of(family))
+    config = TorchConfig(layer, exclude=(torch_families.head_of(family),), algorithms=(name,))
+    report = quantize_model(model, config, tokens(4), progress=False)
+    return logits(model, tokens(1)[0]), report.outcomes
+
+
+@pytest.mark.parametrize("name", ["gptq", "gptaq"])
+@pytest.mark.parametrize("family", ["llama3", "gptj", "gpt2", "phi3", "mixtral", "gemma2"])
+def test_what_is_kept_changes_no_bit(family: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All samples, none, and some of them."""
+    layer = scheme("int8") if family == "llama3" else UINT4
+    found = []
+    for least in (1 << 26, 10_000, 0):
+        monkeypatch.setattr(replay, "LEAST", least)
+        if not least:
+            monkeypatch.setattr(
+                replay.Replay, "_limit", property(lambda self: 0, lambda self, limit: None), raising=False
+            )
+        found.append(outcome(family, name, layer))
+    for other in found[1:]:
+        assert torch.equal(found[0][0], other[0]) and found[0][1] == other[1]
+
+
+def test_no_layer_is_run_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = Counter[str]()
+    plain = QuantizedLayer.forward
+
+    def counting(self: QuantizedLayer, *args: Any, **named: Any) -> Any:
+        runs[str(self.shape)] += 1
+        return plain(self, *args, **named)
+
+    monkeypatch.setattr(QuantizedLayer, "forward", counting)
+    model = made(torch_families.config_of("llama3"))
+    config = TorchConfig(UINT4, exclude=("lm_head",), algorithms=("gptq",))
+    quantize_model(model, config, tokens(4), progress=False)
+    layers = [each for each in model.modules() if isinstance(each, QuantizedLayer)]
+    assert sum(runs.values()) == 4 * len(layers)
+
+
+class Hidden(nn.Module):
+    """A block in which the graph of gradients does not show all that is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.three = (nn.Linear(32, 32) for _ in range(3))
+
+    def forward(self, x: Any) -> Any:
+        first = self.one(x)
+        return self.three(torch.tanh(self.two(torch.tanh(first)))) + first.detach()
+
+
+def test_what_is_read_unseen_is_computed_all_the_same() -> None:
+    torch.manual_seed(0)
+    block = Hidden()
+    calls = [Call(torch.randn(1, 8, 32)) for _ in range(3)]
+    job = BlockJob("0", block, {f"0.{name}": (each, UINT4) for name, each in block.named_children()}, calls, calls)
+    assert stages_of(block, job.layers, calls[0])[0].until == {"0.one": 1}
+    start = {name: quantize(weight, spec.weight) for name, weight, spec in job.weights() if spec.weight}
+    with torch.no_grad():
+        codes, _ = GPTQ()(job, start)
+        found = [job.replay.result(index, call) for index, call in enumerate(calls)]
+        with job.put(job.quantized(codes)):
+            assert all(torch.equal(one, call.run(block)) for one, call in zip(found, calls, strict=True))
+    assert all("forward" not in vars(each) for each in block.children())

@@ -1,0 +1,62 @@
+"""Halves of symmetric matrices and their factors: against numpy in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from quark_onnx.torch.algorithms import triangles
+from quark_onnx.torch.algorithms.triangles import add_products, factored, mirror, put_below, quadratic, turned
+
+
+@pytest.fixture(autouse=True)
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Panels that end within the matrices here."""
+    monkeypatch.setattr(triangles, "PANEL", 7)
+    monkeypatch.setattr(triangles, "_ROWS", 5)
+    monkeypatch.setattr(triangles.panels, "__defaults__", (7,))
+
+
+def tokens(count: int, inputs: int) -> torch.Tensor:
+    return torch.randn(count, inputs, generator=torch.Generator().manual_seed(inputs))
+
+
+@pytest.mark.parametrize("inputs", [1, 7, 30])
+def test_products_are_those_of_all_parts(inputs: int) -> None:
+    x, total = tokens(50, inputs), torch.zeros(inputs, inputs)
+    for part in x.split(20):
+        add_products(total, part)
+    mirror(total)
+    assert torch.equal(total, total.t())
+    assert np.allclose(total.numpy(), x.double().T.numpy() @ x.double().numpy(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("inputs", [1, 7, 30])
+def test_a_form_reads_the_upper_half(inputs: int) -> None:
+    x, off = tokens(50, inputs), tokens(4, inputs)
+    gram = x.T @ x
+    found = quadratic(off, gram.triu(1) + torch.full_like(gram, torch.nan).tril(), gram.diagonal())
+    assert np.allclose(found.numpy(), (off.double() @ x.double().T).square().sum(1).numpy(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("inputs", [1, 7, 30])
+def test_a_factor_is_that_of_the_matrix_in_its_order(inputs: int) -> None:
+    x = tokens(50, inputs).double()
+    order = torch.randperm(inputs, generator=torch.Generator().manual_seed(0))
+    gram = (x.T @ x)[order][:, order]
+    work = turned(x.T @ x, order.flip(0))
+    assert torch.equal(work.flip(0, 1), gram)
+    assert factored(work)
+    matrix = gram.clone()
+    put_below(work, matrix)
+    lower = matrix.tril()
+    assert torch.equal(matrix.triu(1), gram.triu(1))
+    assert np.allclose((lower.T @ lower).numpy(), gram.numpy(), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("wrong", [-1.0, torch.inf, torch.nan])
+def test_what_has_no_factor_is_told(wrong: float) -> None:
+    work = torch.eye(9, dtype=torch.float64)
+    work[3, 3] = wrong
+    assert not factored(work)
