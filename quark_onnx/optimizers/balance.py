@@ -90,6 +90,7 @@ class _Known:
         taps: how many weights there are for each of those.
         low, high: how far each input reaches below and above zero.
         energy: the mean square of each input.
+        rounded: how often each input is rounded: zero is a code of its own.
         computed: its results, (vectors, outputs).
     """
 
@@ -99,6 +100,7 @@ class _Known:
     low: Doubles
     high: Doubles
     energy: Doubles
+    rounded: Doubles
     computed: Doubles
 
     @classmethod
@@ -112,6 +114,7 @@ class _Known:
             low=np.maximum(-read.lo, 0),
             high=np.maximum(read.hi, 0),
             energy=np.square(read.vectors, dtype=np.float64).mean(axis=0),
+            rounded=(read.vectors != 0).mean(axis=0),
             computed=computed.vectors.astype(np.float64),
         )
 
@@ -159,7 +162,7 @@ def _terms(graph: Graph, pairs: list[Pair], known: dict[str, _Known], places: di
             share = np.sum([squares * reader.share for reader, squares in _by_channel(behind, known)], axis=0)
             matter = share * _gain(function, layer.computed)
             gated = _gated(function, layer.computed, share, matter) if behind.gates else ()
-        read = np.einsum("go,goi->gi", matter.reshape(shape), layer.square).ravel()
+        read = layer.rounded * np.einsum("go,goi->gi", matter.reshape(shape), layer.square).ravel()
         terms.append(
             Term(
                 source=sources[name],

@@ -114,3 +114,14 @@ def test_factors_even_out_what_shares_a_scale() -> None:
     share = 1.0101 / 3  # of 10,000 a channel, all but the greatest's are divided by the squares of 10 and 100
     np.testing.assert_allclose(after / before, share, rtol=0.2)  # three alike have a p-norm above their maximum
     np.testing.assert_allclose(np.diff(best[1:]), np.log(10), rtol=0.2)
+
+
+def test_channels_that_matter_less_keep_room_for_data_that_was_not_seen() -> None:
+    """With Frechet extremes of index 6 the least noise has reaches that go as the eighth root of what channels matter:
+    where nothing kept them apart, all would reach equally far, and any of them could be clipped."""
+    matter = np.float64([1.0, 1e-2, 1e-4])
+    found = Spread(np.zeros(3), np.ones(3), matter)
+    best = -np.log(matter ** (1 / 8))
+    noise, gradient = found.noise(best, Rounding())
+    np.testing.assert_allclose(gradient, 0, atol=1e-6 * noise)
+    assert np.exp(-best).min() < 0.4 and noise < found.noise(np.zeros(3), Rounding())[0]
