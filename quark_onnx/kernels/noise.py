@@ -28,7 +28,7 @@ _TAIL = 6
 #: Steps of the descent at most, how far one may move a logarithm, and how many are remembered.
 _STEPS, _STRIDE, _PAST = 500, 1.0, 20
 #: The share of the expected gain that a step has to bring, and the share of the noise that is worth another one.
-_ENOUGH, _CONVERGED = 1e-4, 1e-9
+_ENOUGH, _CONVERGED = 1e-4, 1e-11
 #: Logarithms of factors stay within this.
 _LIMIT = float(np.log(1e4))
 _LEAST = 1e-300

@@ -111,9 +111,13 @@ def test_factors_even_out_what_shares_a_scale() -> None:
         (Spread(np.zeros(3), high, np.ones(3)),),
     )  # fmt: skip
     best, before, after = least_noise([term], np.arange(4) == 0, Rounding(0, True, 255))
-    share = 1.0101 / 3  # of 10,000 a channel, all but the greatest's are divided by the squares of 10 and 100
-    np.testing.assert_allclose(after / before, share, rtol=0.2)  # three alike have a p-norm above their maximum
-    np.testing.assert_allclose(np.diff(best[1:]), np.log(10), rtol=0.2)
+    found = 0.75 * np.log(high)  # where the slope is nothing: (high / factor)^6 goes as factor^2
+
+    def noise(logarithm: np.ndarray) -> float:
+        return float(((high * np.exp(-logarithm)) ** 6).sum() ** (1 / 3) * np.exp(2 * logarithm).sum())
+
+    np.testing.assert_allclose(after / before, noise(found) / noise(np.zeros(3)), rtol=1e-6)
+    np.testing.assert_allclose(np.diff(best[1:]), np.diff(found), rtol=1e-3)
 
 
 def test_channels_that_matter_less_keep_room_for_data_that_was_not_seen() -> None:
