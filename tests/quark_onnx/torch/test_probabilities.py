@@ -404,14 +404,14 @@ def test_the_names_of_amd_quark() -> None:
 
 
 def test_what_it_takes_is_said_beforehand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Probabilities of all heads are in memory at once: with samples of 512 tokens, four of them are run together."""
+    """Probabilities of all heads are in memory at once: with samples of 128 tokens, four of them are run together."""
     monkeypatch.setattr("quark_onnx.torch.estimate.resident", lambda: 0)  # the first estimate warms torch up
     opened = FloatCheckpoint(saved(made(llama()), tmp_path / "source"))
     with_it, without = (
-        estimate(opened, chosen_layers(opened.model, config)[0], 4 * 512, samples=4)
+        estimate(opened, chosen_layers(opened.model, config)[0], 4 * 128, samples=4)
         for config in (FULL, FULL.with_(attention=None))
     )
-    least = 4 * 4 * 512**2 * 4  # one number for each
+    least = 4 * 4 * 128**2 * 4  # one number for each
     assert least < with_it.memory - without.memory <= 4 * least and math.isfinite(with_it.seconds)
 
 
