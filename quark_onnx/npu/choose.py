@@ -9,12 +9,12 @@ from onnx import ModelProto
 
 from quark_onnx.config import QConfig
 from quark_onnx.graph import Graph, Node, inlined, reach
+from quark_onnx.graph.layers import LAYERS
 from quark_onnx.job import load
 from quark_onnx.npu.recipes import Recipe
 from quark_onnx.registry import RECIPES, TARGETS
 
 _ATTENTION = frozenset({"Attention", "MultiHeadAttention", "GroupQueryAttention", "EmbedLayerNormalization"})
-_PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 #: So many last products have detectors, which predict boxes and scores at several sizes, and nothing else has.
 _HEADS = 3
 #: The share of a network's convolutions that are depthwise from which on it is called one of those.
@@ -66,7 +66,7 @@ def _kind(graph: Graph) -> tuple[str, str]:
     attention = [node for node in graph.nodes if _attends(graph, node)]
     if attention:
         return "transformer", f"{len(attention)} products of activations, as attention has them"
-    products = [node for node in graph.nodes if node.kind in _PRODUCTS]
+    products = [node for node in graph.nodes if node.kind in LAYERS]
     convolutions = [node for node in products if node.kind == "Conv"]
     last = _last(graph, products)
     if len(last) >= _HEADS and convolutions:

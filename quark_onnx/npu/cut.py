@@ -15,12 +15,10 @@ from onnx import ModelProto, ValueInfoProto, helper
 from quark_onnx.errors import ConfigError, ModelError, nearest
 from quark_onnx.graph import Graph, Node, inlined, reach, widened
 from quark_onnx.graph.io import staged
+from quark_onnx.graph.layers import LAYERS
 from quark_onnx.job import load
 from quark_onnx.steps import Reference, destination, keeps_weights_beside, probe
 from quark_onnx.steps.run import agree
-
-#: What the processor is for.
-_PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
 
 @dataclass(frozen=True)
@@ -110,7 +108,7 @@ def cut(
 def _ends(graph: Graph, tensors: Sequence[str]) -> list[Node]:
     """The last nodes in front of the cut."""
     if not tensors:
-        ends = [node for node in graph.nodes if node.kind in _PRODUCTS]
+        ends = [node for node in graph.nodes if node.kind in LAYERS]
         if not ends:
             raise ConfigError("the model has no Conv, Gemm or MatMul to cut behind; name the tensors to cut at")
         return ends

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.codes import beyond_pairs
+from quark_onnx.graph.layers import LAYERS
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
 from quark_onnx.npu.placement import NPU
 from quark_onnx.targets import chain, is_fused
 
 #: What the provider runs on the CPU itself: Q and DQ nodes around what is not on the processor.
 EDGE = "VITIS_EP_CPU"
-_LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 _ELEMENTWISE = frozenset({"Add", "Sub", "Mul", "Div", "Min", "Max"})
 #: What a factor may stand behind that imitates the engine's arithmetic.
 _FACTORED = frozenset({"AveragePool", "GlobalAveragePool", "ReduceMean", "HardSigmoid"})
@@ -88,7 +88,7 @@ def expected_edges(graph: Graph, devices: Devices) -> Counter[str]:
         found.update(NPU if devices[reader] == NPU else EDGE for reader in readers)
     for node in graph.nodes:
         for name in node.inputs:
-            weight = node.kind in _LAYERS or (node.kind in _ELEMENTWISE and id(node) not in inner)
+            weight = node.kind in LAYERS or (node.kind in _ELEMENTWISE and id(node) not in inner)
             if weight and graph.is_constant(name):
                 found[NPU if devices[node] == NPU else EDGE] += 1
         if id(node) in inner or not node.outputs:

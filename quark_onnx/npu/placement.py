@@ -14,6 +14,7 @@ from onnx import TensorProto
 
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.codes import beyond_pairs, constant_behind
+from quark_onnx.graph.layers import LAYERS
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
 from quark_onnx.graph.shapes import is_static
 from quark_onnx.npu.support import CONVERTED, SOURCE, listed, shown
@@ -253,7 +254,7 @@ def _results(case: Case, node: Node) -> Verdict | None:
 
 def _unquantized(case: Case, node: Node) -> Verdict | None:
     """A product that was left out of quantization, or one of two computed tensors."""
-    if case.kind == "BF16" or node.kind not in ("Conv", "ConvTranspose", "Gemm", "MatMul"):
+    if case.kind == "BF16" or node.kind not in LAYERS:
         return None
     if not constant_behind(case.graph, node.input(1)):
         listed = node.input(1) in case.graph.initializers
