@@ -32,8 +32,8 @@ class Outcome:
         layer: its name in the model, or that of a block; empty for all of the model.
         algorithm: the name of the algorithm.
         before, after: mean squared error of what the layer (or the block) computes, to the nearest and now, as a share
-            of the mean square of what the float one computes; of all of the model, the divergence of its predictions
-            from those of the float one, in nats for each token.
+            of the mean square of what the float one computes, which of many outputs is estimated; of all of the model,
+            the divergence of its predictions from those of the float one, in nats for each token.
         note: what a user should know.
     """
 

@@ -103,6 +103,7 @@ class GPTQ:
             for group in stage.groups:
                 give_back()
                 outcomes += self._group(group, weights, grams.pop(group[0]), result)
+        give_back()
         job.replay.begin(len(stages))
         return result, outcomes
 

@@ -2,7 +2,7 @@
 
 A run that stops at a stage leaves what its layers read. The next one computes of it what these layers make of it with
 their codes; all layers before are not run again: what is still read of them is kept, and where nothing is, they hand
-out what is no number, so that it shows where it is read after all. The block is run as it is then.
+out a blank, so that it shows where it is read after all. The block is run as it is then.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from quark_onnx.torch.algorithms.base import BlockJob
+from quark_onnx.torch.algorithms.blanks import Blank
 from quark_onnx.torch.algorithms.stages import Stage
 from quark_onnx.torch.quantized import Quantized
 from quark_onnx.torch.walk import Call
@@ -79,10 +80,13 @@ class Replay:
         new = _Kept(blanks=dict(kept.blanks))
         versions = {name: result._version for name, result in kept.results.items()}
         with self._standing_in(kept, new):
-            found = run(call)
-        reads = {"": [found]} if isinstance(found, torch.Tensor) else found
-        if any(bool(each.sum().isnan()) for parts in reads.values() for each in parts):
-            return self._whole(call, run)  # the calls have it, or what nothing should have read was read
+            try:
+                found = run(call)
+            except Exception:  # it has asked for the numbers of a blank, or fails in any case
+                found = None
+        reads = {"": [found]} if found is None or isinstance(found, torch.Tensor) else found
+        if any(each is None or each.is_meta for parts in reads.values() for each in parts):
+            return self._whole(call, run)  # what nothing should have read was read
         unchanged = all(result._version == versions.get(name, 0) for name, result in new.results.items())
         if self._limit and self._place < len(self._stages) and unchanged:
             new.reads = {name: parts[0] for name, parts in reads.items()}
@@ -122,7 +126,7 @@ class Replay:
             if place == self._place - 1:
                 module.forward = self._computing(name, kept.reads[leader], new, keep=until > self._place)
             elif until < self._place:
-                module.forward = _nothing(kept.blanks[name], module.weight.device)
+                module.forward = _handing(Blank.of(kept.blanks[name]))
             else:
                 module.forward = _handing(kept.results[name])
                 if until > self._place:
@@ -151,7 +155,3 @@ class Replay:
 
 def _handing(result: Any) -> Any:
     return lambda *args, **named: result
-
-
-def _nothing(blank: Any, device: Any) -> Any:
-    return lambda *args, **named: torch.full(blank.shape, torch.nan, dtype=blank.dtype, device=device)

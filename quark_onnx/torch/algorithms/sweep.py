@@ -116,18 +116,19 @@ class Solver:
         """
         rows = max(1, AT_ONCE // max(1, target.shape[1] * len(tries)) // _ALIKE) * _ALIKE
         values, cost = torch.empty_like(target), target.new_empty(len(target))
+        place = torch.argsort(self.order)
         picked = torch.zeros(len(target), dtype=torch.int64, device=target.device)
         for start in range(0, len(target), rows):
             own = slice(start, start + rows)
             parts = [each.part(own) for each in tries]
             found = self._swept(target[own], parts, polish, None if first is None else first[own])
-            values[own, self.order] = found.values.t()
+            values[own] = found.values.index_select(0, place).t()
             picked[own], cost[own] = found.picked, found.cost * self.unit
         return Swept(values, picked, cost)
 
     def _swept(self, target: Any, tries: Sequence[Steps], polish: int, first: Any) -> Swept:
         """Inputs first, in their order."""
-        target, count = target.index_select(1, self.order).t().contiguous(), len(tries)
+        target, count = target.t().contiguous().index_select(0, self.order), len(tries)
         start = None if first is None else first[:, self.order[0]].repeat(count)
         columns = Columns(Steps.stacked(tries), self.order)
         off, seen, cost = self._sweep(target, count, columns, start, seen=bool(polish))

@@ -64,13 +64,13 @@ def quadratic(off: Any, matrix: Any, diagonal: Any) -> Any:
 
 
 def turned(matrix: Any, order: Any) -> Any:
-    """A symmetric matrix with its rows and columns in an order, in float64.
+    """A symmetric matrix with its rows and columns in an order, in float32.
 
     Args:
         matrix: (inputs, inputs), both halves.
         order: (inputs,) int64.
     """
-    found = matrix.new_empty(matrix.shape, dtype=torch.float64)
+    found = matrix.new_empty(matrix.shape, dtype=torch.float32)
     for start, stop in panels(len(matrix), _ROWS):
         found[start:stop] = matrix.index_select(0, order[start:stop]).index_select(1, order)
     return found
@@ -89,7 +89,7 @@ def factored(work: Any) -> bool:
     It is the transposed Cholesky factor, and takes as long.
 
     Args:
-        work: (inputs, inputs) float64, contiguous; its upper half is read.
+        work: (inputs, inputs) float32, contiguous; its upper half is read.
 
     Returns:
         Whether there is one; what is in the matrix is of no use otherwise.

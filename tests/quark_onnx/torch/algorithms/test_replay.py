@@ -78,9 +78,20 @@ class Hidden(nn.Module):
         return self.three(torch.tanh(self.two(torch.tanh(first)))) + first.detach()
 
 
-def test_what_is_read_unseen_is_computed_all_the_same() -> None:
+class Asking(Hidden):
+    """A block that looks at numbers of a layer which the graph of gradients does not show to be read."""
+
+    def forward(self, x: Any) -> Any:
+        first = self.one(x)
+        hidden = self.three(torch.tanh(self.two(torch.tanh(first))))
+        hidden.detach().add_(first.detach())
+        return hidden + float(first.detach().mean())
+
+
+@pytest.mark.parametrize("kind", [Hidden, Asking])
+def test_what_is_read_unseen_is_computed_all_the_same(kind: type[Hidden]) -> None:
     torch.manual_seed(0)
-    block = Hidden()
+    block = kind()
     calls = [Call(torch.randn(1, 8, 32)) for _ in range(3)]
     job = BlockJob("0", block, {f"0.{name}": (each, UINT4) for name, each in block.named_children()}, calls, calls)
     assert stages_of(block, job.layers, calls[0])[0].until == {"0.one": 1}

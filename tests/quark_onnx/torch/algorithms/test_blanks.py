@@ -1,0 +1,59 @@
+"""Blanks: all that is computed of one is one, with the shape that it would have, and no other tensor changes by it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from quark_onnx.torch.algorithms.blanks import Blank, BlankError
+
+LINEAR = nn.Linear(4, 8)
+COMPUTED: list[Callable[[Any], Any]] = [
+    lambda x: x + torch.ones(2, 3, 1),
+    lambda x: torch.ones(4, 4) @ x.transpose(1, 2),
+    lambda x: LINEAR(x),
+    lambda x: torch.cat([torch.ones(2, 1, 4), x], 1),
+    lambda x: nn.functional.scaled_dot_product_attention(x, torch.ones(2, 5, 4), torch.ones(2, 5, 6), is_causal=True),
+    lambda x: x.float().reshape(6, 4)[..., 1:].contiguous().to(torch.float16),
+    lambda x: x.mul_(2).add_(torch.ones(4)),
+    lambda x: x.split(2, -1)[1],
+    lambda x: torch.where(torch.ones(4) > 0, torch.zeros(4), x).softmax(-1),
+    lambda x: torch.zeros_like(x, device="cpu") * x,
+]
+
+
+@pytest.mark.parametrize("compute", COMPUTED)
+def test_what_is_computed_of_a_blank_is_one(compute: Callable[[Any], Any]) -> None:
+    plain = torch.ones(2, 3, 4)
+    with torch.no_grad():
+        found, wanted = compute(Blank.of(plain)), compute(plain)
+    assert isinstance(found, Blank) and found.is_meta
+    assert found.shape == wanted.shape and found.dtype == wanted.dtype
+
+
+CHANGES: list[Callable[[Any, Any], Any]] = [
+    lambda real, blank: real.add_(blank),
+    lambda real, blank: real.copy_(blank),
+    lambda real, blank: real.__setitem__(0, blank[0]),
+    lambda real, blank: real.__iadd__(blank),
+    lambda real, blank: torch.add(real, blank, out=real),
+    lambda real, blank: torch._foreach_add_([real], [blank]),
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_no_tensor_changes_by_a_blank(change: Callable[[Any, Any], Any]) -> None:
+    real = torch.zeros(2, 3)
+    with pytest.raises(BlankError):
+        change(real, Blank.of(torch.ones(2, 3)))
+    assert not real.any()
+
+
+@pytest.mark.parametrize("ask", [bool, float, lambda x: x.item(), lambda x: x.nonzero(), lambda x: x.numpy()])
+def test_a_blank_has_no_numbers(ask: Callable[[Any], Any]) -> None:
+    with pytest.raises((RuntimeError, TypeError)):
+        ask(Blank.of(torch.ones(1)).sum())
