@@ -47,8 +47,8 @@ class AWQ:
         return rescale(job, self.name, self._choose, products=True)
 
     def _choose(self, readers: Readers) -> tuple[Trial, Trial]:
-        def errors(scale: Any) -> tuple[float, ...]:
-            return tuple(readers.moments.power(each) for each in _losses(readers, scale[readers.columns]))
+        def errors(scale: Any) -> Iterator[float]:
+            return map(readers.moments.power, _losses(readers, scale[readers.columns]))
 
         ones = torch.ones(readers.channels, device=readers.columns.device)
         return best_of(ones, self._candidates(readers), errors)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -64,19 +64,23 @@ class Trial:
     errors: tuple[float, ...]
 
 
-def best_of(first: Any, candidates: Any, errors: Callable[[Any], tuple[float, ...]]) -> tuple[Trial, Trial]:
+def best_of(first: Any, candidates: Iterable[Any], errors: Callable[[Any], Iterable[float]]) -> tuple[Trial, Trial]:
     """What no scales lead to, and the best of all candidates, none among them.
 
     Args:
         first: ones.
-        candidates: an iterable of scales, (channels,).
-        errors: those of the layers, with scales.
+        candidates: scales, (channels,).
+        errors: those of the layers, 0 or more, with scales; no further ones are asked for once they are too many.
     """
-    plain = best = Trial(None, errors(first))
+    plain = best = Trial(None, tuple(errors(first)))
     for scale in candidates:
-        trial = Trial(scale, errors(scale))
-        if sum(trial.errors) < sum(best.errors):
-            best = trial
+        found, most = list[float](), sum(best.errors)
+        for error in errors(scale):
+            found.append(error)
+            if not sum(found) < most:
+                break
+        else:
+            best = Trial(scale, tuple(found))
     return plain, best
 
 

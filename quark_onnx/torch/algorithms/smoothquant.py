@@ -104,9 +104,9 @@ def _best(readers: Readers, alphas: Iterable[float], least: float) -> tuple[Tria
     x = readers.moments.tokens
     exact = [x @ weight.t() for weight in readers.weights]
 
-    def errors(scale: Any) -> tuple[float, ...]:
+    def errors(scale: Any) -> Iterator[float]:
         products = _products(readers, scale[readers.columns])
-        return tuple(float((one - two).square().sum() / len(x)) for one, two in zip(products, exact, strict=True))
+        return (float((one - two).square().sum() / len(x)) for one, two in zip(products, exact, strict=True))
 
     candidates = (factors(largest, reach, alpha, least) for alpha in alphas)
     return best_of(torch.ones_like(largest), candidates, errors)
