@@ -95,10 +95,10 @@ def found_of(folder: str, windows: str, config: Any, at_once: int = 1, *, keep: 
 def measured(command: list[str]) -> dict[str, float | str]:
     """The last line of a process, which is JSON."""
     done = subprocess.run(command, capture_output=True, text=True)
-    lines = done.stdout.strip().splitlines()
-    if not lines:
-        return {"error": done.stderr.strip()[-300:]}
-    found: dict[str, float | str] = json.loads(lines[-1])
+    try:
+        found: dict[str, float | str] = json.loads(done.stdout.strip().splitlines()[-1])
+    except (IndexError, ValueError):  # it has ended before
+        return {"error": (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1][-300:]}
     return found
 
 
