@@ -51,7 +51,10 @@ def _changes(func: Callable[..., Any]) -> bool:
 
 
 def _without_numbers(value: Any) -> Any:
-    return value.to("meta") if isinstance(value, torch.Tensor) else value
+    """An argument as blanks take it: there are no numbers on any device."""
+    if isinstance(value, torch.Tensor):
+        return value.to("meta")
+    return torch.device("meta") if isinstance(value, torch.device) else value
 
 
 def _wrapped(value: Any) -> Any:

@@ -23,6 +23,7 @@ COMPUTED: list[Callable[[Any], Any]] = [
     lambda x: x.split(2, -1)[1],
     lambda x: torch.where(torch.ones(4) > 0, torch.zeros(4), x).softmax(-1),
     lambda x: torch.zeros_like(x, device="cpu") * x,
+    lambda x: x.to(torch.ones(1).device, torch.bfloat16) + torch.ones(4).to(x.device),
 ]
 
 
