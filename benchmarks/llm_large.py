@@ -44,9 +44,9 @@ class Run:
     said_size: int
 
 
-def add_arguments(parser: argparse.ArgumentParser, layers: int, hidden: int) -> None:
+def add_arguments(parser: argparse.ArgumentParser, layers: int | None, hidden: int) -> None:
     """Those of the model, and of where it and the results go."""
-    parser.add_argument("--layers", type=int, default=layers)
+    parser.add_argument("--layers", type=int, default=layers, help="blocks")
     parser.add_argument("--hidden", type=int, default=hidden, help=f"a multiple of 512, or 256 (default: {hidden})")
     parser.add_argument("--folder", type=Path, help="where the model is made (default: the temporary folder)")
     parser.add_argument("--busy", action="store_true", help="the machine does other work, too: judge no seconds")

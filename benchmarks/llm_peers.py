@@ -1,15 +1,17 @@
 """Time and peak memory of GPTQ on one language model, beside other tools in the same run, and the floor.
 
     python benchmarks/llm_peers.py --amd-quark-python PYTHON --llm-compressor-python PYTHON --gptqmodel-python PYTHON
-        [--layers 16 --hidden 1024] [--algorithms gptq awq] [--folder DIR] [--busy]
+        [--layers N --hidden 1024] [--algorithms gptq awq] [--folder DIR] [--busy]
 
-The model is a Llama with random weights in float32, made in a temporary folder; 2,048 random tokens calibrate. Each run
-is a process of its own. Ours goes from file to file and writes the checkpoint, with its defaults and once more with
-one sweep and ranges from least to greatest value, which is what the others do; the others quantize a model that they
-have loaded, and neither loading nor writing is timed. The floor is what no run can do without, at the rate of a matrix
-product of this machine: one pass of each token through the blocks, the products of inputs, and, for GPTQ, a third of
-the cube of the inputs for their inverse and their square, for each output, for its sweep.
-The exit code is 1 where ours is not twice as fast as each other tool, or takes more than half the memory.
+The model is a Llama with random weights in float32, made in a temporary folder, with fewer blocks for AWQ; 2,048 random
+tokens calibrate. Each run is a process of its own. Ours goes from file to file and writes the checkpoint, with its
+defaults and once more with one sweep and ranges from least to greatest value, which is what the others do; the others
+quantize a model that they have loaded, and neither loading nor writing is timed. The floor is what no run can do
+without, at the rate of a matrix product of this machine: one pass of each token through the blocks, the products of
+inputs, and, for GPTQ, a third of the cube of the inputs for their inverse and their square, for each output, for its
+sweep.
+The exit code is 1 where ours is not twice as fast as each other tool at the same work, or takes more than half the
+memory; what more work takes is shown.
 """
 
 from __future__ import annotations
@@ -26,16 +28,18 @@ import numpy as np
 from _memory import peak_mb
 from _results import Row, Store, table
 from llm import measured
-from llm_algorithms import add_peers, peers_of
+from llm_algorithms import PEERS, add_peers, peers_of
 from llm_large import add_arguments, config_of, product_rate, write
 
 FORMAT = "uint4_wo_128"
-#: Ours, by what the table calls it: with its defaults, and with what the others do and no more.
+#: Ours, by what the table calls it: with its defaults, and last with what the others do and no more.
 ALGORITHMS = {
     "gptq": {"ours": "gptq", "ours, one sweep": "gptq:fit=false,polish=0"},
     "awq": {"ours": "awq"},
 }
-LAYERS, HIDDEN, VOCABULARY = 16, 1024, 8000
+HIDDEN, VOCABULARY = 1024, 8000
+#: Blocks of the model; fewer where others take minutes for each.
+LAYERS = {"gptq": 16, "awq": 2}
 WINDOWS, LENGTH = 8, 256
 #: How often as fast, and what share of the memory.
 FASTER, LESS = 2.0, 0.5
@@ -73,57 +77,78 @@ def main() -> int:
         return 0
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_peers(parser)
-    parser.add_argument("--algorithms", nargs="+", choices=ALGORITHMS, default=["gptq"], metavar="NAME")
-    add_arguments(parser, LAYERS, HIDDEN)
+    parser.add_argument("--algorithms", nargs="+", choices=ALGORITHMS, default=list(ALGORITHMS), metavar="NAME")
+    add_arguments(parser, None, HIDDEN)
     arguments = parser.parse_args()
-    store, rows, missed = Store(arguments.out / "llm_peers.json"), list[list[object]](), list[str]()
-    with TemporaryDirectory(dir=arguments.folder) as place:
-        source, windows = Path(place) / "model", Path(place) / "windows.npz"
-        config = config_of(arguments.layers, arguments.hidden, VOCABULARY, "float32")
-        write(source, config)
-        tokens = np.random.default_rng(0).integers(0, VOCABULARY, (WINDOWS + 1, LENGTH))
-        np.savez(windows, calibrate=tokens[:-1], score=tokens[-1:])
-        np.save(Path(place) / "tokens.npy", tokens[:-1])
-        for name in arguments.algorithms:
-            own = [sys.executable, __file__, "--child", str(source), str(Path(place) / "tokens.npy")]
-            commands = {tool: [*own, settings] for tool, settings in ALGORITHMS[name].items()}
-            for tool, (python, peer) in peers_of(arguments).items():
-                if name in peer.algorithms:
-                    commands[tool] = peer.command(python, str(source), str(windows), FORMAT, name)
-            least, found = floor(name, arguments.layers, arguments.hidden), dict[str, Row]()
-            for tool, command in commands.items():
-                found[tool] = measured(command) | {"floor": least}
-                store.put(f"{arguments.layers} × {arguments.hidden}/{name}/{tool}", found[tool])
-                rows.append([name, tool, *_cells(found[tool], found["ours"]), f"{least:.1f}"])
-                print(*rows[-1], file=sys.stderr, flush=True)
-            missed += _complaints(name, found, arguments.busy)
-    head = ["algorithm", "tool", "seconds", "times ours", "peak MB", "times ours", "floor, seconds"]
-    text = table(head, rows)
+    store, missed = Store(arguments.out / "llm_peers.json"), list[str]()
+    for name in arguments.algorithms:
+        found, layers = dict[str, Row](), arguments.layers or LAYERS[name]
+        for tool, row in _measured(name, layers, arguments):
+            found[tool] = row
+            store.put(_key(name, layers, arguments.hidden, tool), row)
+            print(*_cells(name, tool, layers, row, found["ours"]), file=sys.stderr, flush=True)
+        missed += _complaints(name, found, arguments.busy)
+    head = ["algorithm", "blocks", "tool", "seconds", "times ours", "peak MB", "times ours", "floor, seconds"]
+    text = table(head, list(_lines(store.rows())))
     print("\n".join([text, *missed]))
-    if arguments.layers == LAYERS and arguments.hidden == HIDDEN and arguments.algorithms == ["gptq"]:
-        title = f"# GPTQ at {FORMAT} on a Llama with {LAYERS} blocks of {HIDDEN} channels"
-        (arguments.out / "llm_peers.md").write_text(f"{title}\n\n{text}\n", encoding="utf-8")
+    title = f"# GPTQ and AWQ at {FORMAT} on Llamas with {HIDDEN} channels"
+    (arguments.out / "llm_peers.md").write_text(f"{title}\n\n{text}\n", encoding="utf-8")
     return int(bool(missed))
 
 
-def _cells(found: Row, ours: Row) -> list[str]:
+def _measured(name: str, layers: int, arguments: argparse.Namespace) -> Iterator[tuple[str, Row]]:
+    """What each tool takes for an algorithm, ours first."""
+    least = floor(name, layers, arguments.hidden)
+    with TemporaryDirectory(dir=arguments.folder) as place:
+        source, windows, calibrating = (Path(place) / each for each in ("model", "windows.npz", "tokens.npy"))
+        write(source, config_of(layers, arguments.hidden, VOCABULARY, "float32"))
+        tokens = np.random.default_rng(0).integers(0, VOCABULARY, (WINDOWS + 1, LENGTH))
+        np.savez(windows, calibrate=tokens[:-1], score=tokens[-1:])
+        np.save(calibrating, tokens[:-1])
+        own = [sys.executable, __file__, "--child", str(source), str(calibrating)]
+        commands = {tool: [*own, settings] for tool, settings in ALGORITHMS[name].items()}
+        for tool, (python, peer) in peers_of(arguments).items():
+            if name in peer.algorithms:
+                commands[tool] = peer.command(python, str(source), str(windows), FORMAT, name)
+        for tool, command in commands.items():
+            yield tool, measured(command) | {"floor": least}
+
+
+def _key(name: str, layers: int, hidden: int, tool: str) -> str:
+    return f"{layers} × {hidden}/{name}/{tool}"
+
+
+def _lines(rows: Mapping[str, Row]) -> Iterator[list[str]]:
+    """Of the models that are made without further words."""
+    for name, layers in LAYERS.items():
+        tools = [*ALGORITHMS[name], *PEERS]
+        found = {tool: row for tool in tools if (row := rows.get(_key(name, layers, HIDDEN, tool)))}
+        yield from (_cells(name, tool, layers, row, found["ours"]) for tool, row in found.items())
+
+
+def _cells(name: str, tool: str, layers: int, found: Row, ours: Row) -> list[str]:
+    head, last = [name, str(layers), tool], f"{found['floor']:.1f}"
     if "seconds" not in found:
-        return [f"refused: {str(found['error'])[:60]}", "", "", ""]
+        return [*head, f"refused: {str(found['error'])[:60]}", "", "", "", last]
     return [
+        *head,
         *(f"{found['seconds']:.1f}", f"{found['seconds'] / ours['seconds']:.1f}"),
-        *(f"{found['peak_mb']:.0f}", f"{found['peak_mb'] / ours['peak_mb']:.1f}"),
+        *(f"{found['peak_mb']:.0f}", f"{found['peak_mb'] / ours['peak_mb']:.2f}"),
+        last,
     ]
 
 
 def _complaints(name: str, found: Mapping[str, Row], busy: bool) -> Iterator[str]:
     """What is not as it should be."""
     own = {tool: row for tool, row in found.items() if tool in ALGORITHMS[name]}
+    same = list(ALGORITHMS[name])[-1]
     yield from (f"{tool}: {row['error']}" for tool, row in own.items() if "seconds" not in row)
     for tool, other in found.items():
         if tool in own or "seconds" not in other:
             continue
         for ours, row in own.items():
-            if "seconds" in row and (faster := other["seconds"] / row["seconds"]) < FASTER and not busy:
+            timed = "seconds" in row and ours == same and not busy
+            if timed and (faster := other["seconds"] / row["seconds"]) < FASTER:
                 yield f"{ours}: {faster:.1f} times as fast as {tool}"
             if "seconds" in row and (less := row["peak_mb"] / other["peak_mb"]) > LESS:
                 yield f"{ours}: {less:.2f} of the memory of {tool}"
