@@ -53,6 +53,7 @@ _CLE, _WEIGHTS = "cle:relu6=bound,silu=scale", "cle:activations=false,relu6=boun
 _SMOOTH = "smoothquant:alpha=auto,insert=true"
 _QUARTER = "auto_mixed_precision:target=16,share=0.25"
 _LONG = (_CLE, "gptq:asymmetric=true,scales=true", "adaquant:iterations=1000", "bias_correction")
+_DAMPED = (_CLE, "gptq:asymmetric=true,scales=true,damping=auto", "bias_correction")
 _TEXT = {"presets": ("A8W8-channel", "A8W8"), "tasks": TEXT}
 RECIPES = (
     Recipe("plain", (), ()),
@@ -67,6 +68,7 @@ RECIPES = (
     Recipe("cle+gptq scales+adaquant+bias", _LONG, None, presets=("A8W4",)),
     Recipe("plain", (), None, presets=(ZEROS,), tasks=("mobilenetv2",)),
     Recipe("cle+gptq scales+adaquant+bias", _LONG, None, presets=(ZEROS,), tasks=("mobilenetv2",)),
+    Recipe("cle+gptq scales damped+bias", _DAMPED, None, presets=(ZEROS,), tasks=("mobilenetv2",)),
     Recipe("plain", (), None, presets=("A8W8-unsafe",), tasks=("yolox_nano", "minilm-stsb")),
     Recipe("mixed", ("auto_mixed_precision:target=25",), None, presets=("A8W8-unsafe",), tasks=("minilm-stsb",)),
     Recipe(

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
+from quark_onnx.errors import ConfigError
 from quark_onnx.kernels.gptq import Compensation
 from quark_onnx.optimizers.base import register, require_flag, require_number
 from quark_onnx.optimizers.problem import Doubles, Problem, Solution
 
 #: Damping of the regression, as shares of the mean of the diagonal; the one that serves the rows held out is taken.
 _RIDGES = (0.01, 0.1, 1.0, 10.0)
+#: What "auto" chooses the damping of the compensation from.
+_DAMPINGS = (0.01, 0.03, 0.1, 0.3, 1.0)
 #: Factors of a scale that are tried.
 _FACTORS = (0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.05, 1.1, 1.15, 1.2)
 
@@ -24,7 +27,8 @@ class GPTQ:
 
     Attributes:
         damping: added to the diagonal of the matrix of inputs, as a share of its mean; it grows where that does not
-            suffice.
+            suffice. "auto" chooses it for each layer by the rows held out: with few samples, what makes up for an error
+            on those alone is no use on others.
         act_order: begin with the inputs that are largest.
         asymmetric: aim at what the float model computes from its own inputs, not from those of the quantized model.
         scales: choose the scale of each output, too, where it has one of its own that is no power of two.
@@ -36,22 +40,26 @@ class GPTQ:
     moves_bias: ClassVar[bool] = False
     reads_mean: ClassVar[bool] = False
 
-    damping: float = 0.01
+    damping: float | str = 0.01
     act_order: bool = True
     asymmetric: bool = False
     scales: bool = False
 
     def __post_init__(self) -> None:
-        require_number(self, "damping", least=0, most=1)
+        if isinstance(self.damping, str):
+            if self.damping != "auto":
+                raise ConfigError(f"damping of gptq is {self.damping!r}; it must be a number from 0 to 1, or 'auto'")
+        else:
+            require_number(self, "damping", least=0, most=1)
         require_flag(self, "act_order", "asymmetric", "scales")
 
     def __call__(self, problem: Problem, present: Solution) -> Solution:
-        gram, count = problem.gram()
+        gram, count = (problem.learned or problem.gram)() if self.damping == "auto" else problem.gram()
         if not np.isfinite(gram).all():
             return present
         weight = problem.weight + (self._shift(problem, present, gram, count) if self.asymmetric else 0.0)
-        compensation = Compensation(gram, damping=self.damping, act_order=self.act_order)
         lattice = problem.lattice_of(present)
+        compensation = self._compensation(problem, present, gram, weight)
         best, least = compensation.rounded(weight, lattice)
         factor = present.factors
         for other in _FACTORS if self.scales and problem.scalable else ():
@@ -61,6 +69,23 @@ class GPTQ:
             best, least = np.where(better[..., None], rounded, best), np.where(better, error, least)
             factor = np.where(better, present.factors * np.float32(other), factor)
         return Solution(best, present.bias, factor if problem.scalable else None, weight)
+
+    def _compensation(self, problem: Problem, present: Solution, gram: Doubles, weight: Doubles) -> Compensation:
+        """That of the damping asked for; or the one under which the loss on the rows held out is least."""
+
+        def compensation(damping: float) -> Compensation:
+            return Compensation(gram, damping=damping, act_order=self.act_order)
+
+        if not isinstance(self.damping, str):
+            return compensation(self.damping)
+        lattice = problem.lattice_of(present)
+        best, least = compensation(_DAMPINGS[0]), float("inf")
+        for damping in _DAMPINGS:
+            other = compensation(damping)
+            rounded = replace(present, weight=other.rounded(weight, lattice)[0])
+            if (loss := float(problem.loss(rounded).mean())) < least:
+                best, least = other, loss
+        return best
 
     def _shift(self, problem: Problem, present: Solution, gram: Doubles, count: int) -> Doubles:
         """What brings the products with the inputs of the quantized model nearest to the targets (ridge regression)."""

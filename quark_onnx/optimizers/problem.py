@@ -88,6 +88,8 @@ class Problem:
         seed: of whatever is random.
         bias_lattice: the values that the bias may take; None for any.
         scalable: whether each output has a scale of its own that may be multiplied.
+        learned: the same as ``gram`` of the samples to learn from alone, so that those held out can judge what was made
+            of it; None where that is ``gram`` itself.
     """
 
     name: str
@@ -103,6 +105,7 @@ class Problem:
     seed: int = 0
     bias_lattice: Lattice | None = None
     scalable: bool = False
+    learned: Callable[[], tuple[Doubles, int]] | None = None
 
     def nearest(self) -> Solution:
         """Every weight and bias rounded to the nearest value."""

@@ -221,16 +221,22 @@ class Gatherer:
             train=train,
             held=held,
             mean=cache(lambda: self._mean(groups)),
-            gram=self._gram,
+            gram=lambda: self._gram(range(len(self.quantized))),
+            learned=lambda: self._gram(self._parts[0]),
             seed=seed,
             bias_lattice=bias_lattice,
             scalable=scalable,
         )
 
-    def _rows(self, width: int, groups: int, seed: int) -> tuple[Rows, Rows]:
+    @property
+    def _parts(self) -> tuple[list[int], list[int]]:
+        """The samples to learn from and those held out; the same where there is one alone."""
         count = len(self.quantized)
         held = list(range(_EVERY - 1, count, _EVERY)) or [count - 1]
-        rest = [index for index in range(count) if index not in held] or held
+        return [index for index in range(count) if index not in held] or held, held
+
+    def _rows(self, width: int, groups: int, seed: int) -> tuple[Rows, Rows]:
+        rest, held = self._parts
         most = max(256, min(_ROWS, _BYTES // (4 * width * groups)))
         train = self._taken(rest, most, seed, self.rooms[0])
         if rest == held:  # there is a single sample
@@ -310,9 +316,9 @@ class Gatherer:
         taps = int(np.prod(self._kernel)) if self._spatial else 1
         return np.repeat(mean, taps, axis=1)
 
-    def _gram(self) -> tuple[Doubles, int]:
+    def _gram(self, which: Sequence[int]) -> tuple[Doubles, int]:
         total, count = np.zeros(1), 0
-        for part, rows in side_by_side(self._gram_of, range(len(self.quantized))):
+        for part, rows in side_by_side(self._gram_of, which):
             total, count = total + part, count + rows
         return total, count
 

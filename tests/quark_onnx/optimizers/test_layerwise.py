@@ -29,6 +29,7 @@ QUICK = {
     "bias_correction": BiasCorrection(),
     "analytic": BiasCorrection("analytic"),
     "gptq": GPTQ(),
+    "gptq damping": GPTQ(damping="auto"),
     "gptq asymmetric": GPTQ(asymmetric=True, act_order=False),
     "adaround": AdaRound(iterations=15),
     "adaquant": AdaQuant(iterations=15),
@@ -389,6 +390,7 @@ def test_a_scale_is_never_above_what_one_layer_alone_needs() -> None:
         (lambda: GPTQ(damping=10**400), "damping of gptq is 1000.*must be a number"),
         (lambda: GPTQ(scales=2), "scales of gptq is 2; it must be true or false"),
         (lambda: GPTQ(damping=float("nan")), "damping of gptq"),
+        (lambda: GPTQ(damping="car"), "damping of gptq is 'car'; it must be a number from 0 to 1, or 'auto'"),
         (lambda: GPTQ(act_order=1), "act_order of gptq"),  # type: ignore[arg-type]
         (lambda: BiasCorrection("magic"), "method of bias_correction"),
         (lambda: QConfig.of("A8W8").with_(optimizers="gptq:bits=4"), "bits"),

@@ -81,8 +81,12 @@ def problems(monkeypatch: pytest.MonkeyPatch) -> list[Problem]:
 
     def watched(problem: Problem, optimizers: Any) -> Any:
         gram, mean = problem.gram(), problem.mean()  # while the walks are there
+        assert problem.learned is not None
+        learned = problem.learned()
         train, held = (Rows(rows.inputs.copy(), rows.targets.copy()) for rows in (problem.train, problem.held))
-        seen.append(replace(problem, gram=lambda: gram, mean=lambda: mean, train=train, held=held))
+        seen.append(
+            replace(problem, gram=lambda: gram, learned=lambda: learned, mean=lambda: mean, train=train, held=held)
+        )
         return improved(problem, optimizers)
 
     monkeypatch.setattr(module, "_improved", watched)
@@ -166,10 +170,16 @@ def test_a_layer_is_shown_what_it_reads_and_what_it_should_compute(problems: lis
     train, held = ({row.tobytes() for row in rows.inputs[0]} for rows in (first.train, first.held))
     assert train and held and not train & held
     assert not first.activation.linear and second.activation.linear
-    gram, count = first.gram()
     gathered = np.concatenate([first.train.inputs[0], first.held.inputs[0]]).astype(np.float64)
-    assert count == len(gathered) == 76  # of 20 samples one measures the result
+    assert len(gathered) == 76  # of 20 samples one measures the result
+    gram, count = first.gram()
+    assert count == len(gathered)
     np.testing.assert_allclose(gram[0], gathered.T @ gathered, rtol=1e-4, atol=1e-4)
+    assert first.learned is not None
+    gram, count = first.learned()
+    learned = first.train.inputs[0].astype(np.float64)
+    assert count == len(learned) < len(gathered), "those held out judge it"
+    np.testing.assert_allclose(gram[0], learned.T @ learned, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(first.mean()[0], gathered.mean(axis=0), rtol=1e-4, atol=1e-5)
     relu = np.maximum(gathered @ weight(6, 5) + normal(5), 0)
     np.testing.assert_allclose(second.mean()[0], relu.mean(axis=0), rtol=1e-3, atol=1e-4)
