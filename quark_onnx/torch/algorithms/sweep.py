@@ -132,18 +132,8 @@ class Solver:
         start = None if first is None else first[:, self.order[0]].repeat(count)
         columns = Columns(Steps.stacked(tries), self.order)
         off, seen, cost = self._sweep(target, count, columns, start, seen=bool(polish))
-        steps, picked = tries[0], torch.zeros(target.shape[1], dtype=torch.int64, device=target.device)
+        off, seen, cost, steps, picked = _least(off, seen, cost, tries)
         if count > 1:
-            # of the tries, row by row, the one whose sweep has cost least
-            (off, *others), (seen, *sights), (cost, *costs) = (
-                each.split(target.shape[1], -1) for each in (off, seen, cost)
-            )
-            for place, (other, sight, new, own) in enumerate(zip(others, sights, costs, tries[1:], strict=True), 1):
-                wins = new < cost
-                off, seen, cost = (
-                    torch.where(wins, one, two) for one, two in ((other, off), (sight, seen), (new, cost))
-                )
-                steps, picked = steps.merged(own, wins), torch.where(wins, place, picked)
             columns = Columns(steps, self.order)
         for again in range(polish):
             cost = cost + self._descend(target, off, self._seen(off) if again else seen, columns)
@@ -211,6 +201,18 @@ class Solver:
             off[start:stop] += own
             change += now.sub_(left).mul_(2).add_(own).mul_(own).mul_(diagonal).sum(0)
         return change
+
+
+def _least(off: Any, seen: Any, cost: Any, tries: Sequence[Steps]) -> tuple[Any, Any, Any, Steps, Any]:
+    """Of tries side by side, row by row the one whose sweep has cost least, and its place."""
+    rows = len(cost) // len(tries)
+    (off, *others), (seen, *sights), (cost, *costs) = (each.split(rows, -1) for each in (off, seen, cost))
+    steps, picked = tries[0], torch.zeros(rows, dtype=torch.int64, device=cost.device)
+    for place, (other, sight, new, own) in enumerate(zip(others, sights, costs, tries[1:], strict=True), 1):
+        wins = new < cost
+        off, seen, cost = (torch.where(wins, one, two) for one, two in ((other, off), (sight, seen), (new, cost)))
+        steps, picked = steps.merged(own, wins), torch.where(wins, place, picked)
+    return off, seen, cost, steps, picked
 
 
 def _escalate(attempt: Callable[[float], bool], damping: float) -> float:
