@@ -96,10 +96,12 @@ def measured(command: list[str]) -> dict[str, float | str]:
     """The last line of a process, which is JSON."""
     done = subprocess.run(command, capture_output=True, text=True)
     try:
-        found: dict[str, float | str] = json.loads(done.stdout.strip().splitlines()[-1])
-    except (IndexError, ValueError):  # it has ended before
-        return {"error": (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1][-300:]}
-    return found
+        found = json.loads(done.stdout.strip().splitlines()[-1])
+    except (IndexError, ValueError):
+        found = None
+    if isinstance(found, dict):
+        return found
+    return {"error": (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1][-300:]}  # it ended before
 
 
 def main() -> int:

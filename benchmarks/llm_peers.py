@@ -85,8 +85,9 @@ def main() -> int:
         found, layers = dict[str, Row](), arguments.layers or LAYERS[name]
         for tool, row in _measured(name, layers, arguments):
             found[tool] = row
-            store.put(_key(name, layers, arguments.hidden, tool), row)
             print(*_cells(name, tool, layers, row, found["ours"]), file=sys.stderr, flush=True)
+        for tool in (*ALGORITHMS[name], *PEERS):  # what is told of one run stands together
+            store.put(_key(name, layers, arguments.hidden, tool), found.get(tool, {}))
         missed += _complaints(name, found, arguments.busy)
     head = ["algorithm", "blocks", "tool", "seconds", "times ours", "peak MB", "times ours", "floor, seconds"]
     text = table(head, list(_lines(store.rows())))
@@ -130,12 +131,8 @@ def _cells(name: str, tool: str, layers: int, found: Row, ours: Row) -> list[str
     head, last = [name, str(layers), tool], f"{found['floor']:.1f}"
     if "seconds" not in found:
         return [*head, f"refused: {str(found['error'])[:60]}", "", "", "", last]
-    return [
-        *head,
-        *(f"{found['seconds']:.1f}", f"{found['seconds'] / ours['seconds']:.1f}"),
-        *(f"{found['peak_mb']:.0f}", f"{found['peak_mb'] / ours['peak_mb']:.2f}"),
-        last,
-    ]
+    times, share = (f"{found[each] / ours[each]:.2f}" if each in ours else "" for each in ("seconds", "peak_mb"))
+    return [*head, f"{found['seconds']:.1f}", times, f"{found['peak_mb']:.0f}", share, last]
 
 
 def _complaints(name: str, found: Mapping[str, Row], busy: bool) -> Iterator[str]:

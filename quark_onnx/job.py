@@ -23,6 +23,7 @@ from quark_onnx.progress import Progress
 from quark_onnx.registry import TARGETS
 from quark_onnx.report import OutputError, Report, summarize
 from quark_onnx.steps import (
+    Before,
     HoldOut,
     Inside,
     Limits,
@@ -61,6 +62,7 @@ from quark_onnx.steps import (
     solve,
     solve_biases,
     wanted,
+    worst_sqnr,
 )
 from quark_onnx.targets import unfit
 
@@ -237,7 +239,7 @@ class Job:
         notes += [f"{count} scales moved for the rules of the target {config.target}"] if count else []
         count = search(graph, plan, params, limits, data.held.first if data.held else [], progress)
         notes += [f"{count} scales moved by the error at the outputs"] if count else []
-        layers = self._refine(planned, params, data, progress, notes)
+        graph, layers = self._refine(planned, params, data, progress, notes)
         solve_biases(graph, plan, params)
         notes += params.notes
         result = insert(graph, plan, params, vendor=config.form == "vendor")
@@ -271,19 +273,35 @@ class Job:
 
     def _refine(
         self, planned: _Planned, params: Params, data: _Data, progress: bool | None, notes: list[str]
-    ) -> list[LayerResult]:
-        """Let the optimizers of layers choose codes and biases; what became of each layer."""
+    ) -> tuple[Graph, list[LayerResult]]:
+        """Let the optimizers of layers choose codes and biases: the graph with them, and what became of each layer.
+
+        Where an output is further from the float model's than with every weight rounded to the nearest, nothing is
+        changed.
+        """
+        graph, plan = planned.graph, planned.plan
         chosen = [optimizer for optimizer in self.config.optimizers if optimizer.stage == "layer"]
         if not chosen:
             notes += ["resume: no optimizer chooses codes layer by layer, nothing is kept"] if self.resume else []
-            return []
+            return graph, []
         if not len(data.again):
             notes.append(f"{', '.join(o.name for o in chosen)}: left out, there is no calibration data")
-            return []
-        solve_biases(planned.graph, planned.plan, params)  # which raises the scales of weights that are too small
-        found = refine(planned.graph, planned.plan, params, chosen, data.again, show=progress, resume=self.resume)
-        notes += found.notes
-        return found.layers
+            return graph, []
+        solve_biases(graph, plan, params)  # which raises the scales of weights that are too small
+        before = Before.of(graph, plan, params)
+        plain = worst_sqnr(graph, plan, params, self.reference.session, data.judges)
+        found = refine(graph, plan, params, chosen, data.again, show=progress, resume=self.resume)
+        solve_biases(graph, plan, params)
+        sqnr = worst_sqnr(graph, plan, params, self.reference.session, data.judges)
+        if plain is None or sqnr is None or sqnr >= plain:
+            notes += found.notes
+            return graph, found.layers
+        notes.append(
+            f"{', '.join(each.name for each in chosen)}: left out; an output has {sqnr:.2f} dB SQNR with it on "
+            f"{'samples held out' if data.held_out else 'the first sample'}, and {plain:.2f} dB with every weight rounded "
+            "to the nearest"
+        )
+        return before.restore(plan, params), []
 
     def _report(
         self,

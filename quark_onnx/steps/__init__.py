@@ -24,11 +24,13 @@ from quark_onnx.steps.settle import Limits, settle
 from quark_onnx.steps.share import share_transposed
 from quark_onnx.steps.solve import Params, solve, solve_biases
 from quark_onnx.steps.tolerate import tolerated
+from quark_onnx.steps.worth import Before, worst_sqnr
 
 __all__ = [
     "OLD_DOMAIN",
     "RENAMED",
     "Agreement",
+    "Before",
     "HoldOut",
     "Inside",
     "Limits",
@@ -74,4 +76,5 @@ __all__ = [
     "tolerated",
     "wanted",
     "with_bodies",
+    "worst_sqnr",
 ]

@@ -14,17 +14,22 @@ class BlankError(RuntimeError):
 
 
 class Blank(torch.Tensor):
-    """A tensor with a shape and a type, and without numbers.
+    """A tensor with a shape, a type and a device, and without numbers.
+
+    What it says of its device is where it would be: tensors that a model makes for it have numbers.
 
     Raises:
         BlankError: numbers of another tensor were to be changed by those of a blank.
         RuntimeError: its numbers are asked for; what is said of it is torch's.
     """
 
+    _place: torch.device
+
     @classmethod
-    def of(cls, like: Any) -> Blank:
-        """One of that shape and type."""
+    def of(cls, like: Any, device: Any) -> Blank:
+        """One of the shape and type of a tensor."""
         blank: Blank = like.to("meta").as_subclass(cls)
+        blank._place = device
         return blank
 
     @classmethod
@@ -37,17 +42,25 @@ class Blank(torch.Tensor):
     ) -> Any:
         """What a function makes of tensors of which one is blank."""
         kwargs = kwargs or {}
-        changed = tree_leaves(kwargs.get("out", args[0] if args and _changes(func) else None))
-        if any(isinstance(each, torch.Tensor) and not each.is_meta for each in changed):
+        device = next(each._place for each in tree_leaves((args, kwargs)) if isinstance(each, Blank))
+        if func == torch.Tensor.device.__get__:
+            return device
+        if func == torch.Tensor.is_cuda.__get__:
+            return device.type == "cuda"
+        if any(isinstance(each, torch.Tensor) and not isinstance(each, Blank) for each in _changed(func, args, kwargs)):
             raise BlankError(f"{func.__name__} changes a tensor by a blank")
         with torch._C.DisableTorchFunctionSubclass():
-            return tree_map(_wrapped, func(*tree_map(_without_numbers, args), **tree_map(_without_numbers, kwargs)))
+            found = func(*tree_map(_without_numbers, args), **tree_map(_without_numbers, kwargs))
+            return tree_map(lambda value: cls.of(value, device) if isinstance(value, torch.Tensor) else value, found)
 
 
-def _changes(func: Callable[..., Any]) -> bool:
-    """Whether a function changes its first argument, as torch names those."""
-    name = func.__name__
-    return name.startswith("__i") or name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+def _changed(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+    """What a function changes: what it puts its result into, and the first argument of those that torch names so."""
+    name = func.__name__.split(".")[0]
+    changes = name.startswith("__i") or name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+    first = [args[0] if args else next(iter(kwargs.values()), None)] if changes else []
+    leaves: list[Any] = tree_leaves([*first, kwargs.get("out")])
+    return leaves
 
 
 def _without_numbers(value: Any) -> Any:
@@ -55,7 +68,3 @@ def _without_numbers(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.to("meta")
     return torch.device("meta") if isinstance(value, torch.device) else value
-
-
-def _wrapped(value: Any) -> Any:
-    return value.as_subclass(Blank) if isinstance(value, torch.Tensor) else value

@@ -85,7 +85,7 @@ class Replay:
             except Exception:  # it has asked for the numbers of a blank, or fails in any case
                 found = None
         reads = {"": [found]} if found is None or isinstance(found, torch.Tensor) else found
-        if any(each is None or each.is_meta for parts in reads.values() for each in parts):
+        if any(each is None or isinstance(each, Blank) for parts in reads.values() for each in parts):
             return self._whole(call, run)  # what nothing should have read was read
         unchanged = all(result._version == versions.get(name, 0) for name, result in new.results.items())
         if self._limit and self._place < len(self._stages) and unchanged:
@@ -126,7 +126,7 @@ class Replay:
             if place == self._place - 1:
                 module.forward = self._computing(name, kept.reads[leader], new, keep=until > self._place)
             elif until < self._place:
-                module.forward = _handing(Blank.of(kept.blanks[name]))
+                module.forward = _handing(Blank.of(kept.blanks[name], module.weight.device))
             else:
                 module.forward = _handing(kept.results[name])
                 if until > self._place:

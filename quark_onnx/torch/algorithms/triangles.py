@@ -86,7 +86,8 @@ def upside_down(matrix: Any, out: Any) -> None:
 def factored(work: Any) -> bool:
     """Put the lower factor T of a symmetric matrix A = T^T T, upside down, in the place of A upside down.
 
-    It is the transposed Cholesky factor, and takes as long.
+    It is the transposed Cholesky factor, and takes as long. One thread factors it: several of them would make bits depend
+    on how many there are.
 
     Args:
         work: (inputs, inputs) float32, contiguous; its upper half is read.
@@ -96,7 +97,12 @@ def factored(work: Any) -> bool:
     """
     columns = work.t()  # as LAPACK has matrices
     failed = torch.empty((), dtype=torch.int32, device=work.device)
-    torch.linalg.cholesky_ex(columns, out=(columns, failed))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        torch.linalg.cholesky_ex(columns, out=(columns, failed))
+    finally:
+        torch.set_num_threads(threads)
     return not failed.item() and bool(torch.isfinite(work.diagonal()).all())
 
 

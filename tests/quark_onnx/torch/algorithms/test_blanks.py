@@ -31,8 +31,8 @@ COMPUTED: list[Callable[[Any], Any]] = [
 def test_what_is_computed_of_a_blank_is_one(compute: Callable[[Any], Any]) -> None:
     plain = torch.ones(2, 3, 4)
     with torch.no_grad():
-        found, wanted = compute(Blank.of(plain)), compute(plain)
-    assert isinstance(found, Blank) and found.is_meta
+        found, wanted = compute(Blank.of(plain, plain.device)), compute(plain)
+    assert isinstance(found, Blank) and found.device == plain.device and found.is_cuda == plain.is_cuda
     assert found.shape == wanted.shape and found.dtype == wanted.dtype
 
 
@@ -43,6 +43,11 @@ CHANGES: list[Callable[[Any, Any], Any]] = [
     lambda real, blank: real.__iadd__(blank),
     lambda real, blank: torch.add(real, blank, out=real),
     lambda real, blank: torch._foreach_add_([real], [blank]),
+    lambda real, blank: torch._foreach_add_(self=[real], other=[blank]),
+    lambda real, blank: torch.clamp_(input=real, max=blank),
+    lambda real, blank: torch.ops.aten.add_.Tensor(real, blank),
+    lambda real, blank: real.index_put_((torch.zeros(2, dtype=torch.int64),), blank),
+    lambda real, blank: real.masked_fill_(blank > 0, 1.0),
 ]
 
 
@@ -50,11 +55,17 @@ CHANGES: list[Callable[[Any, Any], Any]] = [
 def test_no_tensor_changes_by_a_blank(change: Callable[[Any, Any], Any]) -> None:
     real = torch.zeros(2, 3)
     with pytest.raises(BlankError):
-        change(real, Blank.of(torch.ones(2, 3)))
+        change(real, Blank.of(torch.ones(2, 3), real.device))
     assert not real.any()
 
 
 @pytest.mark.parametrize("ask", [bool, float, lambda x: x.item(), lambda x: x.nonzero(), lambda x: x.numpy()])
 def test_a_blank_has_no_numbers(ask: Callable[[Any], Any]) -> None:
     with pytest.raises((RuntimeError, TypeError)):
-        ask(Blank.of(torch.ones(1)).sum())
+        ask(Blank.of(torch.ones(1), torch.device("cpu")).sum())
+
+
+def test_what_is_made_for_its_device_has_numbers() -> None:
+    blank = Blank.of(torch.ones(2, 3), torch.device("cpu"))
+    assert torch.arange(3, device=blank.device).tolist() == [0, 1, 2]
+    assert torch.ones(3).to(blank.device).sum() == 3

@@ -88,12 +88,29 @@ class Asking(Hidden):
         return hidden + float(first.detach().mean())
 
 
-@pytest.mark.parametrize("kind", [Hidden, Asking])
+class Placing(Hidden):
+    """A block that makes tensors for the device of a layer's result, and keeps one while the device is the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.kept = nn.Embedding(8, 32), torch.ones(32)
+
+    def forward(self, x: Any) -> Any:
+        first = self.one(x)
+        hidden = self.two(torch.tanh(first))
+        if self.kept.device != first.device:
+            self.kept = self.kept.to(first.device)
+        places = torch.arange(x.shape[1], device=first.device)
+        return self.three(torch.tanh(hidden[:, places]) + torch.tanh(self.table(places)) * self.kept) + first.detach()
+
+
+@pytest.mark.parametrize("kind", [Hidden, Asking, Placing])
 def test_what_is_read_unseen_is_computed_all_the_same(kind: type[Hidden]) -> None:
     torch.manual_seed(0)
     block = kind()
     calls = [Call(torch.randn(1, 8, 32)) for _ in range(3)]
-    job = BlockJob("0", block, {f"0.{name}": (each, UINT4) for name, each in block.named_children()}, calls, calls)
+    layers = {f"0.{name}": (each, UINT4) for name, each in block.named_children() if isinstance(each, nn.Linear)}
+    job = BlockJob("0", block, layers, calls, calls)
     assert stages_of(block, job.layers, calls[0])[0].until == {"0.one": 1}
     start = {name: quantize(weight, spec.weight) for name, weight, spec in job.weights() if spec.weight}
     with torch.no_grad():

@@ -56,6 +56,23 @@ def test_a_factor_is_that_of_the_matrix_in_its_order(inputs: int) -> None:
     assert np.allclose((lower.T @ lower).numpy(), gram.double().numpy(), rtol=0, atol=1e-6 * size)
 
 
+def test_a_factor_has_the_same_bits_on_any_number_of_threads() -> None:
+    x = tokens(900, 700) + 1
+    gram = x.T @ x + 0.01 * torch.eye(700) * x.square().sum() / 700
+    found, before = [], torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            work = gram.clone()
+            assert factored(work)
+            found.append(work.triu())
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+    exact = torch.linalg.cholesky(gram.double(), upper=True)
+    assert float((found[0].double() - exact).abs().max()) <= 1e-5 * float(exact.abs().max())
+
+
 @pytest.mark.parametrize("wrong", [-1.0, torch.inf, torch.nan])
 def test_what_has_no_factor_is_told(wrong: float) -> None:
     work = torch.eye(9)
