@@ -86,8 +86,8 @@ def upside_down(matrix: Any, out: Any) -> None:
 def factored(work: Any) -> bool:
     """Put the lower factor T of a symmetric matrix A = T^T T, upside down, in the place of A upside down.
 
-    It is the transposed Cholesky factor, and takes as long. One thread factors it: several of them would make bits depend
-    on how many there are.
+    It is the transposed Cholesky factor, and takes as long. One thread factors it: with several, bits would depend on
+    how many there are.
 
     Args:
         work: (inputs, inputs) float32, contiguous; its upper half is read.

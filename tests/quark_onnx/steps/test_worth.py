@@ -32,7 +32,9 @@ class Towards:
         return Solution(present.weight, present.bias + np.float32(self.bias), present.factor)
 
 
-def quantized(monkeypatch: pytest.MonkeyPatch, *optimizers: object, fooled: bool = False) -> tuple[bytes, list[str], int]:
+def quantized(
+    monkeypatch: pytest.MonkeyPatch, *optimizers: object, fooled: bool = False
+) -> tuple[bytes, list[str], int]:
     """The model, the notes, and how many layers the report has; ``fooled`` layers take whatever is proposed."""
     if fooled:
         calls = iter(range(1_000_000, 0, -1))
