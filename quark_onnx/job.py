@@ -296,10 +296,11 @@ class Job:
         if plain is None or sqnr is None or sqnr >= plain:
             notes += found.notes
             return graph, found.layers
+        names = ", ".join(each.name for each in chosen)
         judges = "samples held out" if data.held_out else "the first sample"
         notes.append(
-            f"{', '.join(each.name for each in chosen)}: left out; an output has {sqnr:.2f} dB SQNR with it on {judges}, "
-            f"and {plain:.2f} dB with every weight rounded to the nearest"
+            f"{names}: left out; an output has {sqnr:.2f} dB SQNR with it on {judges}, and {plain:.2f} dB "
+            "with every weight rounded to the nearest"
         )
         return before.restore(plan, params), []
 
