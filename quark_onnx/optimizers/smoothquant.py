@@ -81,7 +81,7 @@ class SmoothQuant:
         weights = [layer.matrix(graph) for layer in group.layers]
         reach = np.max([np.abs(weight).max(axis=1) for weight in weights], axis=0)
         if isinstance(seen, Sampled):
-            factor = _search(seen, largest, reach, np.concatenate(weights, axis=1), rounding)
+            factor = _search(seen, largest, reach, weights, rounding)
         else:
             assert not isinstance(self.alpha, str)
             factor = factors(largest, reach, self.alpha)
@@ -169,22 +169,22 @@ def factors(largest: Floats, reach: Floats, alpha: float) -> Floats:
     return result
 
 
-def _search(seen: Sampled, largest: Floats, reach: Floats, weight: Floats, rounding: Rounding) -> Floats:
+def _search(seen: Sampled, largest: Floats, reach: Floats, weights: list[Floats], rounding: Rounding) -> Floats:
     """The factors that leave the least error of the products of some vectors, none among them.
 
     Activations are rounded with one scale and, unless they are symmetric, a zero point; weights with a scale for each
-    output.
+    output, or one for each of them.
     """
     x = seen.vectors.astype(np.float64)
     x = x[np.isfinite(x).all(axis=1)]
-    exact, best, least = x @ weight, np.ones(largest.size), np.inf
+    exact, best, least = x @ np.concatenate(weights, axis=1), np.ones(largest.size), np.inf
     for candidate in (best, *(factors(largest, reach, alpha) for alpha in _ALPHAS)):
         low, high = min(0.0, (seen.lo / candidate).min()), max(0.0, (seen.hi / candidate).max())
         if rounding.symmetric:
             low, high = -max(-low, high), max(-low, high)
         read = _rounded(x / candidate, low, high, rounding.activation)
-        product = read @ _symmetric(weight * candidate[:, None], rounding.weight)
-        error = float(np.square(product - exact).sum())
+        rounded = [_symmetric(weight * candidate[:, None], rounding) for weight in weights]
+        error = float(np.square(read @ np.concatenate(rounded, axis=1) - exact).sum())
         if error < least:
             best, least = candidate, error
     return best
@@ -199,10 +199,10 @@ def _rounded(values: Floats, low: float, high: float, steps: int) -> Floats:
     return codes * scale
 
 
-def _symmetric(weight: Floats, steps: int) -> Floats:
-    if not steps:
+def _symmetric(weight: Floats, rounding: Rounding) -> Floats:
+    if not rounding.weight:
         return weight
-    largest = np.abs(weight).max(axis=0)
-    scale = np.where(largest > 0, largest, 1.0) / (steps // 2)
+    largest = np.abs(weight).max(axis=0 if rounding.per_channel else None)
+    scale = np.where(largest > 0, largest, 1.0) / (rounding.weight // 2)
     rounded: Floats = np.rint(weight / scale) * scale
     return rounded

@@ -10,7 +10,7 @@ import pytest
 from onnx import ModelProto
 
 from calibrators.session import open_session
-from quark_onnx import QConfig, SmoothQuant, quantize
+from quark_onnx import QConfig, SmoothQuant, compare, quantize
 from quark_onnx.config import from_dict, to_dict
 from quark_onnx.errors import ConfigError, DataError
 from quark_onnx.graph import Graph
@@ -223,3 +223,21 @@ def test_samples_that_do_not_fit_are_named() -> None:
 def test_wrong_settings(settings: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         QConfig(optimizers=settings)
+
+
+@pytest.mark.parametrize("per_channel", [True, False])
+def test_the_search_comes_near_to_the_best_alpha(per_channel: bool) -> None:
+    """What makes one output's weights large costs that output alone, or all of them; every alpha is tried beside."""
+    random = np.random.default_rng(1)
+    loud, w = np.ones(N), random.normal(size=(N, M)).astype(np.float32)
+    loud[3], w[3], w[3, 0] = 40.0, 0.0, 3.0
+    model = parse(f"g (float[B,{N}] x) => (float[B,{M}] y) {{ y = MatMul (x, w) }}", w=w)
+    data = [{"x": (random.normal(size=(32, N)) * loud).astype(np.float32)} for _ in range(8)]
+    config = QConfig.of("A8W8").with_(per_channel=per_channel)
+
+    def sqnr(alpha: float | str) -> float:
+        smooth = SmoothQuant(alpha=alpha, insert=True)
+        found = quantize(model, data, config.with_(optimizers=(smooth,))).model
+        return float(compare(model, found, data).sqnr)
+
+    assert sqnr("auto") >= max(map(sqnr, np.linspace(0.05, 0.95, 19))) - 0.5
