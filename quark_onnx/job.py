@@ -276,8 +276,8 @@ class Job:
     ) -> tuple[Graph, list[LayerResult]]:
         """Let the optimizers of layers choose codes and biases: the graph with them, and what became of each layer.
 
-        Where an output is further from the float model's than with every weight rounded to the nearest, nothing is
-        changed.
+        Where an output is further from the float model's on samples held out than with every weight rounded to the
+        nearest, nothing is changed.
         """
         graph, plan = planned.graph, planned.plan
         chosen = [optimizer for optimizer in self.config.optimizers if optimizer.stage == "layer"]
@@ -289,17 +289,16 @@ class Job:
             return graph, []
         solve_biases(graph, plan, params)  # which raises the scales of weights that are too small
         before = Before.of(graph, plan, params)
-        plain = worst_sqnr(graph, plan, params, self.reference.session, data.judges)
+        plain = worst_sqnr(graph, plan, params, self.reference.session, data.held_out)
         found = refine(graph, plan, params, chosen, data.again, show=progress, resume=self.resume)
         solve_biases(graph, plan, params)
-        sqnr = worst_sqnr(graph, plan, params, self.reference.session, data.judges)
+        sqnr = worst_sqnr(graph, plan, params, self.reference.session, data.held_out)
         if plain is None or sqnr is None or sqnr >= plain:
             notes += found.notes
             return graph, found.layers
         names = ", ".join(each.name for each in chosen)
-        judges = "samples held out" if data.held_out else "the first sample"
         notes.append(
-            f"{names}: left out; an output has {sqnr:.2f} dB SQNR with it on {judges}, and {plain:.2f} dB "
+            f"{names}: left out; an output has {sqnr:.2f} dB SQNR with it on samples held out, and {plain:.2f} dB "
             "with every weight rounded to the nearest"
         )
         return before.restore(plan, params), []

@@ -49,13 +49,15 @@ class Before:
 
 
 def worst_sqnr(graph: Graph, plan: Plan, params: Params, floating: Any, samples: Sequence[Sample]) -> float | None:
-    """The least signal-to-noise ratio of any output, in dB; None where it cannot be told.
+    """The least signal-to-noise ratio of any output, in dB; None where it cannot be told, as without samples.
 
     Args:
         graph: with scales for all that is planned, biases included.
         floating: a session on the float model.
         samples: what both are run on.
     """
+    if not samples:
+        return None
     result = insert(graph, plan, params)
     define_functions(result)
     result.infer()
