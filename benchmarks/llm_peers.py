@@ -1,4 +1,4 @@
-"""Time and peak memory of GPTQ on one language model, beside other tools in the same run, and the floor.
+"""Time and peak memory of GPTQ and AWQ on language models, beside other tools in the same run, and the floor.
 
     python benchmarks/llm_peers.py --amd-quark-python PYTHON --llm-compressor-python PYTHON --gptqmodel-python PYTHON
         [--layers N --hidden 1024] [--algorithms gptq awq] [--folder DIR] [--busy]
@@ -137,7 +137,8 @@ def _cells(name: str, tool: str, layers: int, found: Row, ours: Row) -> list[str
 
 def _complaints(name: str, found: Mapping[str, Row], busy: bool) -> Iterator[str]:
     """What is not as it should be."""
-    own, same = list(ALGORITHMS[name]), found[list(ALGORITHMS[name])[-1]]
+    own = list(ALGORITHMS[name])
+    same = found[own[-1]]
     yield from (f"{tool}: {found[tool]['error']}" for tool in own if "seconds" not in found[tool])
     if "seconds" not in same:
         return

@@ -79,13 +79,12 @@ class GPTQ:
         if not isinstance(self.damping, str):
             return compensation(self.damping)
         lattice = problem.lattice_of(present)
-        best, least = compensation(_DAMPINGS[0]), float("inf")
-        for damping in _DAMPINGS:
-            other = compensation(damping)
-            rounded = replace(present, weight=other.rounded(weight, lattice)[0])
-            if (loss := float(problem.loss(rounded).mean())) < least:
-                best, least = other, loss
-        return best
+
+        def loss(other: Compensation) -> float:
+            found = float(problem.loss(replace(present, weight=other.rounded(weight, lattice)[0])).mean())
+            return found if np.isfinite(found) else float("inf")
+
+        return min(map(compensation, _DAMPINGS), key=loss)
 
     def _shift(self, problem: Problem, present: Solution, gram: Doubles, count: int) -> Doubles:
         """What brings the products with the inputs of the quantized model nearest to the targets (ridge regression)."""
