@@ -17,7 +17,7 @@ from calibrators.session import model_bytes, open_session
 from quark_onnx.errors import ConfigError, DataError, ModelError
 from quark_onnx.graph import Graph
 from quark_onnx.job import load
-from quark_onnx.report.measure import OutputError, measure
+from quark_onnx.report.measure import OutputError, least_sqnr, measure
 from quark_onnx.steps import reader_for, with_bodies
 
 
@@ -39,7 +39,7 @@ class Comparison:
     @property
     def sqnr(self) -> float:
         """The least signal-to-noise ratio of any float output, in dB; infinite if there is none."""
-        return min((o.sqnr for o in self.outputs if o.sqnr is not None), default=float("inf"))
+        return least_sqnr(self.outputs, float("inf"))
 
 
 def compare(

@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from quark_onnx.report.measure import OutputError
+from quark_onnx.report.measure import OutputError, least_sqnr
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ class Analysis:
     @property
     def sqnr(self) -> float:
         """The least signal-to-noise ratio of any float output, in dB; infinite if there is none."""
-        return min((o.sqnr for o in self.outputs if o.sqnr is not None), default=math.inf)
+        return least_sqnr(self.outputs, math.inf)
 
     @property
     def ranking(self) -> list[TensorError]:

@@ -26,7 +26,7 @@ from quark_onnx.graph import Graph, inlined
 from quark_onnx.graph.io import staged
 from quark_onnx.job import load
 from quark_onnx.progress import Progress
-from quark_onnx.report.measure import measure
+from quark_onnx.report.measure import least_sqnr, measure
 from quark_onnx.steps import Reference, destination, keeps_weights_beside, reader_for, sample_key
 from quark_onnx.version import __version__
 
@@ -326,7 +326,7 @@ class Search:
     def _sqnr(self, session: Any) -> float | None:
         """The SQNR of the worst output on the samples held out; None if no output has one."""
         errors = measure(self._reference.session, session, self._judges)
-        return min((error.sqnr for error in errors if error.sqnr is not None), default=None)
+        return least_sqnr(errors, None)
 
 
 def _rank(found: tuple[Trial, Record]) -> tuple[bool, float, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,14 @@ class OutputError:
 
 #: An output with at least this SQNR in dB is no random one, and one whose repetition reaches the second number neither.
 _GOOD, _REPEATED = 20.0, 60.0
+
+#: What is said where nothing was measured.
+Default = TypeVar("Default", float, None)
+
+
+def least_sqnr(errors: Iterable[OutputError], default: Default) -> float | Default:
+    """The least signal-to-noise ratio of any output, in dB; the default where none has one."""
+    return min((error.sqnr for error in errors if error.sqnr is not None), default=default)
 
 
 def measure(reference: Any, other: Any, samples: Iterable[Mapping[str, NDArray[Any]]]) -> list[OutputError]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from quark_onnx.optimizers.problem import LayerResult
 from quark_onnx.plan import Keep, Plan
-from quark_onnx.report.measure import OutputError
+from quark_onnx.report.measure import OutputError, least_sqnr
 
 #: Version of the dictionary form.
 SCHEMA = 1
@@ -50,7 +50,7 @@ class Report:
     @property
     def worst_sqnr(self) -> float:
         """The least signal-to-noise ratio of any float output, in dB; infinite if there is none."""
-        return min((o.sqnr for o in self.outputs if o.sqnr is not None), default=math.inf)
+        return least_sqnr(self.outputs, math.inf)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values with a stable schema; infinities become the strings "inf" and "-inf"."""

@@ -16,7 +16,7 @@ from calibrators.session import open_session
 from quark_onnx.fusions import FUSIONS, INTEGER_PRODUCTS
 from quark_onnx.graph import Graph
 from quark_onnx.graph.bodies import bodies, put_back
-from quark_onnx.report.measure import measure
+from quark_onnx.report.measure import least_sqnr, measure
 from quark_onnx.steps.run import Sample
 
 logger = logging.getLogger(__name__)
@@ -188,4 +188,4 @@ class Agreement:
     def _agreement(self, session: Any) -> float:
         """The worst agreement at any float output, in dB."""
         errors = measure(self._pairs or session, session, self._samples)
-        return min((error.sqnr for error in errors if error.sqnr is not None), default=float("inf"))
+        return least_sqnr(errors, float("inf"))

@@ -16,7 +16,7 @@ from quark_onnx.graph import Graph, Node
 from quark_onnx.optimizers import AutoMixedPrecision, Samples
 from quark_onnx.plan import Keep, Plan, Quantize, Use
 from quark_onnx.progress import Progress
-from quark_onnx.report.measure import measure
+from quark_onnx.report.measure import least_sqnr, measure
 from quark_onnx.steps.bodies import define_functions
 from quark_onnx.steps.calibrate import Ranges, calibrate_each
 from quark_onnx.steps.guard import guard
@@ -164,7 +164,7 @@ class _Search:
         if self._settings.metric is not None:
             return self._metric(model)
         errors = measure(self._float, open_session(model), self._few)
-        return min((error.sqnr for error in errors if error.sqnr is not None), default=np.inf)
+        return least_sqnr(errors, np.inf)
 
     def _metric(self, model: ModelProto) -> float:
         assert self._settings.metric is not None

@@ -16,7 +16,7 @@ from quark_onnx.graph.layers import Layer
 from quark_onnx.kernels.noise import Rounding
 from quark_onnx.optimizers import FloatOptimizer, Samples
 from quark_onnx.progress import Progress
-from quark_onnx.report.measure import measure
+from quark_onnx.report.measure import least_sqnr, measure
 from quark_onnx.steps.prepare import unchanged
 from quark_onnx.steps.run import Reference, Sample, run
 
@@ -122,5 +122,5 @@ def _steps(spec: QuantizationSpec | None) -> int:
 def _difference(graph: Graph, reference: Reference, sample: Sample) -> str:
     """How far the outputs have moved, in words."""
     errors = measure(reference.session, open_session(graph.to_model()), [sample])
-    worst = min((error.sqnr for error in errors if error.sqnr is not None), default=float("inf"))
+    worst = least_sqnr(errors, float("inf"))
     return f"it changed the float model, whose outputs have {worst:.1f} dB SQNR on the first sample"

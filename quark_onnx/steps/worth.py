@@ -14,7 +14,7 @@ from typing import Any
 from calibrators.session import open_session
 from quark_onnx.graph import Graph
 from quark_onnx.plan import Entry, Plan, Use
-from quark_onnx.report.measure import measure
+from quark_onnx.report.measure import least_sqnr, measure
 from quark_onnx.steps.bodies import define_functions
 from quark_onnx.steps.insert import insert
 from quark_onnx.steps.run import Sample
@@ -67,4 +67,4 @@ def worst_sqnr(graph: Graph, plan: Plan, params: Params, floating: Any, samples:
     except Exception as error:  # what is wrong with it is said of the model that is handed out
         logger.debug("what optimizers are worth cannot be told: %s", error)
         return None
-    return min((error.sqnr for error in errors if error.sqnr is not None), default=None)
+    return least_sqnr(errors, None)
