@@ -120,7 +120,7 @@ def decode(codes: Any, params: Params, dtype: Any = torch.float32) -> Any:
     reals = codes.to(work := _work(codes.dtype))
     if params.zero is not None:
         reals -= params.zero
-    return (reals * params.scale.to(work)).to(dtype)
+    return reals.mul_(params.scale.to(work)).to(dtype)
 
 
 def rounded(x: Any, params: Params, spec: TensorSpec, dtype: Any = torch.float32) -> Any:

@@ -22,7 +22,7 @@ _MOST_BITS = 16
 #: few, which is faster, and much so beside other work.
 _WHOLE = 1.5 * 2**23
 #: Values that are rounded at once.
-_AT_ONCE = 1 << 20
+_AT_ONCE = 1 << 18
 _FLOAT8 = {"fp8e4m3": E4M3, "fp8e5m2": E5M2}
 
 

@@ -22,6 +22,8 @@ from quark_onnx.torch.algorithms.turns import BLOCK, Columns, Turns
 
 #: Values that are swept at once, in rows: so many that steps are few, and memory is bounded.
 AT_ONCE = 1 << 22
+#: Values whose losses are taken at once.
+_JUDGED = 1 << 20
 #: A product has the same bits for each part of so many rows, or a multiple, whatever stands beside it.
 _ALIKE = 16
 #: Damping grows by this factor until the matrix can be factored, and no further than so often the mean of the diagonal.
@@ -103,7 +105,17 @@ class Solver:
     def losses(self, off: Any) -> Any:
         """The squared error of each output, (rows,), of a weight that is off by so much, (rows, inputs), without
         damping."""
-        return quadratic(off.index_select(1, self.order), self.matrix, self.power).mul_(self.unit)
+        parts = (part.index_select(1, self.order) for part in off.split(self._rows(_JUDGED)))
+        return torch.cat([quadratic(part, self.matrix, self.power) for part in parts]).mul_(self.unit)
+
+    def ridged(self, values: Any, weight: Any) -> Any:
+        """What damping adds to the squared error of each output, (rows,); (rows, inputs) each."""
+        pairs = zip(values.split(self._rows(_JUDGED)), weight.split(self._rows(_JUDGED)), strict=True)
+        return torch.cat([(own - wanted).square_() @ self.ridge for own, wanted in pairs])
+
+    def _rows(self, values: int) -> int:
+        """How many rows have so many values, about."""
+        return max(1, values // len(self.power) // _ALIKE) * _ALIKE
 
     def rounded(self, target: Any, tries: Sequence[Steps], polish: int = 0, first: Any = None) -> Swept:
         """A weight, (rows, inputs), on levels.
@@ -114,46 +126,56 @@ class Solver:
             polish: how often every column is looked at again.
             first: float32 of that shape; the column that comes first is rounded from here, and not from the target.
         """
-        rows = max(1, AT_ONCE // max(1, target.shape[1] * len(tries)) // _ALIKE) * _ALIKE
+        rows = self._rows(AT_ONCE // len(tries))
         values, cost = torch.empty_like(target), target.new_empty(len(target))
-        place = torch.argsort(self.order)
         picked = torch.zeros(len(target), dtype=torch.int64, device=target.device)
         for start in range(0, len(target), rows):
             own = slice(start, start + rows)
             parts = [each.part(own) for each in tries]
-            found = self._swept(target[own], parts, polish, None if first is None else first[own])
-            values[own] = found.values.index_select(0, place).t()
-            picked[own], cost[own] = found.picked, found.cost * self.unit
+            found = self._swept(target[own], parts, polish, None if first is None else first[own], values[own])
+            picked[own], cost[own] = found[0], found[1] * self.unit
         return Swept(values, picked, cost)
 
-    def _swept(self, target: Any, tries: Sequence[Steps], polish: int, first: Any) -> Swept:
-        """Inputs first, in their order."""
-        target, count = target.t().contiguous().index_select(0, self.order), len(tries)
-        start = None if first is None else first[:, self.order[0]].repeat(count)
+    def _swept(self, target: Any, tries: Sequence[Steps], polish: int, first: Any, out: Any) -> tuple[Any, Any]:
+        """Put what was chosen of some rows into ``out``.
+
+        Returns:
+            The places of the tries, and the cost divided by ``unit``; (rows,) each.
+        """
+        start = None if first is None else first[:, self.order[0]].repeat(len(tries))
         columns = Columns(Steps.stacked(tries), self.order)
-        off, seen, cost = self._sweep(target, count, columns, start, seen=bool(polish))
+        off, seen, cost = self._sweep(target, len(tries), columns, start, seen=bool(polish))
         off, seen, cost, steps, picked = _least(off, seen, cost, tries)
-        if count > 1:
+        if len(tries) > 1:
             columns = Columns(steps, self.order)
         for again in range(polish):
             cost = cost + self._descend(target, off, self._seen(off) if again else seen, columns)
-        for start, stop in panels(len(target), BLOCK):
-            off[start:stop] = columns.values(off[start:stop].add_(target[start:stop]), start, stop)
-        return Swept(off, picked, cost)
+        for start, stop in panels(len(off), BLOCK):
+            near = off[start:stop].add_(self._ordered(target, start, stop))
+            off[start:stop] = columns.values(near, start, stop)
+        place = torch.argsort(self.order)
+        for start, stop in panels(len(off), BLOCK):
+            out[:, start:stop] = off.index_select(0, place[start:stop]).t()
+        return picked, cost
+
+    def _ordered(self, target: Any, start: int, stop: int) -> Any:
+        """Some of the columns in their order, (columns, rows): no copy of all of them is ever made."""
+        return target.index_select(1, self.order[start:stop]).t().contiguous()
 
     def _sweep(self, target: Any, count: int, columns: Columns, first: Any, *, seen: bool) -> tuple[Any, Any, Any]:
         """How far values on levels are off, for all columns in their order, inputs first; what T makes of it; and what
         it costs each row, as the damped matrix sees it. Each is that of the tries side by side.
 
         Args:
+            target: (rows, inputs).
             first: what the first column is rounded from, if not from the target.
             seen: whether what T makes of it is asked for; it is of no use otherwise.
         """
-        off = target.new_empty(len(target), target.shape[1] * count)
+        off = target.new_empty(target.shape[1], len(target) * count)
         sight = torch.empty_like(off) if seen else off[:0]
         cost, turns = off.new_zeros(off.shape[1]), Turns(columns, off)
         for start, stop in panels(len(off), BLOCK):
-            wanted = target[start:stop].repeat(1, count)
+            wanted = self._ordered(target, start, stop).repeat(1, count)
             diagonal = self.matrix.diagonal()[start:stop, None]
             shares = self.matrix[start:stop, :stop] / diagonal
             left = turns.left(stop - start)
@@ -180,7 +202,8 @@ class Solver:
         """Let each column in turn take its best level while all others stay; ``off`` and ``seen`` are changed.
 
         Args:
-            target, off: inputs first, what is to be reached, and how far values are off.
+            target: (rows, inputs), what is to be reached.
+            off: inputs first, how far values are off.
             seen: what T makes of ``off``.
 
         Returns:
@@ -190,7 +213,8 @@ class Solver:
         power = self.power + self.ridge[self.order] / self.unit
         for start, stop in panels(len(off), BLOCK):
             diagonal = power[start:stop, None]
-            left, now, own = turns.left(stop - start), off[start:stop] + target[start:stop], seen[start:stop]
+            left, own = turns.left(stop - start), seen[start:stop]
+            now = self._ordered(target, start, stop).add_(off[start:stop])
             # the damped matrix times what is off, of which columns before have changed a part
             torch.mm(self.matrix[start:stop, start:stop].tril().t(), own, out=left)
             left.addmm_(self.matrix[stop:, start:stop].t(), seen[stop:])
@@ -204,13 +228,14 @@ class Solver:
 
 
 def _least(off: Any, seen: Any, cost: Any, tries: Sequence[Steps]) -> tuple[Any, Any, Any, Steps, Any]:
-    """Of tries side by side, row by row the one whose sweep has cost least, and its place."""
+    """Of tries side by side, row by row the one whose sweep has cost least, put where the first is; and its place."""
     rows = len(cost) // len(tries)
     (off, *others), (seen, *sights), (cost, *costs) = (each.split(rows, -1) for each in (off, seen, cost))
     steps, picked = tries[0], torch.zeros(rows, dtype=torch.int64, device=cost.device)
     for place, (other, sight, new, own) in enumerate(zip(others, sights, costs, tries[1:], strict=True), 1):
         wins = new < cost
-        off, seen, cost = (torch.where(wins, one, two) for one, two in ((other, off), (sight, seen), (new, cost)))
+        for own_part, others_part in ((off, other), (seen, sight), (cost, new)):
+            torch.where(wins, others_part, own_part, out=own_part)
         steps, picked = steps.merged(own, wins), torch.where(wins, place, picked)
     return off, seen, cost, steps, picked
 

@@ -237,7 +237,7 @@ def algorithm_for(config: AlgoConfig) -> Any:
             return GPTAQ(config.damp_percent, config.desc_act, alpha=config.alpha)
         if config.beta != QronosConfig.beta:
             raise ConfigError(f"QronosConfig: beta is {config.beta!r}, and nothing here depends on it; leave it out")
-        return Qronos(config.alpha, config.desc_act)
+        return Qronos(config.alpha, config.desc_act, relative_to="eigenvalue")
     if isinstance(config, AutoRoundConfig):
         return SignedRounding(
             config.iters,

@@ -68,6 +68,41 @@ def brain_surgeon(weight: Any, x: Any, scale: Any, qmax: int, damping: float) ->
     return codes
 
 
+def test_damping_of_qronos_is_a_share_of_what_it_says() -> None:
+    """The paper's: of the greatest eigenvalue, which numpy computes in float64."""
+    _, x = problem(1, 40, 4)
+    gram = x.T @ x
+    greatest = np.linalg.eigvalsh(gram.double().numpy())[-1]
+    found = {name: Solver.of(gram, Qronos(0.01, relative_to=name)._damping(gram)) for name in ("mean", "eigenvalue")}
+    assert found["eigenvalue"].ridge.numpy() == pytest.approx(0.01 * greatest, rel=1e-3)
+    assert found["mean"].ridge.numpy() == pytest.approx(0.01 * float(gram.diagonal().mean()), rel=1e-5)
+    with pytest.raises(ConfigError, match='relative_to of qronos is \'most\'; it must be "mean" or "eigenvalue"'):
+        algorithm("qronos:relative_to=most")
+
+
+@pytest.mark.parametrize("tries", [1, 3])
+@pytest.mark.parametrize("polish", [0, 2])
+def test_rows_that_are_swept_apart_are_those_that_are_swept_together(
+    tries: int, polish: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the bit, as long as parts have 16 rows or a multiple."""
+    weight, x = problem(96, 300, 2)
+    solver = Solver.of(x.T @ x, 0.02)
+    steps = [Steps(torch.full((96, 1), 0.2 + 0.1 * place), None, -7, 7, size=300) for place in range(tries)]
+    whole = solver.rounded(weight, steps, polish)
+    off = weight - whole.values
+    losses, ridged = solver.losses(off), solver.ridged(whole.values, weight)
+    monkeypatch.setattr(sweep, "AT_ONCE", 32 * 300 * tries)
+    monkeypatch.setattr(sweep, "_JUDGED", 16 * 300)
+    parts = solver.rounded(weight, steps, polish)
+    assert all(torch.equal(one, other) for one, other in zip(whole, parts, strict=True))
+    assert tries == 1 or len(set(whole.picked.tolist())) > 1
+    assert torch.allclose(solver.losses(off), losses, rtol=1e-5)
+    assert torch.allclose(losses.double(), loss(weight, whole.values, x), rtol=1e-3)
+    assert torch.allclose(solver.ridged(whole.values, weight), ridged, rtol=1e-5)
+    assert torch.allclose(ridged.double(), (off.double().square() * solver.ridge.double()).sum(1), rtol=1e-5)
+
+
 def test_the_sweep_is_the_textbooks() -> None:
     weight, x = problem(5, 12)
     steps = Steps(torch.full_like(weight, 0.5), None, -3, 3)

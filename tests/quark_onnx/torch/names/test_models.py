@@ -25,6 +25,7 @@ from quark_onnx.torch import (  # noqa: E402
     export_safetensors,
     import_model_from_safetensors,
 )
+from quark_onnx.torch.algorithms.gptq import Qronos  # noqa: E402
 from quark_onnx.torch.export import ExporterConfig, JsonExporterConfig  # noqa: E402
 from quark_onnx.torch.load import load_checkpoint  # noqa: E402
 from quark_onnx.torch.quantization import (  # noqa: E402
@@ -41,6 +42,7 @@ from quark_onnx.torch.quantization import (  # noqa: E402
     RotationConfig,
     load_quant_algo_config_from_file,
 )
+from quark_onnx.torch.quantization.config.algorithms import algorithm_for  # noqa: E402
 
 INT8 = Int8PerTensorSpec().to_quantization_spec()
 FP8 = FP8E4M3PerTensorSpec().to_quantization_spec()
@@ -184,6 +186,10 @@ def test_algorithms_of_a_template_have_its_settings() -> None:
     own = GPTQConfig(damp_percent=0.1)
     config = LLAMA.get_config("uint4_wo_128", algorithm=["awq", "gptq"], algo_configs={"gptq": own})
     assert config.algo_config == [AWQConfig(), own]
+
+
+def test_damping_of_qronos_is_of_the_greatest_eigenvalue() -> None:
+    assert algorithm_for(QronosConfig(alpha=0.002)) == Qronos(0.002, relative_to="eigenvalue")
 
 
 def test_templates_and_schemes_of_ones_own(model: Any) -> None:
