@@ -117,7 +117,7 @@ def decode(codes: Any, params: Params, dtype: Any = torch.float32) -> Any:
     >>> decode(torch.tensor([1, 3], dtype=torch.int8), Params(torch.tensor(0.5), torch.tensor(1.0)))
     tensor([0., 1.])
     """
-    reals = codes.to(work := _work(codes.dtype))
+    reals = codes.to(work := _work(codes.dtype), copy=True)
     if params.zero is not None:
         reals -= params.zero
     return reals.mul_(params.scale.to(work)).to(dtype)

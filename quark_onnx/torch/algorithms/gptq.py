@@ -309,7 +309,8 @@ class Qronos(GPTQ):
         if self.relative_to == "mean":
             return self.damping
         gram = gram.double()
-        vector = gram.sum(1)
+        # a random start: sums of rows, say, may be at right angles to what is looked for
+        vector = torch.randn(len(gram), dtype=gram.dtype, generator=torch.Generator().manual_seed(0)).to(gram.device)
         for _ in range(_POWERS):
             vector = gram @ (vector / vector.norm().clamp(min=1e-300))
         return self.damping * float(vector.norm() / gram.diagonal().mean().clamp(min=1e-300))

@@ -115,7 +115,7 @@ class Solver:
 
     def _rows(self, values: int) -> int:
         """How many rows have so many values, about."""
-        return max(1, values // len(self.power) // _ALIKE) * _ALIKE
+        return max(1, values // max(1, len(self.power)) // _ALIKE) * _ALIKE
 
     def rounded(self, target: Any, tries: Sequence[Steps], polish: int = 0, first: Any = None) -> Swept:
         """A weight, (rows, inputs), on levels.

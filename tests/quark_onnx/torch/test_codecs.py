@@ -196,3 +196,13 @@ def test_what_is_rounded_is_what_its_codes_stand_for(name: str, dtype: torch.dty
     wide = Params(*(None if each is None else each[:, None] for each in params))
     wanted = affine.decode(affine.encode(x, wide, spec), wide, dtype)
     assert torch.equal(affine.rounded(x, wide, spec, dtype), wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float32, torch.float64])
+def test_codes_stay_when_they_are_decoded(dtype: torch.dtype) -> None:
+    """Whatever type a file has stored them in."""
+    codes = torch.tensor([[1.0, 3.0]]).to(dtype)
+    for zero in (None, torch.tensor(1.0)):
+        params = Params(torch.tensor(0.5), zero)
+        assert torch.equal(affine.decode(codes, params), affine.decode(codes, params))
+        assert codes.tolist() == [[1, 3]]

@@ -70,6 +70,9 @@ def brain_surgeon(weight: Any, x: Any, scale: Any, qmax: int, damping: float) ->
 
 def test_damping_of_qronos_is_a_share_of_what_it_says() -> None:
     """The paper's: of the greatest eigenvalue, which numpy computes in float64."""
+    of_greatest = Qronos(0.1, relative_to="eigenvalue")
+    for across in (-1.0, 1.0):  # the sums of rows are at right angles to what is looked for, or are it
+        assert of_greatest._damping(torch.tensor([[2.0, across], [across, 2.0]])) == pytest.approx(0.15)
     _, x = problem(1, 40, 4)
     gram = x.T @ x
     greatest = np.linalg.eigvalsh(gram.double().numpy())[-1]
@@ -101,6 +104,12 @@ def test_rows_that_are_swept_apart_are_those_that_are_swept_together(
     assert torch.allclose(losses.double(), loss(weight, whole.values, x), rtol=1e-3)
     assert torch.allclose(solver.ridged(whole.values, weight), ridged, rtol=1e-5)
     assert torch.allclose(ridged.double(), (off.double().square() * solver.ridge.double()).sum(1), rtol=1e-5)
+
+
+def test_weights_without_inputs() -> None:
+    solver = Solver.of(torch.zeros(0, 0), 0.05)
+    empty = torch.zeros(4, 0)
+    assert solver.losses(empty).tolist() == solver.ridged(empty, empty).tolist() == [0.0] * 4
 
 
 def test_the_sweep_is_the_textbooks() -> None:
