@@ -51,7 +51,7 @@ class Recipe:
 _ADAROUND, _ADAQUANT = f"adaround:iterations={ITERATIONS}", f"adaquant:iterations={ITERATIONS}"
 _CLE, _WEIGHTS = "cle:relu6=bound,silu=scale", "cle:activations=false,relu6=bound,silu=scale"
 _SMOOTH = "smoothquant:alpha=auto,insert=true"
-_QUARTER = "auto_mixed_precision:target=16,share=0.25"
+_QUARTER = "auto_mixed_precision:target=15,share=0.25"
 _LONG = (_CLE, "gptq:asymmetric=true,scales=true", "adaquant:iterations=1000", "bias_correction")
 _DAMPED = (_CLE, "gptq:asymmetric=true,scales=true,damping=auto", "bias_correction")
 _TEXT = {"presets": ("A8W8-channel", "A8W8"), "tasks": TEXT}
