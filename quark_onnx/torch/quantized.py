@@ -98,7 +98,7 @@ def quantize(
     count = max(1, _AT_ONCE // max(1, matrix.shape[1]))
     starts = range(0, max(1, len(matrix)), count)
     parts = [_rows(matrix[start : start + count], spec, _params_at(params, start, count), whole) for start in starts]
-    codes, scale, zero = (_joined(each) for each in zip(*parts, strict=True))
+    codes, scale, zero = (joined(each) for each in zip(*parts, strict=True))
     return Quantized(spec, tuple(weight.shape), codes, scale, zero, whole, weight.dtype)
 
 
@@ -131,8 +131,9 @@ def _params_at(params: Params | None, start: int, count: int) -> Params | None:
     return Params(*(None if each is None else each[start : start + count] for each in params))
 
 
-def _joined(parts: Sequence[Any]) -> Any:
-    """What belongs to rows one after the other; what belongs to the tensor, and None, as it is."""
+def joined(parts: Sequence[Any]) -> Any:
+    """What belongs to rows one after the other, a single part without a copy; what belongs to the tensor, and None, as
+    it is."""
     first = parts[0]
     return first if len(parts) == 1 or first is None or not first.ndim else torch.cat(list(parts))
 

@@ -27,7 +27,7 @@ from quark_onnx.torch.algorithms.steps import Steps
 from quark_onnx.torch.algorithms.sweep import AT_ONCE, Solver, Swept
 from quark_onnx.torch.layers import kind_of
 from quark_onnx.torch.memory import give_back
-from quark_onnx.torch.quantized import Quantized
+from quark_onnx.torch.quantized import Quantized, joined
 
 
 @ALGORITHMS.register("gptq")
@@ -126,13 +126,12 @@ class GPTQ:
             if Steps.of(result[name]) is not None
         ]
         for batch in _together(self._try(each, power) for each in searches):
-            firsts = [each.search.first for each in batch]
             rows = [len(each.search.target) for each in batch]
             swept = solver.rounded(
-                _stacked([each.search.target for each in batch]),
+                joined([each.search.target for each in batch]),
                 [Steps.stacked(own) for own in zip(*(each.steps for each in batch), strict=True)],
                 self.polish,
-                None if firsts[0] is None else _stacked(firsts),
+                joined([each.search.first for each in batch]),
             )
             for each, *own in zip(batch, *(part.split(rows) for part in swept), strict=True):
                 each.consider(Swept(*own))
@@ -240,11 +239,6 @@ def _together(tries: Iterable[_Try]) -> Iterator[list[_Try]]:
         count += size
     if batch:
         yield batch
-
-
-def _stacked(parts: Sequence[Any]) -> Any:
-    """One below the other, without a copy of a single one."""
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 #: Steps of the power iteration.

@@ -16,6 +16,7 @@ from quark_onnx.torch.algorithms.replay import Replay
 from quark_onnx.torch.algorithms.stages import Stage
 from quark_onnx.torch.algorithms.triangles import add_products, mirror
 from quark_onnx.torch.layers import kind_of, outputs_first
+from quark_onnx.torch.quantized import joined
 from quark_onnx.torch.walk import Call
 
 
@@ -151,5 +152,4 @@ def grams_of(job: BlockJob, stage: Stage, before: Mapping[str, Any] | Replay, *,
 
 def _rows(reads: Iterable[Any]) -> Any:
     """(tokens, inputs) float32, of all runs of a layer."""
-    parts = [x.reshape(-1, x.shape[-1]).float() for x in reads]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    return joined([x.reshape(-1, x.shape[-1]).float() for x in reads])

@@ -11,7 +11,7 @@ from quark_onnx.dtypes import Scaled
 from quark_onnx.torch import affine
 from quark_onnx.torch.affine import Params
 from quark_onnx.torch.packing import in_blocks
-from quark_onnx.torch.quantized import Quantized, quantize
+from quark_onnx.torch.quantized import Quantized, joined, quantize
 from quark_onnx.torch.spec import TensorSpec
 
 #: Values that are looked at together: as many as caches hold.
@@ -60,14 +60,10 @@ def fitted(
     view, counts = in_blocks(weight, size), _blocks(power, size)  # (outputs, blocks, size)
     rows = max(1, _AT_ONCE // max(1, view[:1].numel()))
     parts = [_best_params(part, counts, start, shares, apart and not spec.grid.symmetric) for part in view.split(rows)]
-    found = Params(torch.cat([each.scale for each in parts]), _cat([each.zero for each in parts]))
+    found = Params(*(joined(each) for each in zip(*parts, strict=True)))
     if not spec.group:
         found = Params(*(None if part is None else part.squeeze(-1) for part in found))
     return quantize(weight.to(start.dtype), spec, params=found)
-
-
-def _cat(parts: list[Any]) -> Any:
-    return None if parts[0] is None else torch.cat(parts)
 
 
 def _best_params(view: Any, counts: Any, start: Quantized, shares: tuple[float, ...], apart: bool) -> Params:

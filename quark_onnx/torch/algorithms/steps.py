@@ -14,7 +14,7 @@ from quark_onnx.kernels.minifloat import E2M1, E4M3, E5M2, MiniFloat
 from quark_onnx.torch import shared_exponent
 from quark_onnx.torch.affine import code_type
 from quark_onnx.torch.formats import TwoLevel, element_of
-from quark_onnx.torch.quantized import Quantized
+from quark_onnx.torch.quantized import Quantized, joined
 
 #: Of integers whose levels are whole numbers in float32, sums with a zero point included.
 _MOST_BITS = 16
@@ -78,8 +78,9 @@ class Steps:
     @classmethod
     def stacked(cls, parts: Sequence[Steps]) -> Steps:
         """Those of several weights with as many columns and the same levels, one below the other."""
-        zero = None if parts[0].zero is None else torch.cat([each.zero for each in parts])
-        return replace(parts[0], scale=torch.cat([each.scale for each in parts]), zero=zero)
+        return replace(
+            parts[0], scale=joined([each.scale for each in parts]), zero=joined([each.zero for each in parts])
+        )
 
     @property
     def levels_of(self) -> tuple[float, float, MiniFloat | None, bool]:

@@ -110,7 +110,7 @@ class Solver:
 
     def ridged(self, values: Any, weight: Any) -> Any:
         """What damping adds to the squared error of each output, (rows,); (rows, inputs) each."""
-        pairs = zip(values.split(self._rows(_JUDGED)), weight.split(self._rows(_JUDGED)), strict=True)
+        pairs = zip(*(each.split(self._rows(_JUDGED)) for each in (values, weight)), strict=True)
         return torch.cat([(own - wanted).square_() @ self.ridge for own, wanted in pairs])
 
     def _rows(self, values: int) -> int:
@@ -128,20 +128,19 @@ class Solver:
         """
         rows = self._rows(AT_ONCE // len(tries))
         values, cost = torch.empty_like(target), target.new_empty(len(target))
+        place = torch.argsort(self.order)
         picked = torch.zeros(len(target), dtype=torch.int64, device=target.device)
         for start in range(0, len(target), rows):
             own = slice(start, start + rows)
             parts = [each.part(own) for each in tries]
-            found = self._swept(target[own], parts, polish, None if first is None else first[own], values[own])
-            picked[own], cost[own] = found[0], found[1] * self.unit
+            found = self._swept(target[own], parts, polish, None if first is None else first[own])
+            for left, right in panels(len(place), BLOCK):  # no copy of all is made
+                values[own, left:right] = found.values.index_select(0, place[left:right]).t()
+            picked[own], cost[own] = found.picked, found.cost * self.unit
         return Swept(values, picked, cost)
 
-    def _swept(self, target: Any, tries: Sequence[Steps], polish: int, first: Any, out: Any) -> tuple[Any, Any]:
-        """Put what was chosen of some rows into ``out``.
-
-        Returns:
-            The places of the tries, and the cost divided by ``unit``; (rows,) each.
-        """
+    def _swept(self, target: Any, tries: Sequence[Steps], polish: int, first: Any) -> Swept:
+        """Of some rows; values with inputs first, in their order, and the cost divided by ``unit``."""
         start = None if first is None else first[:, self.order[0]].repeat(len(tries))
         columns = Columns(Steps.stacked(tries), self.order)
         off, seen, cost = self._sweep(target, len(tries), columns, start, seen=bool(polish))
@@ -153,10 +152,7 @@ class Solver:
         for start, stop in panels(len(off), BLOCK):
             near = off[start:stop].add_(self._ordered(target, start, stop))
             off[start:stop] = columns.values(near, start, stop)
-        place = torch.argsort(self.order)
-        for start, stop in panels(len(off), BLOCK):
-            out[:, start:stop] = off.index_select(0, place[start:stop]).t()
-        return picked, cost
+        return Swept(off, picked, cost)
 
     def _ordered(self, target: Any, start: int, stop: int) -> Any:
         """Some of the columns in their order, (columns, rows): no copy of all of them is ever made."""
