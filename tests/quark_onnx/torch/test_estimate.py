@@ -111,12 +111,16 @@ def test_time_of_algorithms(algorithm: str, tmp_path: Path, alone: None) -> None
     opened = FloatCheckpoint(source)
     config = TorchConfig(scheme("uint4_wo_32"), exclude=("lm_head",), algorithms=(algorithm,))
     chosen = chosen_layers(opened.model, config)[0]
-    # the fastest of some, as other work runs beside
-    found = [estimate(opened, chosen, 8 * 64, samples=8, algorithms=config.algorithms).seconds for _ in range(3)]
-    start = time.process_time()
-    quantize_checkpoint(opened, tmp_path / "out", config, tokens(8, 64), progress=False)
-    taken = time.process_time() - start
-    assert min(found) / 3 < taken < min(found) * 3
+
+    def taken(output: Path) -> float:
+        start = time.process_time()
+        quantize_checkpoint(FloatCheckpoint(source), output, config, tokens(8, 64), progress=False)
+        return time.process_time() - start
+
+    # the fastest of some, of either: other work runs beside, and threads that tests before have left
+    found = min(estimate(opened, chosen, 8 * 64, samples=8, algorithms=config.algorithms).seconds for _ in range(3))
+    least = min(taken(tmp_path / f"out{place}") for place in range(3))
+    assert found / 3 < least < found * 3
 
 
 def test_what_algorithms_take_grows_with_their_settings() -> None:
