@@ -1,15 +1,15 @@
 """Time and peak memory of GPTQ and AWQ on language models, beside other tools in the same run, and the floor.
 
     python benchmarks/llm_peers.py --amd-quark-python PYTHON --llm-compressor-python PYTHON --gptqmodel-python PYTHON
-        [--layers N --hidden 1024] [--algorithms gptq awq] [--folder DIR] [--busy]
+        [--layers N --hidden 1024] [--algorithms gptq awq] [--repeats 3] [--folder DIR] [--busy]
 
 The model is a Llama with random weights in float32, made in a temporary folder, with fewer blocks for AWQ; 2,048 random
-tokens calibrate. Each run is a process of its own. Ours goes from file to file and writes the checkpoint, with its
-defaults and once more with one sweep and ranges from least to greatest value, which is what the others do; the others
-quantize a model that they have loaded, and neither loading nor writing is timed. The floor is what no run can do
-without, at the rate of a matrix product of this machine: one pass of each token through the blocks, the products of
-inputs, and, for GPTQ, a third of the cube of the inputs for their inverse and their square, for each output, for its
-sweep.
+tokens calibrate. Each run is a process of its own; tools take turns, and medians over the repeats are reported. Ours
+goes from file to file and writes the checkpoint, with its defaults and once more with one sweep and ranges from least
+to greatest value, which is what the others do; the others quantize a model that they have loaded, and neither loading
+nor writing is timed. The floor is what no run can do without, at the rate of a matrix product of this machine: one
+pass of each token through the blocks, the products of inputs, and, for GPTQ, a third of the cube of the inputs for
+their inverse and their square, for each output, for its sweep.
 The exit code is 1 where ours, at the same work, is not twice as fast as each other tool, or takes more than half the
 memory; what its defaults take is shown, and not judged.
 """
@@ -22,6 +22,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 
 import numpy as np
@@ -78,14 +79,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_peers(parser)
     parser.add_argument("--algorithms", nargs="+", choices=ALGORITHMS, default=list(ALGORITHMS), metavar="NAME")
+    parser.add_argument("--repeats", type=int, default=3, metavar="COUNT", help="measure all so often, in turn")
     add_arguments(parser, None, HIDDEN)
     arguments = parser.parse_args()
     store, missed = Store(arguments.out / "llm_peers.json"), list[str]()
     for name in arguments.algorithms:
-        found, layers = dict[str, Row](), arguments.layers or LAYERS[name]
+        runs, layers = dict[str, list[Row]](), arguments.layers or LAYERS[name]
         for tool, row in _measured(name, layers, arguments):
-            found[tool] = row
-            print(*_cells(name, tool, layers, row, found["ours"]), file=sys.stderr, flush=True)
+            runs.setdefault(tool, []).append(row)
+            print(*_cells(name, tool, layers, row, runs["ours"][-1]), file=sys.stderr, flush=True)
+        found = {tool: _median(rows) for tool, rows in runs.items()}
         for tool in (*ALGORITHMS[name], *PEERS):  # what is told of one run stands together
             store.put(_key(name, layers, arguments.hidden, tool), found.get(tool, {}))
         missed += _complaints(name, found, arguments.busy)
@@ -98,7 +101,7 @@ def main() -> int:
 
 
 def _measured(name: str, layers: int, arguments: argparse.Namespace) -> Iterator[tuple[str, Row]]:
-    """What each tool takes for an algorithm, ours first."""
+    """What each tool takes for an algorithm, ours first; over and over."""
     least = floor(name, layers, arguments.hidden)
     with TemporaryDirectory(dir=arguments.folder) as place:
         source, windows, calibrating = (Path(place) / each for each in ("model", "windows.npz", "tokens.npy"))
@@ -111,8 +114,15 @@ def _measured(name: str, layers: int, arguments: argparse.Namespace) -> Iterator
         for tool, (python, peer) in peers_of(arguments).items():
             if name in peer.algorithms:
                 commands[tool] = peer.command(python, str(source), str(windows), FORMAT, name)
-        for tool, command in commands.items():
-            yield tool, measured(command) | {"floor": least}
+        for _ in range(arguments.repeats):
+            for tool, command in commands.items():
+                yield tool, measured(command) | {"floor": least}
+
+
+def _median(runs: list[Row]) -> Row:
+    """Of each number; a failure once is a failure."""
+    failed = next((run for run in runs if "seconds" not in run), None)
+    return failed or {name: median(float(run[name]) for run in runs) for name in runs[0]}
 
 
 def _key(name: str, layers: int, hidden: int, tool: str) -> str:
