@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._pytree import tree_leaves, tree_map
 
 
@@ -49,9 +50,18 @@ class Blank(torch.Tensor):
             return device.type == "cuda"
         if any(isinstance(each, torch.Tensor) and not isinstance(each, Blank) for each in _changed(func, args, kwargs)):
             raise BlankError(f"{func.__name__} changes a tensor by a blank")
+        if func == scaled_dot_product_attention:
+            return cls.of(_attended(*args, **kwargs), device)
         with torch._C.DisableTorchFunctionSubclass():
             found = func(*tree_map(_without_numbers, args), **tree_map(_without_numbers, kwargs))
             return tree_map(lambda value: cls.of(value, device) if isinstance(value, torch.Tensor) else value, found)
+
+
+def _attended(query: Any, key: Any, value: Any, *others: Any, **named: Any) -> Any:
+    """What attention computes, on the meta device. Torch goes through all of it there, and takes milliseconds."""
+    batch = torch.broadcast_shapes(*(each.shape[:-3] for each in (query, key, value)))
+    heads = max(each.shape[-3:-2] for each in (query, key, value))  # queries may share keys and values
+    return torch.empty(*batch, *heads, query.shape[-2], value.shape[-1], dtype=query.dtype, device="meta")
 
 
 def _changed(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:

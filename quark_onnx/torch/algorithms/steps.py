@@ -108,10 +108,18 @@ class Steps:
         return self.rounded(units if self.zero is None else units + self._wide(self.zero, values))
 
     def rounded(self, units: Any) -> Any:
-        """The level nearest to each number of steps."""
+        """The level nearest to each number of steps, which is changed."""
+        return self.nearest(units if self.element is not None else units.add_(_WHOLE))
+
+    def base(self, zero: Any) -> Any:
+        """A zero point as numbers of steps are added to it, for `nearest`."""
+        return zero if self.element is not None else zero + _WHOLE
+
+    def nearest(self, units: Any) -> Any:
+        """The level nearest to each number of steps that was added to a base; it is changed."""
         if self.element is not None:
             return shared_exponent.round_to(units, self.element)
-        return units.add_(_WHOLE).sub_(_WHOLE).clamp_(self.least, self.greatest)
+        return units.clamp_(self.least + _WHOLE, self.greatest + _WHOLE).sub_(_WHOLE)
 
     def values(self, levels: Any) -> Any:
         """What levels stand for."""

@@ -36,7 +36,8 @@ class Swept(NamedTuple):
     """A weight on the levels that were chosen.
 
     Attributes:
-        values: (rows, inputs) float32, what the levels stand for.
+        values: (rows, inputs) float32, what the levels stand for, as near as float32 tells: how far it is off and what
+            it was to reach, added up.
         picked: (rows,) int64, which of the tries is best for each row.
         cost: (rows,) float32, the squared error of each output as the damped matrix sees it.
     """
@@ -133,14 +134,16 @@ class Solver:
         for start in range(0, len(target), rows):
             own = slice(start, start + rows)
             parts = [each.part(own) for each in tries]
-            found = self._swept(target[own], parts, polish, None if first is None else first[own])
+            off, picked[own], damped = self._swept(target[own], parts, polish, None if first is None else first[own])
             for left, right in panels(len(place), BLOCK):  # no copy of all is made
-                values[own, left:right] = found.values.index_select(0, place[left:right]).t()
-            picked[own], cost[own] = found.picked, found.cost * self.unit
+                moved = off.index_select(0, place[left:right]).t()
+                torch.add(moved, target[own, left:right], out=values[own, left:right])
+            cost[own] = damped * self.unit
         return Swept(values, picked, cost)
 
-    def _swept(self, target: Any, tries: Sequence[Steps], polish: int, first: Any) -> Swept:
-        """Of some rows; values with inputs first, in their order, and the cost divided by ``unit``."""
+    def _swept(self, target: Any, tries: Sequence[Steps], polish: int, first: Any) -> tuple[Any, Any, Any]:
+        """Of some rows: how far values are off, inputs first, in their order; which try is best; and the cost, divided
+        by ``unit``."""
         start = None if first is None else first[:, self.order[0]].repeat(len(tries))
         columns = Columns(Steps.stacked(tries), self.order)
         off, seen, cost = self._sweep(target, len(tries), columns, start, seen=bool(polish))
@@ -149,10 +152,7 @@ class Solver:
             columns = Columns(steps, self.order)
         for again in range(polish):
             cost = cost + self._descend(target, off, self._seen(off) if again else seen, columns)
-        for start, stop in panels(len(off), BLOCK):
-            near = off[start:stop].add_(self._ordered(target, start, stop))
-            off[start:stop] = columns.values(near, start, stop)
-        return Swept(off, picked, cost)
+        return off, picked, cost
 
     def _ordered(self, target: Any, start: int, stop: int) -> Any:
         """Some of the columns in their order, (columns, rows): no copy of all of them is ever made."""
@@ -171,7 +171,9 @@ class Solver:
         sight = torch.empty_like(off) if seen else off[:0]
         cost, turns = off.new_zeros(off.shape[1]), Turns(columns, off)
         for start, stop in panels(len(off), BLOCK):
-            wanted = self._ordered(target, start, stop).repeat(1, count)
+            wanted = self._ordered(target, start, stop)
+            if count > 1:
+                wanted = wanted.repeat(1, count)
             diagonal = self.matrix.diagonal()[start:stop, None]
             shares = self.matrix[start:stop, :stop] / diagonal
             left = turns.left(stop - start)

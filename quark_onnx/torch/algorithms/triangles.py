@@ -54,12 +54,9 @@ def quadratic(off: Any, matrix: Any, diagonal: Any) -> Any:
     """
     total = off.new_zeros(len(off))
     for start, stop in panels(len(matrix)):
-        own, square = off[:, start:stop], matrix[start:stop, start:stop].triu(1)
-        square.diagonal().copy_(diagonal[start:stop] / 2)
-        seen = own @ square.t()
-        if stop < len(matrix):
-            seen.addmm_(off[:, stop:], matrix[start:stop, stop:].t())
-        total += seen.mul_(own).sum(1)
+        upper = matrix[start:stop, start:].triu(1)
+        upper.diagonal().copy_(diagonal[start:stop] / 2)
+        total += (off[:, start:] @ upper.t()).mul_(off[:, start:stop]).sum(1)
     return total.mul_(2)
 
 

@@ -25,33 +25,29 @@ class Columns:
     """
 
     def __init__(self, steps: Steps, order: Any) -> None:
-        #: The level nearest to each number of steps, which is changed.
-        self.rounded = steps.rounded
-        self._scale = steps.scale.t().contiguous()
-        self._zero = torch.zeros_like(self._scale) if steps.zero is None else steps.zero.t().contiguous()
+        scale = steps.scale.t().contiguous()
+        zero = torch.zeros_like(scale) if steps.zero is None else steps.zero.t().contiguous()
         # a scale may be less than what has an inverse; what it belongs to is 0 then
-        self._inverse = self._scale.reciprocal().clamp_(max=torch.finfo(torch.float32).max)
-        self._offset = self._zero * self._scale
+        inverse = scale.reciprocal().clamp_(max=torch.finfo(torch.float32).max)
+        self._nearest, self._offset = steps.nearest, zero * scale
+        self._rows = [part.unbind(0) for part in (steps.base(zero), inverse, scale)]
         self._place = order // steps.size
         self._places: list[int] = self._place.tolist()
-        self._rows = [part.unbind(0) for part in (self._scale, self._zero, self._inverse)]
 
-    def row(self, place: int) -> tuple[Any, Any, Any]:
-        """Scales, zero points and inverses of scales of a column, (rows,) each."""
-        own = self._places[place]
-        scale, zero, inverse = self._rows
-        return scale[own], zero[own], inverse[own]
+    def move(self, place: int, value: Any, beside: Any, level: Any, out: Any) -> None:
+        """Put how far a column moves to the level nearest to a value, all (rows,).
+
+        Args:
+            beside: what level 0 stands for, less what the column is.
+            level: that of the column, afterwards.
+        """
+        base, inverse, scale = (part[self._places[place]] for part in self._rows)
+        torch.addcmul(base, value, inverse, out=level)
+        torch.addcmul(beside, self._nearest(level), scale, out=out)
 
     def offset(self, start: int, stop: int) -> Any:
         """What level 0 stands for in some columns, negated: (columns, rows)."""
         return self._offset.index_select(0, self._place[start:stop])
-
-    def values(self, near: Any, start: int, stop: int) -> Any:
-        """What the levels nearest to values of some columns stand for, (columns, rows); ``near`` is changed."""
-        place = self._place[start:stop]
-        zero = self._zero.index_select(0, place)
-        levels = self.rounded(near.mul_(self._inverse.index_select(0, place)).add_(zero))
-        return levels.sub_(zero).mul_(self._scale.index_select(0, place))
 
 
 class Turns:
@@ -66,7 +62,7 @@ class Turns:
         rows = like.shape[1]
         self._columns = columns
         self._left, self._beside = like.new_empty(BLOCK, rows), like.new_empty(BLOCK, rows)
-        self._moves, self._units = like.new_empty(_PART, rows), like.new_empty(rows)
+        self._moves, self._level = like.new_empty(_PART, rows), like.new_empty(rows)
         self._shares = like.new_empty(BLOCK, BLOCK)
         # looking at parts of tensors takes time, too
         self._views = self._left.unbind(0), self._beside.unbind(0), self._moves.unbind(0)
@@ -101,11 +97,9 @@ class Turns:
 
     def _part(self, start: int, part: int, stop: int, first: Any) -> None:
         lefts, besides, moves = self._views
-        units, row, rounded = self._units, self._columns.row, self._columns.rounded
+        level, move = self._level, self._columns.move
         for place in range(part, stop):
             left, index = lefts[place], place - part
             if index:
                 left.addmv_(self._before[index], self._coefficients[place], alpha=-1)
-            scale, zero, inverse = row(start + place)
-            torch.addcmul(zero, left if index or first is None else first, inverse, out=units)
-            torch.addcmul(besides[place], rounded(units), scale, out=moves[index])
+            move(start + place, left if index or first is None else first, besides[place], level, moves[index])

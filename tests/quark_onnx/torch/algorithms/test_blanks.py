@@ -18,6 +18,13 @@ COMPUTED: list[Callable[[Any], Any]] = [
     lambda x: LINEAR(x),
     lambda x: torch.cat([torch.ones(2, 1, 4), x], 1),
     lambda x: nn.functional.scaled_dot_product_attention(x, torch.ones(2, 5, 4), torch.ones(2, 5, 6), is_causal=True),
+    lambda x: nn.functional.scaled_dot_product_attention(
+        x[:, :, None].expand(-1, -1, 7, -1), torch.ones(1, 1, 5, 4), value=torch.ones(2, 1, 5, 6)
+    ),
+    lambda x: nn.functional.scaled_dot_product_attention(
+        x.reshape(1, 6, 1, 4), torch.ones(1, 2, 5, 4), torch.ones(1, 2, 5, 4), torch.ones(1, 5).bool(), enable_gqa=True
+    ),
+    lambda x: nn.functional.scaled_dot_product_attention(x[0], torch.ones(5, 4), torch.ones(5, 6)),
     lambda x: x.float().reshape(6, 4)[..., 1:].contiguous().to(torch.float16),
     lambda x: x.mul_(2).add_(torch.ones(4)),
     lambda x: x.split(2, -1)[1],
