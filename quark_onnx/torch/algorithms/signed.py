@@ -42,7 +42,7 @@ class SignedRounding:
             towards the last one. 1 / steps if None.
         minmax_lr: how far an end of a range moves, as a share of it, and accordingly less where it has more than 15
             steps; as lr if None.
-        batch: samples that a step looks at.
+        batch: samples that a step looks at; more where the data has more in one batch, as those are run together.
         tune_ranges: whether to train ranges at all.
         optimizer: "adam", or "sign", which is the paper's: every step has the same length.
         seed: of the order of the samples.
@@ -107,7 +107,7 @@ class SignedRounding:
         range_lr = lr if self.minmax_lr is None else self.minmax_lr
         descent = Descent(trained, lr, range_lr if self.tune_ranges else None, self.optimizer)
         descent.look(before := block.error())
-        for step, chosen in zip(range(self.steps), draws(len(block), self.batch, self.seed), strict=False):
+        for step, chosen in zip(range(self.steps), draws(len(block), block.calls(self.batch), self.seed), strict=False):
             block.descend(chosen, descent.leaves)
             descent.step(1 - step / self.steps)
             if (step + 1) % max(self.steps // _LOOKS, 1) == 0:
@@ -194,6 +194,11 @@ class _Block:
 
     def __len__(self) -> int:
         return len(self._job.calls)
+
+    def calls(self, samples: int) -> int:
+        """How many calls have so many samples; one or more."""
+        known: int = sum(call.hidden.shape[0] for call in self._job.calls)
+        return max(1, round(samples * len(self) / max(1, known)))
 
     def _squares(self, index: int) -> Any:
         job = self._job

@@ -32,6 +32,7 @@ class Steps:
 
     Attributes:
         scale, zero: float32, (rows, blocks) of a weight's matrix, or (rows,) of a column; without zero points None.
+            Zero points are whole numbers of at most 16 bits.
         least, greatest: the ends of the levels.
         element: the small float; None for whole numbers.
         size: columns of a block.
@@ -46,8 +47,8 @@ class Steps:
 
     @classmethod
     def of(cls, quantized: Quantized) -> Steps | None:
-        """Those of a weight with its scales as they are; None for formats whose scales are part of the codes, and those
-        with more levels than float32 can tell apart."""
+        """Those of a weight with its scales as they are; None for formats whose scales are part of the codes, for more
+        levels than float32 can tell apart, and for floats of 4 bits with one scale."""
         spec, rows = quantized.spec, quantized.shape[0]
         columns = prod(quantized.shape[1:])
         if quantized.scale is None or (isinstance(spec.dtype, Integer) and spec.dtype.bits > _MOST_BITS):
@@ -62,7 +63,8 @@ class Steps:
             zero = None if quantized.zero is None else spread(quantized.zero)
             return cls(spread(quantized.scale), zero, spec.grid.qmin, spec.grid.qmax, size=size)
         if isinstance(spec.dtype, Scaled):
-            return cls._of_floats(spread(quantized.scale), _FLOAT8[spec.dtype.name], size)
+            small = _FLOAT8.get(spec.dtype.name)
+            return None if small is None else cls._of_floats(spread(quantized.scale), small, size)
         if isinstance(spec.dtype, TwoLevel):
             return cls._of_floats(spread(quantized.scale.float() * quantized.whole.float()), E2M1, size)
         powers = spread(torch.exp2(quantized.scale.float() - shared_exponent.BIAS))

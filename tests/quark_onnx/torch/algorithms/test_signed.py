@@ -13,6 +13,7 @@ from torch import nn
 
 from quark_onnx.errors import ConfigError
 from quark_onnx.torch.affine import Params
+from quark_onnx.torch.algorithms import signed
 from quark_onnx.torch.algorithms.base import BlockJob
 from quark_onnx.torch.algorithms.gptq import GPTQ
 from quark_onnx.torch.algorithms.named import algorithm
@@ -214,6 +215,21 @@ def test_every_format_gets_better(name: str) -> None:
     assert not same(other["b.0"], layer)
 
 
+@pytest.mark.parametrize(("together", "calls"), [(1, 8), (4, 2), (16, 1)])
+def test_a_step_looks_at_so_many_samples_however_many_are_run_together(
+    together: int, calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight, x = normal(4, 16), normal(32, 4, 16, seed=1)
+    job, start = job_of(weight, x, LayerSpec(TensorSpec("int4", per_channel=True)))
+    parts = [Call(part) for part in x.split(together)]
+    job = replace(job, calls=parts, floats=parts, targets=[call.hidden @ weight.T for call in parts])
+    seen = []
+    drawn = signed.draws
+    monkeypatch.setattr(signed, "draws", lambda *of: (seen.append(of[:2]), drawn(*of))[1])
+    SignedRounding(20, batch=8)(job, start)
+    assert seen == [(32 // together, calls)]
+
+
 def test_it_is_never_worse() -> None:
     job, start = job_of(normal(4, 16), normal(4, 4, 16, seed=1), LayerSpec(TensorSpec("int4", per_channel=True)))
     _, outcomes = SignedRounding(5, lr=1.0, minmax_lr=1.0, optimizer="sign")(job, start)
@@ -225,12 +241,15 @@ def test_it_is_never_worse() -> None:
     )
 
 
-def test_formats_without_scales_keep_their_codes() -> None:
-    for name in ("bfloat16", "mx6", "bfp16"):
-        job, start = job_of(normal(4, 32), normal(2, 2, 32), LayerSpec(TensorSpec(name)))
-        found, outcomes = SignedRounding(5)(job, start)
-        assert found == start
-        assert [each.note for each in outcomes] == [f"{name} has no steps that can be trained; its codes stay"]
+@pytest.mark.parametrize("name", ["bfloat16", "mx6", "bfp16", "fp4e2m1"])
+def test_formats_without_steps_keep_their_codes(name: str) -> None:
+    job, start = job_of(normal(4, 32), normal(2, 2, 32), LayerSpec(TensorSpec(name)))
+    found, outcomes = SignedRounding(5)(job, start)
+    assert found == start
+    assert [each.note for each in outcomes] == [f"{name} has no steps that can be trained; its codes stay"]
+    found, outcomes = GPTQ()(job, start)
+    assert found == start
+    assert [each.note for each in outcomes] == [f"{name} is rounded to the nearest"]
 
 
 @pytest.mark.parametrize("family", torch_families.FAMILIES)
