@@ -198,7 +198,8 @@ def _tables(rows: Mapping[str, Row]) -> str:
 
 def _complaints(rows: Mapping[str, Row]) -> Iterator[str]:
     """What is not as it should be."""
-    for model, own in _by_model(rows):
+    models = dict(_by_model(rows))
+    for model, own in models.items():
         for each in _formats(own):
             nearest, gptq = (own.get(f"{each}/{name}/ours", {}) for name in ("nearest", "gptq"))
             if _worse(gptq, nearest):
@@ -206,10 +207,11 @@ def _complaints(rows: Mapping[str, Row]) -> Iterator[str]:
             for tool in PEERS:
                 if _worse(_best(own, each, "ours"), _best(own, each, tool)):
                     yield f"{model}, {each}: our best is worse than that of {tool}"
-        for (of, format, name), most in MARKS.items():
-            found = _best(own, format, "ours") if name == BEST else own.get(f"{format}/{name}/ours", {})
-            if of == model and not ("value" in found and float(found["value"]) <= most):
-                yield f"{model}, {format}, {name}: {_quality(found) or 'not known'}, and not at most {most}"
+    for (model, format, name), most in MARKS.items():
+        own = models.get(model, {})
+        found = _best(own, format, "ours") if name == BEST else own.get(f"{format}/{name}/ours", {})
+        if not ("value" in found and float(found["value"]) <= most):
+            yield f"{model}, {format}, {name}: {_quality(found) or 'not known'}, and not at most {most}"
 
 
 def _by_model(rows: Mapping[str, Row]) -> Iterator[tuple[str, dict[str, Row]]]:

@@ -30,7 +30,7 @@ class Columns:
         # a scale may be less than what has an inverse; what it belongs to is 0 then
         inverse = scale.reciprocal().clamp_(max=torch.finfo(torch.float32).max)
         self._nearest, self._offset = steps.nearest, zero * scale
-        self._rows = [part.unbind(0) for part in (steps.base(zero), inverse, scale)]
+        self._rows = list(zip(*(part.unbind(0) for part in (steps.base(zero), inverse, scale)), strict=True))
         self._place = order // steps.size
         self._places: list[int] = self._place.tolist()
 
@@ -41,7 +41,7 @@ class Columns:
             beside: what level 0 stands for, less what the column is.
             level: that of the column, afterwards.
         """
-        base, inverse, scale = (part[self._places[place]] for part in self._rows)
+        base, inverse, scale = self._rows[self._places[place]]
         torch.addcmul(base, value, inverse, out=level)
         torch.addcmul(beside, self._nearest(level), scale, out=out)
 
