@@ -67,7 +67,7 @@ def unpacked(text: str, count: int) -> Array:
 
 @dataclass(frozen=True)
 class Difference:
-    """A mean difference in points of top-1.
+    """A mean difference, in points of top-1 or another unit.
 
     Attributes:
         mean: of all images and draws.
@@ -92,14 +92,15 @@ class Difference:
         return f"{self.mean:+.2f} ± {self.error:.2f}"
 
 
-def difference(first: Sequence[Array], second: Sequence[Array]) -> Difference:
-    """The first model's top-1 less the second's; one array of booleans, by test image, for each draw.
+def difference(first: Sequence[Array], second: Sequence[Array], unit: float = 0.01) -> Difference:
+    """The first model's top-1 less the second's; one array of booleans, by test image, for each draw. Of other numbers,
+    by what is tested, in another unit.
 
     Images and draws are both samples of those that there could have been, so both are random effects of a two-way
     layout with one observation in each cell: the variance of the mean is (MS_draws + MS_images - MS_rest) / cells, its
     degrees of freedom Satterthwaite's. With a single draw only the images are seen.
     """
-    cells = 100.0 * (np.stack(first).astype(np.float64) - np.stack(second))
+    cells = (np.stack(first).astype(np.float64) - np.stack(second)) / unit
     draws, images = cells.shape
     mean, by_draw, by_image = cells.mean(), cells.mean(axis=1), cells.mean(axis=0)
     of_images = draws * by_image.var(ddof=1)

@@ -42,8 +42,14 @@ SCHEMES = (
 PEER = Path(__file__).parent / "peers" / "amd_quark_llm.py"
 
 
-def windows_of(model: str) -> dict[str, np.ndarray]:
-    """Token ids of shape (windows, length) that calibrate, and that are scored."""
+def windows_of(model: str, draw: int | None = None) -> dict[str, np.ndarray]:
+    """Token ids of shape (windows, length) that calibrate, and that are scored.
+
+    Args:
+        model: its name.
+        draw: the seed by which as many windows of the calibration text are drawn; None takes the first ones, and so
+            does a model that has no more of them.
+    """
     folder = root() / "llm"
     if model == "stories260K":
         with np.load(folder / "eval_tokens_stories260K.npz") as loaded:
@@ -55,7 +61,9 @@ def windows_of(model: str) -> dict[str, np.ndarray]:
     tokenizer = tokenizer_of(folder / model)
     texts = {"calibrate": f"{model}_calib.txt", "score": f"{model}_eval_wikitext.txt"}
     found = {name: np.stack(read_windows(folder / text, tokenizer, LENGTH)) for name, text in texts.items()}
-    return found | {"calibrate": found["calibrate"][:64]}
+    text = found["calibrate"]
+    places = np.arange(len(text)) if draw is None else np.random.default_rng(draw).permutation(len(text))
+    return found | {"calibrate": text[places[:64]]}
 
 
 def child(folder: str, windows: str, scheme: str) -> None:

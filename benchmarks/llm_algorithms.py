@@ -6,7 +6,8 @@
 
 All tools get the same windows of tokens: those that calibrate, and those that are scored (llm/README.md of the data
 has the protocol: windows of 256 tokens, float32). Beside the perplexity stands the divergence of the predictions from
-those of the float model, which chance plays less of a part in. Each run is a process of its own, so that its peak
+those of the float model, which chance plays less of a part in; `llm_paired.py` tells whether a perplexity of ours that
+is above another tool's is chance. Each run is a process of its own, so that its peak
 memory is its own; with an algorithm and a format come ours and the others', one after the other. What was measured is
 kept in results/llm_algorithms.json, and not measured again without --again; the tables are made of all of it.
 The exit code is 1, with a line for each reason, where our best with a format is worse than another's, or GPTQ than
@@ -112,6 +113,8 @@ MARKS = {
     ("stories260K", "mxfp4", BEST): 5.3,
     ("mixtext", "uint2_wo_128", BEST): 43.0,
 }
+#: What measures ours, but for its arguments.
+OWN = [sys.executable, __file__, "--child"]
 #: Ours may be so much worse.
 _SLACK = 1e-3
 
@@ -136,6 +139,16 @@ def peers_of(arguments: argparse.Namespace) -> dict[str, tuple[Path, Peer]]:
     """The tools that have an environment, each with its Python."""
     pythons = {tool: vars(arguments)[f"{tool.replace('-', '_')}_python"] for tool in PEERS}
     return {tool: (python, PEERS[tool]) for tool, python in pythons.items() if python}
+
+
+def command_of(
+    tool: str, peers: Mapping[str, tuple[Path, Peer]], folder: str, file: str, format: str, name: str
+) -> list[str]:
+    """What measures an algorithm of ours, or of another tool, with a format."""
+    if tool == "ours":
+        return [*OWN, folder, file, format, *ALGORITHMS[name]]
+    python, peer = peers[tool]
+    return peer.command(python, folder, file, format, name)
 
 
 def main() -> int:
@@ -172,23 +185,22 @@ def main() -> int:
 
 def _runs(model: str, folder: str, file: str, arguments: argparse.Namespace) -> Iterator[tuple[str, list[str]]]:
     """What is measured, by its key, and the command that does it."""
-    own = [sys.executable, __file__, "--child", folder, file]
     peers = peers_of(arguments)
-    yield f"{model}/float/ours", [*own, "float"]
+    yield f"{model}/float/ours", [*OWN, folder, file, "float"]
     for format in arguments.formats:
         for name in arguments.algorithms:
-            yield f"{model}/{format}/{name}/ours", [*own, format, *ALGORITHMS[name]]
-            for tool, (python, peer) in peers.items():
-                if format in peer.formats and name in peer.algorithms:
-                    yield f"{model}/{format}/{name}/{tool}", peer.command(python, folder, file, format, name)
+            for tool in ("ours", *peers):
+                if tool == "ours" or (format in PEERS[tool].formats and name in PEERS[tool].algorithms):
+                    command = command_of(tool, peers, folder, file, format, name)
+                    yield f"{model}/{format}/{name}/{tool}", command
 
 
 def _tables(rows: Mapping[str, Row]) -> str:
     """Tables for each model."""
     parts = []
-    for model, own in _by_model(rows):
-        formats = _formats(own)
-        best = [[f"{tool}: {BEST}", *(_quality(_best(own, each, tool)) for each in formats)] for tool in TOOLS]
+    for model, own in by_model(rows):
+        formats = formats_of(own)
+        best = [[f"{tool}: {BEST}", *(_quality(best_of(own, each, tool)[1]) for each in formats)] for tool in TOOLS]
         quality = _table(formats, [*_lines(own, formats, _quality), *best])
         parts.append(f"## {model} (float {own['float/ours']['value']:.4f})\n\n{quality}")
         if timed := _table(formats, _lines(own, formats, _effort)):
@@ -198,23 +210,23 @@ def _tables(rows: Mapping[str, Row]) -> str:
 
 def _complaints(rows: Mapping[str, Row]) -> Iterator[str]:
     """What is not as it should be."""
-    models = dict(_by_model(rows))
+    models = dict(by_model(rows))
     for model, own in models.items():
-        for each in _formats(own):
+        for each in formats_of(own):
             nearest, gptq = (own.get(f"{each}/{name}/ours", {}) for name in ("nearest", "gptq"))
             if _worse(gptq, nearest):
                 yield f"{model}, {each}: gptq is worse than rounding to nearest"
             for tool in PEERS:
-                if _worse(_best(own, each, "ours"), _best(own, each, tool)):
+                if _worse(best_of(own, each, "ours")[1], best_of(own, each, tool)[1]):
                     yield f"{model}, {each}: our best is worse than that of {tool}"
     for (model, format, name), most in MARKS.items():
         own = models.get(model, {})
-        found = _best(own, format, "ours") if name == BEST else own.get(f"{format}/{name}/ours", {})
+        found = best_of(own, format, "ours")[1] if name == BEST else own.get(f"{format}/{name}/ours", {})
         if not ("value" in found and float(found["value"]) <= most):
             yield f"{model}, {format}, {name}: {_quality(found) or 'not known'}, and not at most {most}"
 
 
-def _by_model(rows: Mapping[str, Row]) -> Iterator[tuple[str, dict[str, Row]]]:
+def by_model(rows: Mapping[str, Row]) -> Iterator[tuple[str, dict[str, Row]]]:
     """Each model that was measured, with its rows by the rest of their keys."""
     for model in MODELS:
         own = {key.removeprefix(f"{model}/"): row for key, row in rows.items() if key.startswith(f"{model}/")}
@@ -222,7 +234,7 @@ def _by_model(rows: Mapping[str, Row]) -> Iterator[tuple[str, dict[str, Row]]]:
             yield model, own
 
 
-def _formats(rows: Mapping[str, Row]) -> list[str]:
+def formats_of(rows: Mapping[str, Row]) -> list[str]:
     return [each for each in FORMATS if any(key.startswith(f"{each}/") for key in rows)]
 
 
@@ -245,9 +257,11 @@ def _worse(one: Row, other: Row) -> bool:
     )
 
 
-def _best(rows: Mapping[str, Row], format: str, tool: str) -> Row:
-    found = [row for key, row in rows.items() if key.startswith(f"{format}/") and key.endswith(f"/{tool}")]
-    return min((row for row in found if "value" in row), key=lambda row: float(row["value"]), default={})
+def best_of(rows: Mapping[str, Row], format: str, tool: str) -> tuple[str, Row]:
+    """The algorithm of a tool with the least perplexity, and what was found of it; empty where nothing is known."""
+    known = {name: row for name in ALGORITHMS if "value" in (row := rows.get(f"{format}/{name}/{tool}", {}))}
+    name = min(known, key=lambda name: float(known[name]["value"]), default="")
+    return name, known.get(name, {})
 
 
 def _quality(found: Row) -> str:

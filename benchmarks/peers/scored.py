@@ -14,6 +14,11 @@ def floats_of(windows):
     return Path(windows).with_name("floats.npy")
 
 
+def losses_of(windows):
+    """The file of what was lost last on each window, beside that of the windows."""
+    return Path(windows).with_name("losses.npy")
+
+
 def keep_floats(model, score, windows):
     """Write what a float model predicts: logarithms of probabilities, (windows, tokens, vocabulary) float32."""
     import numpy as np
@@ -24,17 +29,21 @@ def keep_floats(model, score, windows):
 
 def scored(model, score, windows):
     """The perplexity on token ids of shape (windows, tokens), all but the first of a window predicted; and, where
-    the float model's predictions are kept, the mean Kullback-Leibler divergence from them, in nats for each token."""
+    the float model's predictions are kept, the mean Kullback-Leibler divergence from them, in nats for each token.
+    Beside the windows it writes what each of them has lost, in nats for each token."""
     import numpy as np
     import torch
 
     wanted = np.load(floats_of(windows), mmap_mode="r") if floats_of(windows).exists() else ()
-    loss = divergence = 0.0
+    losses, divergence = [], 0.0
     for start, found in zip(range(0, len(score), _AT_ONCE), _predictions(model, score), strict=True):
-        loss -= float(found[:, :-1].gather(-1, score[start : start + _AT_ONCE, 1:, None]).double().sum())
+        chosen = found[:, :-1].gather(-1, score[start : start + _AT_ONCE, 1:, None])
+        losses.append(-chosen.double().mean((1, 2)).numpy())
         if len(own := torch.from_numpy(np.array(wanted[start : start + _AT_ONCE]))):
             divergence += float((own.exp() * (own - found[: len(own)])).double().sum())
-    result = {"value": math.exp(loss / score[:, 1:].numel())}
+    lost = np.concatenate(losses)
+    np.save(losses_of(windows), lost)
+    result = {"value": math.exp(lost.mean())}
     return result | ({"divergence": divergence / (len(wanted) * score.shape[1])} if len(wanted) else {})
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from quark_onnx.torch.checkpoint import Reader
+from quark_onnx.torch.memory import set_large_apart
 from quark_onnx.torch.skeleton import float_config_of, skeleton_of
 from quark_onnx.torch.structure import heads_of
 
@@ -27,6 +28,7 @@ class FloatCheckpoint:
     """
 
     def __init__(self, folder: Path | str, *, trust_code: bool = False) -> None:
+        set_large_apart()
         self.folder, self.trust_code = Path(folder), trust_code
         self._config = float_config_of(self.folder, trust_code=trust_code)
         self.reader = Reader(self.folder)

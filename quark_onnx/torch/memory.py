@@ -1,4 +1,9 @@
-"""Memory of this process: how much it has, and giving free memory back: glibc keeps what lies between small objects."""
+"""Memory of this process: how much it has, and giving free memory back: glibc keeps what lies between small objects.
+
+It takes large arrays from the system, and gives them back at once, until the first one is freed: from then on it keeps
+all that are not larger (up to 32 MB, as weights of a layer are) among small objects, where what is free is of no use
+to others, by chance more or less of it. Told what is large, it stays with that.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +16,12 @@ from typing import Any
 _STATUS = Path("/proc/self/statm")
 #: Of a process with torch and transformers in it, where the system does not tell.
 _USUAL = 450 << 20
+#: Bytes that are large: to ask the system for less takes longer than it saves.
+_LARGE = 4 << 20
+#: Free bytes behind the last small object that are kept: what glibc comes to by itself.
+_KEPT = 64 << 20
+#: What mallopt calls these, in malloc.h.
+_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1
 
 
 def resident() -> int:
@@ -23,13 +34,24 @@ def resident() -> int:
 
 def give_back() -> None:
     """Return free memory, where the C library can be asked to."""
-    if (trim := _trim()) is not None:
-        trim(0)
+    if (library := _glibc()) is not None:
+        library.malloc_trim(0)
 
 
 @cache
-def _trim() -> Any:
+def set_large_apart() -> None:
+    """From now on, and in the whole process, return large arrays as soon as they are freed, where the C library can be
+    asked to. Best before the first one is made."""
+    if (library := _glibc()) is not None:
+        library.mallopt(_M_MMAP_THRESHOLD, _LARGE)
+        library.mallopt(_M_TRIM_THRESHOLD, _KEPT)
+
+
+@cache
+def _glibc() -> Any:
+    """None for another library, or on another system."""
     try:
-        return ctypes.CDLL("libc.so.6").malloc_trim
-    except (OSError, AttributeError):  # another system, or another library
+        library = ctypes.CDLL("libc.so.6")
+        return library if library.malloc_trim and library.mallopt else None
+    except (OSError, AttributeError):
         return None

@@ -100,6 +100,7 @@ class GPTQ:
         for place, stage in enumerate(stages):
             job.replay.begin(place)
             grams = grams_of(job, stage, job.replay, exact=self.aims_at_float)
+            job.replay.rest()
             for group in stage.groups:
                 give_back()
                 outcomes += self._group(group, weights, grams.pop(group[0]), result)

@@ -63,7 +63,12 @@ class Replay:
 
     def begin(self, place: int) -> None:
         """From now on, runs stop at this stage; behind the last one, they go to the end."""
-        self._place, self._layers = place, dict[str, Any]()
+        self._place = place
+        self.rest()
+
+    def rest(self) -> None:
+        """Let go of layers until the next run makes them again."""
+        self._layers = dict[str, Any]()
 
     def run(self, index: int, call: Call, run: Callable[[Call], Any]) -> Any:
         """Run the block on a sample.

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from quark_onnx.torch.threads import one_thread
+
 #: Columns of a panel: a product with so many is as fast as with all, and with so few, little is computed twice.
 PANEL = 256
 #: Rows that are copied at once.
@@ -94,12 +96,8 @@ def factored(work: Any) -> bool:
     """
     columns = work.t()  # as LAPACK has matrices
     failed = torch.empty((), dtype=torch.int32, device=work.device)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         torch.linalg.cholesky_ex(columns, out=(columns, failed))
-    finally:
-        torch.set_num_threads(threads)
     return not failed.item() and bool(torch.isfinite(work.diagonal()).all())
 
 

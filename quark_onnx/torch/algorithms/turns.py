@@ -1,7 +1,7 @@
 """Turns: the columns of a weight are rounded one after the other, and what one did changes those behind it.
 
-All that is done for a column alone is done by few operations on tensors that are there already: a column takes its time
-for each of them, however short it is.
+All that is done for a column alone is done by few operations on tensors that are there already, in one thread: a column
+takes its time for each of them, however short it is.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from quark_onnx.torch.algorithms.steps import Steps
+from quark_onnx.torch.threads import one_thread
 
 #: Columns whose effect on the columns behind is gathered before it is applied; and those of such a part.
 BLOCK, _PART = 256, 64
@@ -92,7 +93,8 @@ class Turns:
             stop = min(count, part + _PART)
             if part:
                 self._left[part:stop].addmm_(self._shares[part:stop, :part], moves[:part], alpha=-1)
-            self._part(start, part, stop, first if not part else None)
+            with one_thread():
+                self._part(start, part, stop, first if not part else None)
             moves[part:stop] = self._moves[: stop - part]
 
     def _part(self, start: int, part: int, stop: int, first: Any) -> None:

@@ -17,7 +17,7 @@ from quark_onnx.errors import ConfigError, DataError, ModelError
 from quark_onnx.kernels.gptq import Compensation
 from quark_onnx.kernels.lattice import Lattice
 from quark_onnx.torch import files
-from quark_onnx.torch.algorithms import gptq, stages, sweep
+from quark_onnx.torch.algorithms import gptq, stages, sweep, turns
 from quark_onnx.torch.algorithms.base import BlockJob
 from quark_onnx.torch.algorithms.gptq import GPTAQ, GPTQ, Qronos
 from quark_onnx.torch.algorithms.grams import Gram, grams_of
@@ -104,6 +104,25 @@ def test_rows_that_are_swept_apart_are_those_that_are_swept_together(
     assert torch.allclose(losses.double(), loss(weight, whole.values, x), rtol=1e-3)
     assert torch.allclose(solver.ridged(whole.values, weight), ridged, rtol=1e-5)
     assert torch.allclose(ridged.double(), (off.double().square() * solver.ridge.double()).sum(1), rtol=1e-5)
+
+
+def test_what_is_done_for_a_column_stays_in_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that wait for each other at each of a column's operations are a hundred times slower beside other work."""
+    weight, x = problem(5, 70)
+    own, move = set[int](), turns.Columns.move
+
+    def moved(*args: Any) -> None:
+        own.add(torch.get_num_threads())
+        move(*args)
+
+    monkeypatch.setattr(turns.Columns, "move", moved)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        Solver.of(x.T @ x).rounded(weight, [Steps(torch.full_like(weight, 0.5), None, -3, 3)], polish=1)
+        assert own == {1} and torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_weights_without_inputs() -> None:
