@@ -52,6 +52,6 @@ def _glibc() -> Any:
     """None for another library, or on another system."""
     try:
         library = ctypes.CDLL("libc.so.6")
-        return library if library.malloc_trim and library.mallopt else None
-    except (OSError, AttributeError):
+    except OSError:
         return None
+    return library if hasattr(library, "malloc_trim") and hasattr(library, "mallopt") else None

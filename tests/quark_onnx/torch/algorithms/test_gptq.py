@@ -107,7 +107,7 @@ def test_rows_that_are_swept_apart_are_those_that_are_swept_together(
 
 
 def test_what_is_done_for_a_column_stays_in_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads that wait for each other at each of a column's operations are a hundred times slower beside other work."""
+    """Threads that wait for each other behind each short operation are a hundred times slower beside other work."""
     weight, x = problem(5, 70)
     own, move = set[int](), turns.Columns.move
 
