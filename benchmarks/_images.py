@@ -115,18 +115,22 @@ def difference(first: Sequence[Array], second: Sequence[Array], unit: float = 0.
     return Difference(float(mean), float(whole / cells.size) ** 0.5, freedom)
 
 
-def worse(found: Mapping[str, Difference]) -> list[str]:
+def worse(found: Mapping[str, Difference], among: int = 0) -> list[str]:
     """Which of many differences are below zero, so that chance calls one of them so in 5 % of all cases; a test of each
     by itself would in 71 % of those with 24 (Holm 1979, "A Simple Sequentially Rejective Multiple Test Procedure").
+
+    Args:
+        found: differences by any names.
+        among: of how many these were picked as those that look worst; at least as many as there are.
 
     >>> one, two = Difference(-0.5, 0.2, 1000), Difference(0.1, 0.2, 1000)
     >>> worse({"a": one}), worse({"a": one, **{str(i): two for i in range(20)}})
     (['a'], [])
     """
     chances = {name: each.chance() for name, each in found.items()}
-    names = list[str]()
+    names, count = list[str](), max(among, len(chances))
     for rank, name in enumerate(sorted(chances, key=lambda name: chances[name])):
-        if chances[name] >= LEVEL / (len(chances) - rank):
+        if chances[name] >= LEVEL / (count - rank):
             break
         names.append(name)
     return names

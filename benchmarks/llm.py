@@ -42,28 +42,31 @@ SCHEMES = (
 PEER = Path(__file__).parent / "peers" / "amd_quark_llm.py"
 
 
-def windows_of(model: str, draw: int | None = None) -> dict[str, np.ndarray]:
+def windows_of(model: str, draw: int = 0) -> dict[str, np.ndarray]:
     """Token ids of shape (windows, length) that calibrate, and that are scored.
 
     Args:
         model: its name.
-        draw: the seed by which as many windows of the calibration text are drawn; None takes the first ones, and so
-            does a model that has no more of them.
+        draw: which windows of the calibration text: 0 is the first ones, as the protocol has it; another is as many of
+            the others, in an order that chance makes. No two draws share one; those that there are none for are empty.
     """
     folder = root() / "llm"
     if model == "stories260K":
         with np.load(folder / "eval_tokens_stories260K.npz") as loaded:
             rows = loaded["ids"][loaded["len"] >= LENGTH][:, :LENGTH].astype(np.int64)
-        return {"calibrate": rows[:40], "score": rows[40:]}
-    from quark_onnx.torch.ptq import tokenizer_of
-    from quark_onnx.torch.text import read_windows
+        calibrate, score, count = rows[:40], rows[40:], 40
+    else:
+        from quark_onnx.torch.ptq import tokenizer_of
+        from quark_onnx.torch.text import read_windows
 
-    tokenizer = tokenizer_of(folder / model)
-    texts = {"calibrate": f"{model}_calib.txt", "score": f"{model}_eval_wikitext.txt"}
-    found = {name: np.stack(read_windows(folder / text, tokenizer, LENGTH)) for name, text in texts.items()}
-    text = found["calibrate"]
-    places = np.arange(len(text)) if draw is None else np.random.default_rng(draw).permutation(len(text))
-    return found | {"calibrate": text[places[:64]]}
+        tokenizer = tokenizer_of(folder / model)
+        texts = (f"{model}_calib.txt", f"{model}_eval_wikitext.txt")
+        calibrate, score = (np.stack(read_windows(folder / text, tokenizer, LENGTH)) for text in texts)
+        count = 64
+    if draw:
+        others = np.random.default_rng(0).permutation(calibrate[count:])
+        calibrate = others[: len(others) // count * count][(draw - 1) * count :]
+    return {"calibrate": calibrate[:count], "score": score}
 
 
 def child(folder: str, windows: str, scheme: str) -> None:

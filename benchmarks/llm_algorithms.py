@@ -259,7 +259,8 @@ def _worse(one: Row, other: Row) -> bool:
 
 def best_of(rows: Mapping[str, Row], format: str, tool: str) -> tuple[str, Row]:
     """The algorithm of a tool with the least perplexity, and what was found of it; empty where nothing is known."""
-    known = {name: row for name in ALGORITHMS if "value" in (row := rows.get(f"{format}/{name}/{tool}", {}))}
+    found = ((name, rows.get(f"{format}/{name}/{tool}", {})) for name in ALGORITHMS)
+    known = {name: row for name, row in found if row.get("value") is not None}  # None stands for what is no number
     name = min(known, key=lambda name: float(known[name]["value"]), default="")
     return name, known.get(name, {})
 

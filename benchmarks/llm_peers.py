@@ -120,12 +120,14 @@ def _measured(name: str, layers: int, arguments: argparse.Namespace) -> Iterator
 
 
 def _median(runs: list[Row]) -> Row:
-    """Of each number, all else as in the first run; a failure once is a failure."""
+    """Of each number, all else as in the first run, and how many there are; a failure once is a failure."""
     failed = next((run for run in runs if "seconds" not in run), None)
-    return failed or {
-        name: median(float(run[name]) for run in runs) if isinstance(value, int | float) else value
+    numbers = {
+        name: median(float(run[name]) for run in runs)
         for name, value in runs[0].items()
+        if isinstance(value, int | float)
     }
+    return failed or runs[0] | numbers | {"runs": len(runs)}
 
 
 def _key(name: str, layers: int, hidden: int, tool: str) -> str:

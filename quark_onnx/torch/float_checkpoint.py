@@ -14,6 +14,8 @@ from quark_onnx.torch.structure import heads_of
 class FloatCheckpoint:
     """The tensors of a float language model, and the model with empty parameters.
 
+    To open one has glibc return large arrays as soon as they are freed, in the whole process (``set_large_apart``).
+
     Args:
         folder: a Hugging Face folder with safetensors.
         trust_code: run Python files that it brings along.

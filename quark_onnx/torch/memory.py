@@ -16,7 +16,7 @@ from typing import Any
 _STATUS = Path("/proc/self/statm")
 #: Of a process with torch and transformers in it, where the system does not tell.
 _USUAL = 450 << 20
-#: Bytes that are large: to ask the system for less takes longer than it saves.
+#: Bytes that are large. Less would be asked for too often: each time the system hands out pages of zeros.
 _LARGE = 4 << 20
 #: Free bytes behind the last small object that are kept: what glibc comes to by itself.
 _KEPT = 64 << 20
@@ -41,8 +41,9 @@ def give_back() -> None:
 @cache
 def set_large_apart() -> None:
     """From now on, and in the whole process, return large arrays as soon as they are freed, where the C library can be
-    asked to. Best before the first one is made."""
-    if (library := _glibc()) is not None:
+    asked to, and the user has not told it something else. Best before the first one is made."""
+    told = any(name.startswith("MALLOC_") for name in os.environ) or "glibc.malloc" in os.getenv("GLIBC_TUNABLES", "")
+    if not told and (library := _glibc()) is not None:
         library.mallopt(_M_MMAP_THRESHOLD, _LARGE)
         library.mallopt(_M_TRIM_THRESHOLD, _KEPT)
 

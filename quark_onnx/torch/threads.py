@@ -16,13 +16,16 @@ import torch
 def one_thread() -> Iterator[None]:
     """What is computed in this context is computed by one thread of the CPU.
 
+    It is the thread that opens it whose operations are meant, and that has its number back afterwards; threads that are
+    begun meanwhile stay with one, as torch has it.
+
     >>> with one_thread():
     ...     torch.get_num_threads()
     1
     """
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     try:
+        torch.set_num_threads(1)
         yield
     finally:
         torch.set_num_threads(threads)

@@ -66,6 +66,16 @@ def test_no_layer_is_run_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sum(runs.values()) == 4 * len(layers)
 
 
+def test_no_decoded_weights_are_held_while_columns_are_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    replays, held = list[replay.Replay](), list[dict[str, Any]]()
+    begin, group = replay.Replay.begin, GPTQ._group
+    monkeypatch.setattr(replay.Replay, "begin", lambda self, place: (replays.append(self), begin(self, place))[1])
+    monkeypatch.setattr(GPTQ, "_group", lambda self, *args: (held.append(replays[-1]._layers), group(self, *args))[1])
+    model = made(torch_families.config_of("llama3"))
+    quantize_model(model, TorchConfig(UINT4, exclude=("lm_head",), algorithms=("gptq",)), tokens(4), progress=False)
+    assert held and not any(held)
+
+
 class Hidden(nn.Module):
     """A block in which the graph of gradients does not show all that is read."""
 
