@@ -56,7 +56,7 @@ ALGORITHMS = {
     "gptaq + autoround": ("gptaq", "autoround"),
     "smoothquant + autoround": ("autosmoothquant", "autoround"),
     "distill": ("distill",),
-    "smoothquant + distill": ("autosmoothquant", "distill:steps=6000,lr=0.004,sequences=5000"),
+    "smoothquant + distill": ("autosmoothquant", "distill:steps=3000,lr=0.004,sequences=2500"),
 }
 
 
