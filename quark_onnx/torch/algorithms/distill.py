@@ -28,9 +28,8 @@ from quark_onnx.torch.state import State
 from quark_onnx.torch.structure import put_modules
 from quark_onnx.torch.walk import call
 
-#: How often the divergence on all of the data is computed on the way; and the share of the steps that running means of
-#: what is trained go back.
-LOOKS, MEMORY = 20, 1 / 15
+#: How often the divergence on all of the data is computed on the way.
+LOOKS = 20
 #: What is kept beside the descent: steps that are done, the divergence in front of the first, the text.
 _OWN = ("done", "before", "written")
 #: Sequences that are written together; logits that are held at once.
@@ -44,10 +43,10 @@ class Distillation:
     from those of the float one: the Kullback-Leibler divergence of the next token.
 
     The float model writes the text that is trained on, each sequence from the first token of a sample of the
-    calibration data. That data itself is never trained on: of all that the descent looks at on the way, where it is and
-    where it is in the mean of its last steps, the start included, what diverges least on it is kept.
+    calibration data. That data itself is never trained on: of all that the descent looks at on the way, the start
+    included, what diverges least on it is kept.
 
-    The whole model is in memory, with nine numbers for each weight that is trained. The same number of threads gives
+    The whole model is in memory, with eight numbers for each weight that is trained. The same number of threads gives
     the same codes, as with ``SignedRounding``.
 
     Attributes:
@@ -124,8 +123,7 @@ class Distillation:
     def _train(self, pair: _Pair, rows: Sequence[Any], bar: Progress, state: State) -> tuple[float, float]:
         """Move the leaves to the best that is found; the divergence before and after."""
         weights = [each.trained for each in pair.trained.values() if each.trained is not None]
-        memory = max(1, round(self.steps * MEMORY))
-        descent, found, done = Descent(weights, self.lr, self.lr, memory=memory), state.read(), 0
+        descent, found, done = Descent(weights, self.lr, self.lr), state.read(), 0
         if found:
             descent.restore({name: tensor for name, tensor in found.items() if name not in _OWN})
             done, before, written = int(found["done"]), float(found["before"]), list(found["written"])
@@ -140,8 +138,6 @@ class Distillation:
             descent.step(1 - step / self.steps)
             if (step + 1) % max(self.steps // LOOKS, 1) == 0:
                 descent.look(pair.divergence(rows))
-                with descent.at_means():
-                    descent.look(pair.divergence(rows))
                 own = (torch.tensor(step + 1), torch.tensor(before, dtype=torch.float64), torch.stack(written))
                 state.write(descent.state() | dict(zip(_OWN, own, strict=True)))
             bar.update(step + 1)
