@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -14,6 +14,8 @@ from quark_onnx.torch.checkpoint import Reader
 from quark_onnx.torch.disk_names import DiskNames
 
 _EXPERT = re.compile(r"(.*\bexperts)\.(\d+)\.(gate|up|down)_proj\.(\w+)")
+#: Makes a tensor of this name of others, which it finds by name.
+Change = Callable[[str, Callable[[str], Any]], Any]
 #: Bytes; that of torch's own memory.
 _ALIGNMENT = 64
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -44,7 +46,7 @@ class Sources:
             if first.setdefault(id(parameter), name) != name
         }
         self._twins = dict(self.tied)
-        self._changed: Collection[str] = ()
+        self._changes: list[tuple[Collection[str], Change]] = []
 
     def __contains__(self, name: str) -> bool:
         return self._find(name) is not None
@@ -54,13 +56,13 @@ class Sources:
         found = self._own(name)
         return self._usual(name) if found is None or found[1] is not None else found[0]
 
-    def change(self, names: Collection[str], change: Callable[[str, Callable[[str], Any]], Any]) -> None:
-        """From now on, tensors of these names are made of those of the checkpoint, and none of them is another's.
+    def change(self, names: Collection[str], change: Change) -> None:
+        """From now on, tensors of these names are made of what they have been so far, and none of them is another's.
 
         Args:
-            change: of a name, and of what finds the tensors of the checkpoint.
+            change: of a name, and of what finds the tensors as they have been.
         """
-        self._changed, self._change = names, change
+        self._changes.append((names, change))
         self.tied = {name: twin for name, twin in self.tied.items() if name not in names}
 
     def get(self, name: str) -> Any:
@@ -69,9 +71,20 @@ class Sources:
         Raises:
             ModelError: there is none.
         """
-        return self._change(name, self._get) if name in self._changed else self._get(name)
+        return self._after(name, len(self._changes))
 
-    def _get(self, name: str) -> Any:
+    def _after(self, name: str, changes: int) -> Any:
+        """The tensor of a parameter behind so many of the changes."""
+        if not changes:
+            return self._stored(name)
+        names, change = self._changes[changes - 1]
+
+        def before(each: str) -> Any:
+            return self._after(each, changes - 1)
+
+        return change(name, before) if name in names else before(name)
+
+    def _stored(self, name: str) -> Any:
         found = self._find(name)
         if found is None:
             raise ModelError(f"the checkpoint {self.reader.folder} has no tensor for {name!r}")
@@ -179,6 +192,13 @@ def _aligned(tensor: Any) -> Any:
     """A tensor where torch would have put it: some processors sum products in another order where memory begins
     anywhere, as in a file, so that a model from a file would not compute what one in memory does, to the last bit."""
     return tensor.clone() if tensor.data_ptr() % _ALIGNMENT else tensor
+
+
+def tie(model: Any, tied: Mapping[str, str]) -> None:
+    """Let parameters be others again, by their names, which filling and emptying modules one by one has parted."""
+    for name, twin in tied.items():
+        owner, _, own = name.rpartition(".")
+        setattr(model.get_submodule(owner), own, model.get_parameter(twin))
 
 
 def missing_of(module: Any) -> list[str]:

@@ -19,7 +19,7 @@ from quark_onnx.torch.algorithms.rotator import Rotator, apply, stream_blocks
 from quark_onnx.torch.algorithms.spinquant import Trainee, Training, learn
 from quark_onnx.torch.algorithms.turning import Turning
 from quark_onnx.torch.experts import unfuse_experts
-from quark_onnx.torch.sources import Sources, empty, fill, missing_of
+from quark_onnx.torch.sources import Sources, empty, fill, missing_of, tie
 from quark_onnx.torch.structure import within
 from quark_onnx.torch.walk import batches, inference
 
@@ -176,6 +176,7 @@ def rotate_sources(model: Any, sources: Sources, settings: Rotation) -> Rotated:
                 empty(module)
     whole, rotations = planned.whole, rotator.rotations
     sources.change(whole.rewrites, lambda name, get: whole.tensor(name, get, rotations))
+    tie(model, sources.tied)
     return Rotated(len(whole.rewrites), whole.heads, (), planned.error, untied, None, settings)
 
 

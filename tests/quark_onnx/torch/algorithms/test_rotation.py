@@ -248,6 +248,22 @@ def test_memory_and_files_agree(name: str, kind: str, tmp_path: Path) -> None:
         assert not torch.equal(first, last)
 
 
+@pytest.mark.parametrize("name", ["llama3", "llama3.2"])
+@pytest.mark.parametrize("algorithms", [("rotation:r2=false", "rotation:r1=false"), ("rotation:r1=false", "rotation")])
+def test_files_are_rotated_by_one_after_the_other(name: str, algorithms: tuple[str, ...], tmp_path: Path) -> None:
+    model = random_model(family(name))
+    source, before = saved(model, tmp_path / "source"), logits(model, tokens()[0])
+    config = TorchConfig(scheme("fp8"), exclude=("*",), algorithms=algorithms)
+    quantize_checkpoint(source, tmp_path / "out", config, progress=False)
+    quantize_model(model, config, progress=False)
+    loaded = load_checkpoint(tmp_path / "out")
+    assert error(before, logits(loaded, tokens()[0])) < 1e-4
+    assert not torch.equal(loaded.get_input_embeddings().weight, loaded.get_output_embeddings().weight)
+    found = state(loaded)
+    for key, tensor in state(model).items():
+        torch.testing.assert_close(found[key], tensor, rtol=0, atol=1e-6)
+
+
 def test_files_take_no_rotations_that_run_or_are_learned(tmp_path: Path) -> None:
     source = saved(random_model(llama()), tmp_path / "source")
     for settings, message in ((Rotation(r4=True), "no place for r4"), (Rotation(trained=True), "learned in memory")):
