@@ -15,6 +15,7 @@ import json
 import subprocess
 import sys
 import time
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -50,23 +51,28 @@ def windows_of(model: str, draw: int = 0) -> dict[str, np.ndarray]:
         draw: which windows of the calibration text: 0 is the first ones, as the protocol has it; another is as many of
             the others, in an order that chance makes. No two draws share one; those that there are none for are empty.
     """
-    folder = root() / "llm"
-    if model == "stories260K":
-        with np.load(folder / "eval_tokens_stories260K.npz") as loaded:
-            rows = loaded["ids"][loaded["len"] >= LENGTH][:, :LENGTH].astype(np.int64)
-        calibrate, score, count = rows[:40], rows[40:], 40
-    else:
-        from quark_onnx.torch.ptq import tokenizer_of
-        from quark_onnx.torch.text import read_windows
-
-        tokenizer = tokenizer_of(folder / model)
-        texts = (f"{model}_calib.txt", f"{model}_eval_wikitext.txt")
-        calibrate, score = (np.stack(read_windows(folder / text, tokenizer, LENGTH)) for text in texts)
-        count = 64
+    calibrate, score, count = _all_windows(model)
     if draw:
         others = np.random.default_rng(0).permutation(calibrate[count:])
         calibrate = others[: len(others) // count * count][(draw - 1) * count :]
     return {"calibrate": calibrate[:count], "score": score}
+
+
+@cache
+def _all_windows(model: str) -> tuple[np.ndarray, np.ndarray, int]:
+    """All windows of the calibration text, those that are scored, and how many calibrate."""
+    folder = root() / "llm"
+    if model == "stories260K":
+        with np.load(folder / "eval_tokens_stories260K.npz") as loaded:
+            rows = loaded["ids"][loaded["len"] >= LENGTH][:, :LENGTH].astype(np.int64)
+        return rows[:40], rows[40:], 40
+    from quark_onnx.torch.ptq import tokenizer_of
+    from quark_onnx.torch.text import read_windows
+
+    tokenizer = tokenizer_of(folder / model)
+    texts = (f"{model}_calib.txt", f"{model}_eval_wikitext.txt")
+    calibrate, score = (np.stack(read_windows(folder / text, tokenizer, LENGTH)) for text in texts)
+    return calibrate, score, 64
 
 
 def child(folder: str, windows: str, scheme: str) -> None:

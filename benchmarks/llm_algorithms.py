@@ -56,7 +56,7 @@ ALGORITHMS = {
     "gptaq + autoround": ("gptaq", "autoround"),
     "smoothquant + autoround": ("autosmoothquant", "autoround"),
     "distill": ("distill",),
-    "smoothquant + distill": ("autosmoothquant", "distill:steps=3000,lr=0.004,sequences=2500"),
+    "smoothquant + distill": ("autosmoothquant", "distill:steps=3000,lr=0.002,sequences=2500"),
 }
 
 
@@ -222,7 +222,7 @@ def _complaints(rows: Mapping[str, Row]) -> Iterator[str]:
     for (model, format, name), most in MARKS.items():
         own = models.get(model, {})
         found = best_of(own, format, "ours")[1] if name == BEST else own.get(f"{format}/{name}/ours", {})
-        if not ("value" in found and float(found["value"]) <= most):
+        if found.get("value") is None or found["value"] > most:
             yield f"{model}, {format}, {name}: {_quality(found) or 'not known'}, and not at most {most}"
 
 
@@ -268,6 +268,8 @@ def best_of(rows: Mapping[str, Row], format: str, tool: str) -> tuple[str, Row]:
 def _quality(found: Row) -> str:
     if "value" not in found:
         return f"refused: {str(found['error'])[:40]}" if found else ""
+    if found["value"] is None:
+        return "no number"
     return f"{found['value']:.4f}" + (f" ({found['divergence'] * 1e4:.1f})" if "divergence" in found else "")
 
 
