@@ -198,8 +198,8 @@ def _of_distill(each: Any, shapes: Shapes) -> Cost:
     length = shapes.tokens / max(1, shapes.samples)
     learned = each.steps * each.batch * length * (2 + _BACKWARD)
     runs = _runs(shapes, 1) / max(1, shapes.tokens) * (learned + each.sequences * length + 2 * LOOKS * shapes.tokens)
-    # all blocks, and what SignedRounding has for each weight; logits of both models, and gradients of one
-    memory = _blocks(shapes) * shapes.block + 4 * 8 * _count(shapes) + 3 * 4 * LOGITS
+    # all blocks, and what SignedRounding has for each weight, and means; logits of both models, and gradients of one
+    memory = _blocks(shapes) * shapes.block + 4 * 9 * _count(shapes) + 3 * 4 * LOGITS
     return Cost(memory, runs, _TRAINED * each.steps * _count(shapes))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,9 @@ class Descent:
         range_lr: how far an end of a range moves, as a share of it, and accordingly less where it has more than 15
             steps; None leaves ranges alone.
         optimizer: "adam", or "sign", whose steps all have the same length.
+        memory: steps that the running mean of each leaf goes back, about; 0 keeps none. Roundings swing about the
+            middle between two codes, and their means tell on which side they are (Nagel et al. 2022, "Overcoming
+            Oscillations in Quantization-Aware Training").
 
     Attributes:
         leaves: what moves.
@@ -29,7 +33,12 @@ class Descent:
     """
 
     def __init__(
-        self, weights: Sequence[TrainableWeight], lr: float, range_lr: float | None, optimizer: str = "adam"
+        self,
+        weights: Sequence[TrainableWeight],
+        lr: float,
+        range_lr: float | None,
+        optimizer: str = "adam",
+        memory: int = 0,
     ) -> None:
         self._weights, self._sign = weights, optimizer == "sign"
         rates: list[tuple[float, list[Any]]] = [(lr, [each.shift for each in weights])]
@@ -44,6 +53,8 @@ class Descent:
         )
         self.best = float("inf")
         self._kept: list[Any] = [leaf.detach().clone() for leaf in self.leaves]
+        self._means: list[Any] = [leaf.detach().clone() for leaf in self.leaves] if memory else []
+        self._share = 1 / max(memory, 1)
 
     def step(self, share: float) -> None:
         """Move along the gradients in the leaves, by a share of the first step's rates."""
@@ -55,17 +66,36 @@ class Descent:
         self._optimizer.step()
         for each in self._weights:
             each.hold()
+        for mean, leaf in zip(self._means, self.leaves, strict=False):  # there may be none
+            mean.lerp_(leaf.detach(), self._share)
 
     def look(self, error: float) -> None:
         """Remember this place if its error is the least so far."""
         if error < self.best:
             self.best, self._kept = error, [leaf.detach().clone() for leaf in self.leaves]
 
+    @contextlib.contextmanager
+    def at_means(self) -> Iterator[None]:
+        """Leaves are their running means inside."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    def _swap(self) -> None:
+        with torch.no_grad():
+            for mean, leaf in zip(self._means, self.leaves, strict=True):
+                own = leaf.clone()
+                leaf.copy_(mean)
+                mean.copy_(own)
+
     def state(self) -> dict[str, Any]:
         """Where the descent is, and has been: tensors by name."""
         found = {"best": torch.tensor(self.best, dtype=torch.float64)}
         found |= {f"leaf.{place}": leaf for place, leaf in enumerate(self.leaves)}
         found |= {f"kept.{place}": leaf for place, leaf in enumerate(self._kept)}
+        found |= {f"mean.{place}": leaf for place, leaf in enumerate(self._means)}
         own = self._optimizer.state_dict()["state"]
         return found | {f"{name}.{place}": each for place, part in own.items() for name, each in part.items()}
 
@@ -76,9 +106,9 @@ class Descent:
             kind, _, place = name.partition(".")
             parts.setdefault(kind, {})[int(place or 0)] = tensor
         self.best = float(parts.pop("best")[0])
-        for name, leaves in (("leaf", self.leaves), ("kept", self._kept)):
+        for name, leaves in (("leaf", self.leaves), ("kept", self._kept), ("mean", self._means)):
             with torch.no_grad():
-                for index, tensor in parts.pop(name).items():
+                for index, tensor in parts.pop(name, {}).items():
                     leaves[index].copy_(tensor)
         own = self._optimizer.state_dict()
         places = range(len(self.leaves)) if parts else ()

@@ -30,6 +30,9 @@ from quark_onnx.torch.walk import call
 
 #: How often the divergence on all of the data is computed on the way.
 LOOKS = 20
+#: Steps that running means of what is trained go back, and the greatest share of all steps. Over more steps roundings
+#: wander together, each making good what others lose, and the means of many no longer fit each other.
+_MEMORY, _SHARE = 50, 0.1
 #: What is kept beside the descent: steps that are done, the divergence in front of the first, the text.
 _OWN = ("done", "before", "written")
 #: Sequences that are written together; logits that are held at once.
@@ -43,10 +46,10 @@ class Distillation:
     from those of the float one: the Kullback-Leibler divergence of the next token.
 
     The float model writes the text that is trained on, each sequence from the first token of a sample of the
-    calibration data. That data itself is never trained on: of all that the descent looks at on the way, the start
-    included, what diverges least on it is kept.
+    calibration data. That data itself is never trained on: of all that is looked at on the way, the start and the mean
+    of the descent's last steps, what diverges least on it is kept.
 
-    The whole model is in memory, with eight numbers for each weight that is trained. The same number of threads gives
+    The whole model is in memory, with nine numbers for each weight that is trained. The same number of threads gives
     the same codes, as with ``SignedRounding``.
 
     Attributes:
@@ -123,7 +126,8 @@ class Distillation:
     def _train(self, pair: _Pair, rows: Sequence[Any], bar: Progress, state: State) -> tuple[float, float]:
         """Move the leaves to the best that is found; the divergence before and after."""
         weights = [each.trained for each in pair.trained.values() if each.trained is not None]
-        descent, found, done = Descent(weights, self.lr, self.lr), state.read(), 0
+        memory = max(1, min(_MEMORY, round(self.steps * _SHARE)))
+        descent, found, done = Descent(weights, self.lr, self.lr, memory=memory), state.read(), 0
         if found:
             descent.restore({name: tensor for name, tensor in found.items() if name not in _OWN})
             done, before, written = int(found["done"]), float(found["before"]), list(found["written"])
@@ -137,7 +141,8 @@ class Distillation:
             pair.descend([written[index] for index in chosen], descent.leaves)
             descent.step(1 - step / self.steps)
             if (step + 1) % max(self.steps // LOOKS, 1) == 0:
-                descent.look(pair.divergence(rows))
+                with descent.at_means():
+                    descent.look(pair.divergence(rows))
                 own = (torch.tensor(step + 1), torch.tensor(before, dtype=torch.float64), torch.stack(written))
                 state.write(descent.state() | dict(zip(_OWN, own, strict=True)))
             bar.update(step + 1)

@@ -13,6 +13,8 @@ from quark_onnx.errors import ConfigError, DataError, ModelError
 from quark_onnx.torch.algorithms.descent import Descent
 from quark_onnx.torch.algorithms.distill import Distillation
 from quark_onnx.torch.algorithms.signed import SignedRounding
+from quark_onnx.torch.algorithms.steps import Steps
+from quark_onnx.torch.algorithms.trainable import TrainableWeight
 from quark_onnx.torch.checkpoint import Reader
 from quark_onnx.torch.config import TorchConfig
 from quark_onnx.torch.files import Writing, quantize_checkpoint
@@ -20,7 +22,9 @@ from quark_onnx.torch.layers import QuantizedLayer
 from quark_onnx.torch.load import load_checkpoint
 from quark_onnx.torch.perplexity import perplexity
 from quark_onnx.torch.quantize import quantize_model
+from quark_onnx.torch.quantized import quantize
 from quark_onnx.torch.schemes import scheme
+from quark_onnx.torch.spec import TensorSpec
 from tests import torch_families
 from tests.torch_models import data_folder, llama, logits, made, saved, tokens
 
@@ -109,6 +113,53 @@ def test_what_it_refuses() -> None:
         model = made(llama()).model
         quantize_model(model, TorchConfig(scheme("mxfp4"), algorithms=(QUICK,)), tokens(), progress=False)
     assert not [layer for layer in model.modules() if isinstance(layer, QuantizedLayer)]
+
+
+def test_running_means_are_those_of_where_leaves_have_been() -> None:
+    """And the descent goes on from where it was, behind a look at them."""
+    weight = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
+    codes = quantize(weight, TensorSpec("int4", per_channel=True))
+    steps = Steps.of(codes)
+    assert steps is not None
+    trained = TrainableWeight(weight, codes, steps)
+    descent, expected = Descent([trained], 0.1, 0.1, memory=4), [leaf.detach().numpy() + 0 for leaf in trained.leaves()]
+    for _ in range(7):
+        (trained.weight() - 0.9 * weight).square().sum().backward()
+        descent.step(1.0)
+        expected = [
+            0.75 * mean + 0.25 * leaf.detach().numpy() for mean, leaf in zip(expected, descent.leaves, strict=True)
+        ]
+    places = [leaf.detach().clone() for leaf in descent.leaves]
+    with descent.at_means():
+        for leaf, mean in zip(descent.leaves, expected, strict=True):
+            assert np.allclose(leaf.detach().numpy(), mean, rtol=1e-5, atol=1e-6)
+        assert not torch.equal(descent.leaves[0], places[0])
+        descent.look(0.0)
+    assert all(torch.equal(leaf, place) for leaf, place in zip(descent.leaves, places, strict=True))
+    descent.look(1.0)
+    assert descent.finish() == 0.0 and np.allclose(descent.leaves[0].detach().numpy(), expected[0], atol=1e-6)
+
+
+def test_the_mean_of_the_last_steps_is_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    means, last = list[Any](), list[Any]()
+    step, finish = Descent.step, Descent.finish
+
+    def watched(descent: Descent, share: float) -> None:
+        means.append(means[-1] if means else [leaf.detach().clone() for leaf in descent.leaves])
+        step(descent, share)
+        means[-1] = [(mean + leaf.detach()) / 2 for mean, leaf in zip(means[-1], descent.leaves, strict=True)]
+
+    def finished(descent: Descent) -> float:
+        error = finish(descent)
+        last.extend(descent.leaves)
+        return error
+
+    monkeypatch.setattr(Descent, "step", watched)
+    monkeypatch.setattr(Descent, "finish", finished)
+    quantize_model(made(llama()), MXFP4.with_(algorithms=(QUICK,)), tokens(6), progress=False)  # means of two steps
+    assert len(means) == QUICK.steps
+    same = [all(torch.allclose(a, b, atol=1e-6) for a, b in zip(mean, last, strict=True)) for mean in means]
+    assert sum(same) == 1
 
 
 def test_a_run_that_was_ended_goes_on_with_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
