@@ -25,7 +25,7 @@ _STAGES, _KEPT = 4, 1024
 #: Copies of values that are swept: what they are to be, values on levels, errors, moves, scales and zero points.
 _SWEPT = 10
 #: How many times a product a backward pass takes; looks of a training at all samples.
-_BACKWARD, _LOOKS = 2, 11
+_BACKWARD, _LOOKS = 2, 21
 #: Passes over a weight that rounding it takes, of those that training it or solving for its zero points does.
 _TRAINED, _SOLVED = 4, 1
 
@@ -188,9 +188,9 @@ def _of_smoothquant(each: Any, shapes: Shapes) -> Cost:
 def _of_signed(each: Any, shapes: Shapes) -> Cost:
     share = min(each.batch, shapes.samples) / max(1, shapes.samples)
     runs = _runs(shapes, each.steps * share * (1 + _BACKWARD) + _LOOKS)
-    # shifts, their gradients, two moments and the best, in float32, beside the weights; and what one sample leaves
+    # shifts, gradients, two moments, means and the best, in float32, beside the weights; and what one sample leaves
     kept = shapes.tokens // max(1, shapes.samples) * sum(outputs + inputs for outputs, inputs in shapes.layers.values())
-    memory = _rounder(shapes) + 4 * (8 * _count(shapes) + kept) // max(1, _blocks(shapes))
+    memory = _rounder(shapes) + 4 * (9 * _count(shapes) + kept) // max(1, _blocks(shapes))
     return Cost(memory, runs, _TRAINED * each.steps * _count(shapes))
 
 
@@ -198,8 +198,9 @@ def _of_distill(each: Any, shapes: Shapes) -> Cost:
     length = shapes.tokens / max(1, shapes.samples)
     learned = each.steps * each.batch * length * (2 + _BACKWARD)
     runs = _runs(shapes, 1) / max(1, shapes.tokens) * (learned + each.sequences * length + 2 * LOOKS * shapes.tokens)
-    # all blocks, and what SignedRounding has for each weight, and means; logits of both models, and gradients of one
-    memory = _blocks(shapes) * shapes.block + 4 * 9 * _count(shapes) + 3 * 4 * LOGITS
+    # all blocks, what SignedRounding has for each weight, and four numbers for what it computes with and the slopes;
+    # logits of both models, and gradients of one
+    memory = _blocks(shapes) * shapes.block + 4 * 13 * _count(shapes) + 3 * 4 * LOGITS
     return Cost(memory, runs, _TRAINED * each.steps * _count(shapes))
 
 

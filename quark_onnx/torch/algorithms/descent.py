@@ -1,9 +1,12 @@
-"""Descent: leaves of trainable weights on their way down, and the best place that was seen."""
+"""Descent: leaves of trainable weights on their way down, and the best place that was seen.
+
+Roundings swing about the middle between two codes, and the mean of the last steps tells on which side they are (Nagel
+et al. 2022, "Overcoming Oscillations in Quantization-Aware Training"): running means are looked at, too.
+"""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +15,9 @@ from quark_onnx.torch.algorithms.trainable import TrainableWeight
 
 #: How a gradient becomes a step.
 OPTIMIZERS = ("adam", "sign")
+#: Steps that running means go back, about, and the greatest share of all steps. Over more steps roundings wander
+#: together, each making good what others lose, and the means of many no longer fit each other.
+_MEMORY, _SHARE = 50, 0.05
 
 
 class Descent:
@@ -19,13 +25,11 @@ class Descent:
 
     Args:
         weights: whose leaves move.
+        steps: that it will take.
         lr: how far a rounding moves in the first step, as a share of the distance of two codes.
         range_lr: how far an end of a range moves, as a share of it, and accordingly less where it has more than 15
             steps; None leaves ranges alone.
         optimizer: "adam", or "sign", whose steps all have the same length.
-        memory: steps that the running mean of each leaf goes back, about; 0 keeps none. Roundings swing about the
-            middle between two codes, and their means tell on which side they are (Nagel et al. 2022, "Overcoming
-            Oscillations in Quantization-Aware Training").
 
     Attributes:
         leaves: what moves.
@@ -35,10 +39,10 @@ class Descent:
     def __init__(
         self,
         weights: Sequence[TrainableWeight],
+        steps: int,
         lr: float,
         range_lr: float | None,
         optimizer: str = "adam",
-        memory: int = 0,
     ) -> None:
         self._weights, self._sign = weights, optimizer == "sign"
         rates: list[tuple[float, list[Any]]] = [(lr, [each.shift for each in weights])]
@@ -53,8 +57,8 @@ class Descent:
         )
         self.best = float("inf")
         self._kept: list[Any] = [leaf.detach().clone() for leaf in self.leaves]
-        self._means: list[Any] = [leaf.detach().clone() for leaf in self.leaves] if memory else []
-        self._share = 1 / max(memory, 1)
+        self._means: list[Any] = [leaf.detach().clone() for leaf in self.leaves]
+        self._share = 1 / max(1, min(_MEMORY, round(_SHARE * steps)))
 
     def step(self, share: float) -> None:
         """Move along the gradients in the leaves, by a share of the first step's rates."""
@@ -66,24 +70,26 @@ class Descent:
         self._optimizer.step()
         for each in self._weights:
             each.hold()
-        for mean, leaf in zip(self._means, self.leaves, strict=False):  # there may be none
+        for mean, leaf in zip(self._means, self.leaves, strict=True):
             mean.lerp_(leaf.detach(), self._share)
 
-    def look(self, error: float) -> None:
-        """Remember this place if its error is the least so far."""
-        if error < self.best:
-            self.best, self._kept = error, [leaf.detach().clone() for leaf in self.leaves]
+    def look(self, error: Callable[[], float]) -> float:
+        """The error where the descent is; the place is remembered if it is the least so far."""
+        found = error()
+        if found < self.best:
+            self.best, self._kept = found, [leaf.detach().clone() for leaf in self.leaves]
+        return found
 
-    @contextlib.contextmanager
-    def at_means(self) -> Iterator[None]:
-        """Leaves are their running means inside."""
+    def look_at_means(self, error: Callable[[], float]) -> float:
+        """The same where leaves are their running means."""
         self._swap()
         try:
-            yield
+            return self.look(error)
         finally:
             self._swap()
 
     def _swap(self) -> None:
+        """Leaves become their means, and means leaves."""
         with torch.no_grad():
             for mean, leaf in zip(self._means, self.leaves, strict=True):
                 own = leaf.clone()
@@ -99,6 +105,12 @@ class Descent:
         own = self._optimizer.state_dict()["state"]
         return found | {f"{name}.{place}": each for place, part in own.items() for name, each in part.items()}
 
+    def fits(self, state: Mapping[str, Any]) -> bool:
+        """Whether a state has all that one of steps of Adam has, behind the first."""
+        kinds = ("leaf", "kept", "mean", "step", "exp_avg", "exp_avg_sq")
+        wanted = {"best"} | {f"{kind}.{place}" for kind in kinds for place in range(len(self.leaves))}
+        return wanted <= state.keys()
+
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go to where another one was."""
         parts = dict[str, dict[int, Any]]()
@@ -108,7 +120,7 @@ class Descent:
         self.best = float(parts.pop("best")[0])
         for name, leaves in (("leaf", self.leaves), ("kept", self._kept), ("mean", self._means)):
             with torch.no_grad():
-                for index, tensor in parts.pop(name, {}).items():
+                for index, tensor in parts.pop(name).items():
                     leaves[index].copy_(tensor)
         own = self._optimizer.state_dict()
         places = range(len(self.leaves)) if parts else ()
@@ -121,6 +133,16 @@ class Descent:
             for leaf, value in zip(self.leaves, self._kept, strict=True):
                 leaf.copy_(value)
         return self.best
+
+
+def looks(steps: int, count: int) -> Iterator[int]:
+    """Behind how many steps a descent is looked at: the last one, and so many of all, or fewer.
+
+    >>> list(looks(59, 20))[-3:]
+    [54, 57, 59]
+    """
+    every = -(-steps // count)
+    yield from (*range(every, steps, every), steps)
 
 
 def draws(count: int, batch: int, seed: int) -> Iterator[list[int]]:

@@ -19,7 +19,7 @@ from quark_onnx.optimizers.base import require_number, require_whole
 from quark_onnx.progress import Progress
 from quark_onnx.registry import ALGORITHMS
 from quark_onnx.torch.algorithms.base import Layers, Outcome
-from quark_onnx.torch.algorithms.descent import Descent, draws
+from quark_onnx.torch.algorithms.descent import Descent, draws, looks
 from quark_onnx.torch.algorithms.signed import Training, descend, renew
 from quark_onnx.torch.algorithms.steps import Steps
 from quark_onnx.torch.algorithms.trainable import TrainableWeight
@@ -30,9 +30,6 @@ from quark_onnx.torch.walk import call
 
 #: How often the divergence on all of the data is computed on the way.
 LOOKS = 20
-#: Steps that running means of what is trained go back, and the greatest share of all steps. Over more steps roundings
-#: wander together, each making good what others lose, and the means of many no longer fit each other.
-_MEMORY, _SHARE = 50, 0.1
 #: What is kept beside the descent: steps that are done, the divergence in front of the first, the text.
 _OWN = ("done", "before", "written")
 #: Sequences that are written together; logits that are held at once.
@@ -49,8 +46,8 @@ class Distillation:
     calibration data. That data itself is never trained on: of all that is looked at on the way, the start and the mean
     of the descent's last steps, what diverges least on it is kept.
 
-    The whole model is in memory, with nine numbers for each weight that is trained. The same number of threads gives
-    the same codes, as with ``SignedRounding``.
+    The whole model is in memory, with thirteen numbers for each weight that is trained. The same number of threads
+    gives the same codes, as with ``SignedRounding``.
 
     Attributes:
         steps: of the descent.
@@ -126,23 +123,22 @@ class Distillation:
     def _train(self, pair: _Pair, rows: Sequence[Any], bar: Progress, state: State) -> tuple[float, float]:
         """Move the leaves to the best that is found; the divergence before and after."""
         weights = [each.trained for each in pair.trained.values() if each.trained is not None]
-        memory = max(1, min(_MEMORY, round(self.steps * _SHARE)))
-        descent, found, done = Descent(weights, self.lr, self.lr, memory=memory), state.read(), 0
-        if found:
+        descent, found, done = Descent(weights, self.steps, self.lr, self.lr), state.read(), 0
+        if descent.fits(found) and all(name in found for name in _OWN):  # begins anew where something is missing
             descent.restore({name: tensor for name, tensor in found.items() if name not in _OWN})
             done, before, written = int(found["done"]), float(found["before"]), list(found["written"])
         else:
             with pair.teacher():
                 written = _written(pair.model, rows, self)
-            descent.look(before := pair.divergence(rows))
+            before = descent.look(lambda: pair.divergence(rows))
+        looked_at = set(looks(self.steps, LOOKS))
         for step, chosen in zip(range(self.steps), draws(len(written), self.batch, self.seed), strict=False):
             if step < done:
                 continue
             pair.descend([written[index] for index in chosen], descent.leaves)
             descent.step(1 - step / self.steps)
-            if (step + 1) % max(self.steps // LOOKS, 1) == 0:
-                with descent.at_means():
-                    descent.look(pair.divergence(rows))
+            if step + 1 in looked_at:
+                descent.look_at_means(lambda: pair.divergence(rows))  # the rows are few, and one place's may be luck
                 own = (torch.tensor(step + 1), torch.tensor(before, dtype=torch.float64), torch.stack(written))
                 state.write(descent.state() | dict(zip(_OWN, own, strict=True)))
             bar.update(step + 1)

@@ -16,7 +16,7 @@ from quark_onnx.errors import ConfigError, DataError
 from quark_onnx.optimizers.base import require_flag, require_number, require_whole
 from quark_onnx.registry import ALGORITHMS
 from quark_onnx.torch.algorithms.base import BlockJob, Outcome
-from quark_onnx.torch.algorithms.descent import OPTIMIZERS, Descent, draws
+from quark_onnx.torch.algorithms.descent import OPTIMIZERS, Descent, draws, looks
 from quark_onnx.torch.algorithms.steps import Steps
 from quark_onnx.torch.algorithms.trainable import TrainableWeight, through
 from quark_onnx.torch.layers import QuantizedLayer, outputs_first
@@ -31,7 +31,7 @@ _LOOKS = 10
 class SignedRounding:
     """Trains how each weight of a block is rounded, and its ranges, by the error of what the block computes.
 
-    Of all that the descent looks at on the way, the start included, the best is kept.
+    Of all that is looked at on the way, the start and means of the descent's last steps among it, the best is kept.
 
     The same number of threads gives the same codes; products of float32 differ in their last bits between numbers of
     threads, and the way of a descent with them.
@@ -105,13 +105,15 @@ class SignedRounding:
         """Move the leaves to the best that is found; the squared error before and after."""
         lr = 1 / self.steps if self.lr is None else self.lr
         range_lr = lr if self.minmax_lr is None else self.minmax_lr
-        descent = Descent(trained, lr, range_lr if self.tune_ranges else None, self.optimizer)
-        descent.look(before := block.error())
+        descent = Descent(trained, self.steps, lr, range_lr if self.tune_ranges else None, self.optimizer)
+        before = descent.look(block.error)
+        looked_at = set(looks(self.steps, _LOOKS))
         for step, chosen in zip(range(self.steps), draws(len(block), block.calls(self.batch), self.seed), strict=False):
             block.descend(chosen, descent.leaves)
             descent.step(1 - step / self.steps)
-            if (step + 1) % max(self.steps // _LOOKS, 1) == 0:
-                descent.look(block.error())
+            if step + 1 in looked_at:
+                descent.look(block.error)
+                descent.look_at_means(block.error)
         return before, descent.finish()
 
 
