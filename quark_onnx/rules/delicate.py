@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quark_onnx.dtypes import Block
+from quark_onnx.dtypes import BFLOAT16
 from quark_onnx.graph import Node
 from quark_onnx.plan import Plan
 from quark_onnx.rules.base import rule, spare_masked, spared, steered
@@ -12,7 +12,7 @@ _POLE = "it is steepest where its input is smallest, and few codes do not tell s
 _EDGE = "it is steepest at the ends of its domain, which rounding may leave"
 _ANGLE = "an angle of many turns leaves few codes to one turn"
 _JUMP = "it jumps: a step of the input decides between two values"
-_REMAINDER = "no engine of integers or of blocks computes a remainder"
+_REMAINDER = "no engine without float32 computes a remainder, but that for bfloat16"
 _PRODUCT = "errors multiply with each factor"
 _SCORES = "it is the logarithm of probabilities, whose differences count"
 _PART = "it is the inner part of a decomposed Gelu, whose errors the rest of it multiplies"
@@ -46,11 +46,11 @@ def delicate(node: Node, plan: Plan) -> None:
 
 @rule("Mod")
 def remainder(node: Node, plan: Plan) -> None:
-    """Quantize nothing, except for bfloat16 and float16: no engine of integers or of blocks has a Mod."""
+    """Round nothing for an engine that has no Mod: of those without float32, only the one for bfloat16 has it."""
     spec = plan.specs[node].activation
     if steered(node, plan, node.inputs[0]) or spared(node, plan, _JUMP) or spec is None:
         return
-    if plan.integer_only(node) or isinstance(spec.dtype, Block):
+    if plan.rounds_results(node) and spec.dtype is not BFLOAT16:
         plan.keep_node(node, _REMAINDER)
     else:
         plan.activation(node, node.inputs[0], node.outputs[0])

@@ -89,7 +89,7 @@ def test_unless_there_is_no_float_or_no_safety(call: str, config: QConfig) -> No
     assert [line.split(":")[0] for line in text.splitlines()] == ["  < x", "  > y"]
 
 
-@pytest.mark.parametrize("preset", ["XINT8", "BFP16", "MX9", "MXFP8E4M3", "MXINT8"])
+@pytest.mark.parametrize("preset", ["XINT8", "FP16", "BFP16", "MX9", "MXFP8E4M3", "MXINT8"])
 @pytest.mark.parametrize("safe", [True, False])
 def test_a_remainder_is_computed_in_float(preset: str, safe: bool) -> None:
     """An operator that no engine of a format implements stays float, whatever else the format's activations are.
@@ -97,7 +97,7 @@ def test_a_remainder_is_computed_in_float(preset: str, safe: bool) -> None:
     AMD lists Mod among the operators for bfloat16 alone (Ryzen AI 1.8, supported operators).
     """
     why = reason("Mod <fmod = 1> (x, k)", QConfig.of(preset).with_(safe=safe), k=np.float32(2))
-    assert why == "no engine of integers or of blocks computes a remainder"
+    assert why == "no engine without float32 computes a remainder, but that for bfloat16"
 
 
 @pytest.mark.parametrize(("op", "low"), [("Sin", -1), ("Cos", -1), ("Erf", -1), ("Hardmax", 0)])
