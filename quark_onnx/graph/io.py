@@ -19,6 +19,7 @@ from calibrators.stored import load_values, locate
 from quark_onnx.errors import ModelError
 from quark_onnx.graph import store
 from quark_onnx.graph.node import subgraphs
+from quark_onnx.graph.variadic import check_variadic
 
 #: A protobuf message ends at 2 GiB; above this size tensors go to a file beside the model.
 EXTERNAL_DATA_LIMIT = 1_900_000_000
@@ -82,6 +83,10 @@ def read_stored(path: Path) -> ModelProto:
         check_text(model)
     except ModelError as error:
         raise ModelError(f"model file {path} is damaged: {error}") from error
+    try:
+        check_variadic(model)
+    except ModelError as error:
+        raise ModelError(f"model file {path} is not valid: {error}") from error
     return model
 
 
