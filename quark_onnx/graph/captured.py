@@ -1,9 +1,9 @@
 """Q/DQ pairs on moved tensors that a body of If, Loop or Scan captures.
 
 onnxruntime (seen in 1.32) propagates the scale of a DequantizeLinear through the operators of `PROPAGATED`: it inserts
-a Q/DQ pair on every edge behind them. An edge into a body has the number of an implicit input, with which it indexes the
-list of explicit inputs (``InsertQDQPairs`` in qdq_propagation.cc), and the process aborts. It stops at a QuantizeLinear,
-so a captured tensor gets its pair in the model, as onnxruntime's own quantizer places it.
+a Q/DQ pair on every edge after them. An edge into a body is numbered as an implicit input; onnxruntime indexes the list
+of explicit inputs with that number (``InsertQDQPairs`` in qdq_propagation.cc), and the process aborts. The propagation
+stops at a QuantizeLinear, so a captured tensor gets its pair in the model, as onnxruntime's own quantizer places it.
 """
 
 from __future__ import annotations

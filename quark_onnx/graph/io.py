@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -213,7 +214,7 @@ def data_file(path: Path) -> Path:
 
 
 @contextmanager
-def staged(model: ModelProto, path: Path, *, external: bool) -> Iterator[Path]:
+def staged(model: ModelProto, path: Path, *, external: bool, source: Path | None = None) -> Iterator[Path]:
     """Write ``model`` to ``path`` atomically: the body of the ``with`` gets the file to verify before it is renamed.
 
     The files are written into a temporary folder beside ``path``. Whatever goes wrong, in the writing or in the body,
@@ -223,6 +224,7 @@ def staged(model: ModelProto, path: Path, *, external: bool) -> Iterator[Path]:
         model: what to write; it is not changed.
         path: the model file; external data goes to ``<name>.data`` beside it.
         external: write external data even below the protobuf limit.
+        source: a file that holds just this model, whose bytes are copied where it needs no external data.
     """
     data = data_file(path).name
     beside = external or estimate_bytes(model) > EXTERNAL_DATA_LIMIT
@@ -236,6 +238,8 @@ def staged(model: ModelProto, path: Path, *, external: bool) -> Iterator[Path]:
         with _writing(path):
             if beside:
                 write_external(model, temporary, temporary.with_name(data))
+            elif source is not None:
+                shutil.copyfile(source, temporary)
             else:
                 temporary.write_bytes(loaded(model).SerializeToString())
         yield temporary
