@@ -98,7 +98,9 @@ def test_weights_in_another_file_are_written_anew_and_the_report_says_so(
     model = parse(f"g (float[N,{width}] x) => (float[N,8] y) {{ y = MatMul (x, w) }}", w=weight(width, 8))
     (tmp_path / "in").mkdir()
     source, target = tmp_path / "in" / "m.onnx", tmp_path / "out.onnx"
-    onnx.save(model, source, save_as_external_data=True, location="w.bin", size_threshold=0)
+    stored = ModelProto()
+    stored.CopyFrom(model)  # which saving takes the values out of
+    onnx.save(stored, source, save_as_external_data=True, location="w.bin", size_threshold=0)
     result = quantize(source, samples(model), NOTHING, target)
     assert result.report.notes == [f"{NOTE}; its weights are {where}"]
     feeds = samples(model)[0]
