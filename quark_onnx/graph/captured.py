@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 from onnx import TensorProto, helper
 
+from quark_onnx.functions import float4
 from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE, Node
 
@@ -18,6 +19,9 @@ from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE, Node
 PROPAGATED = frozenset({"MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})
 #: Operators that onnxruntime may remove as no-ops before it propagates.
 _REMOVED = frozenset({"Cast", "Dropout", "Identity"})
+#: Those of 4-bit floats become standard ones where a model is written without functions.
+_DEQUANTIZE = DEQUANTIZE | {float4.DEQUANTIZE}
+_QUANTIZE = QUANTIZE | {float4.QUANTIZE}
 #: Types of integer codes that no QuantizeLinear writes.
 _NOT_WRITTEN = frozenset({TensorProto.INT32})
 
@@ -46,7 +50,7 @@ def _moved_from(graph: Graph, tensor: str) -> Node | None:
         moved |= node.kind in PROPAGATED
         tensor = node.inputs[0]
         node = graph.producer(tensor)
-    if node is None or not moved or node.op_type not in DEQUANTIZE or not _has_one_scale(graph, node):
+    if node is None or not moved or node.op_type not in _DEQUANTIZE or not _has_one_scale(graph, node):
         return None
     return None if _codes_type(graph, node) in _NOT_WRITTEN else node
 
@@ -72,6 +76,8 @@ def _write_pair(graph: Graph, tensor: str, dequantize: Node) -> None:
     producer = graph.producer(tensor)
     assert producer is not None
     parameters = _parameters(graph, dequantize)
+    axis = dequantize.attribute("axis")
+    attributes = {} if axis is None else {"axis": axis}
     moved = graph.fresh(f"{tensor}_moved")
     graph.set_output(producer, 0, moved)
     quantize = next((node for node in graph.consumers(tensor) if _quantizes(node, tensor, parameters)), None)
@@ -79,7 +85,7 @@ def _write_pair(graph: Graph, tensor: str, dequantize: Node) -> None:
         codes = graph.fresh(f"{tensor}_moved_quantized")
         op_type = dequantize.op_type.replace("Dequantize", "Quantize")
         name = f"{tensor}_{op_type}"
-        graph.add(op_type, [moved, *parameters], [codes], name=name, domain=dequantize.domain)
+        graph.add(op_type, [moved, *parameters], [codes], name=name, domain=dequantize.domain, **attributes)
     else:
         codes = quantize.outputs[0]
         graph.set_input(quantize, 0, moved)
@@ -87,11 +93,13 @@ def _write_pair(graph: Graph, tensor: str, dequantize: Node) -> None:
             if other.op_type == dequantize.op_type and other.inputs[1:] == parameters:
                 graph.replace_uses(other.outputs[0], tensor)
     name = f"{tensor}_{dequantize.op_type}"
-    graph.add(dequantize.op_type, [codes, *parameters], [tensor], name=name, domain=dequantize.domain)
+    graph.add(dequantize.op_type, [codes, *parameters], [tensor], name=name, domain=dequantize.domain, **attributes)
 
 
 def _parameters(graph: Graph, dequantize: Node) -> tuple[str, ...]:
     """Return names of scale and zero point. A QuantizeLinear without a zero point would write uint8."""
+    if dequantize.op_type == float4.DEQUANTIZE:
+        return dequantize.inputs[1:2]  # it takes no zero point
     if dequantize.input(2):
         return dequantize.inputs[1:3]
     dtype = helper.tensor_dtype_to_np_dtype(_codes_type(graph, dequantize) or TensorProto.UINT8)
@@ -101,4 +109,4 @@ def _parameters(graph: Graph, dequantize: Node) -> tuple[str, ...]:
 
 
 def _quantizes(node: Node, tensor: str, parameters: tuple[str, ...]) -> bool:
-    return node.op_type in QUANTIZE and node.inputs[0] == tensor and node.inputs[1:] == parameters
+    return node.op_type in _QUANTIZE and node.inputs[0] == tensor and node.inputs[1:] == parameters
