@@ -386,6 +386,53 @@ def loop() -> ModelProto:
     )
 
 
+def captured(line: str, **constants: Array) -> ModelProto:
+    """Both branches capture ``t``, which ``line`` computes by moving values of ``h``."""
+    return parse(
+        f"""g (float[1,4,6,6] x, bool c) => (float y) {{
+            [conv] h = Conv <pads = [1,1,1,1]> (x, w)
+            [move] {line}
+            [if] y = If (c) <
+                then_branch = a () => (float p) {{ s = Sigmoid (t) p = ReduceSum <keepdims = 0> (s) }},
+                else_branch = b () => (float q) {{ u = Tanh (t) q = ReduceSum <keepdims = 0> (u) }}
+            >
+        }}""",
+        opset=16,
+        w=weight(8, 4, 3, 3),
+        **constants,
+    )
+
+
+@listed
+def captured_transpose() -> ModelProto:
+    return captured("t = Transpose <perm = [0,2,3,1]> (h)")
+
+
+@listed
+def captured_reshape() -> ModelProto:
+    return captured("t = Reshape (h, shape)", shape=np.int64([8, -1]))
+
+
+@listed
+def captured_squeeze() -> ModelProto:
+    return captured("t = Squeeze (h, axes)", axes=np.int64([0]))
+
+
+@listed
+def captured_unsqueeze() -> ModelProto:
+    return captured("t = Unsqueeze (h, axes)", axes=np.int64([1]))
+
+
+@listed
+def captured_slice() -> ModelProto:
+    return captured("t = Slice (h, starts, ends)", starts=np.int64([0, 2]), ends=np.int64([1, 7]))
+
+
+@listed
+def captured_maxpool() -> ModelProto:
+    return captured("t = MaxPool <kernel_shape = [2,2]> (h)")
+
+
 @listed
 def inner_output() -> ModelProto:
     """A tensor inside the graph is also one of its outputs."""

@@ -9,7 +9,7 @@ import quark_onnx
 from quark_onnx.cli.output import Answer, columns, entry
 from quark_onnx.cli.parsing import Parser, add_common_options, add_output_option, add_shape_option, count, path
 from quark_onnx.registry import CONVERSIONS
-from quark_onnx.report import OutputError
+from quark_onnx.report import OutputError, decibels, percent
 
 NAME = "convert"
 SUMMARY = "convert a model: 16-bit floats, fixed shapes, another opset, without Q/DQ pairs, operators on codes"
@@ -66,5 +66,9 @@ def run(options: Namespace) -> Answer:
 
 def _row(output: OutputError) -> tuple[str, str, str]:
     if output.sqnr is None:
-        return output.name, "-", "random" if output.random else f"{output.agreement:.2%} of the values are equal"
-    return output.name, "equal" if output.sqnr == float("inf") else f"{output.sqnr:.2f}", f"{output.max_error:.4g}"
+        return (
+            output.name,
+            "-",
+            "random" if output.random else f"{percent(output.agreement or 0.0)}% of the values are equal",
+        )
+    return output.name, "equal" if output.sqnr == float("inf") else decibels(output.sqnr), f"{output.max_error:.4g}"

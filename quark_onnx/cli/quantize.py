@@ -95,12 +95,16 @@ def run(options: Namespace) -> Answer:
 
 def _complete(report: Report) -> Iterator[str]:
     """What the report only counts or cuts short."""
-    yield from ["", f"{len(report.kept_nodes)} nodes stayed float:"]
-    yield from (f"  {name}: {reason}" for name, reason in report.kept_nodes.items())
-    yield f"{len(report.kept_tensors)} tensors stayed float:"
-    yield from (f"  {name}: {reason}" for name, reason in report.kept_tensors.items())
-    yield f"{len(report.notes)} notes:"
-    yield from (f"  {note}" for note in report.notes)
+    sections = [
+        ("nodes stayed float", [f"{name}: {reason}" for name, reason in report.kept_nodes.items()]),
+        ("tensors stayed float", [f"{name}: {reason}" for name, reason in report.kept_tensors.items()]),
+        ("notes", report.notes),
+    ]
+    yield ""
+    for title, lines in sections:
+        if lines:
+            yield f"{len(lines)} {title}:"
+        yield from (f"  {line}" for line in lines)
 
 
 @contextmanager

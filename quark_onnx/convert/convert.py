@@ -108,8 +108,11 @@ def convert(
         for each in chosen:
             stage, step = _apply(each, stage, settings)
             steps.append(step)
-        result = _tidied(stage.graph) if any(step.notes for step in steps) else copy(original)
-        written = _finished(result, first, target, external=external)
+        if any(step.notes for step in steps):
+            written = _finished(_tidied(stage.graph), first, target, external=external)
+        else:
+            source = Path(model) if isinstance(model, str | Path) else None
+            written = _finished(copy(original), first, target, external=external, source=source)
         return Converted(written, steps, model_bytes(original), model_bytes(written))
     finally:
         if store is not None:
@@ -176,13 +179,19 @@ def _tidied(graph: Graph) -> ModelProto:
     return model
 
 
-def _finished(model: ModelProto, first: Stage, target: Path | None, *, external: bool) -> ModelProto:
-    """The model, which has been checked and, with a target, written; what lies in files is read from there."""
+def _finished(
+    model: ModelProto, first: Stage, target: Path | None, *, external: bool, source: Path | None = None
+) -> ModelProto:
+    """The model, which has been checked and, with a target, written; what lies in files is read from there.
+
+    Args:
+        source: the file that the model was read from, if nothing in it was converted.
+    """
     original = first.graph.to_model()
     if target is None:
         check(model, original, "converted")
         return loaded(model)
-    with staged(model, target, external=external) as path:
+    with staged(model, target, external=external, source=source) as path:
         check(path, original, "converted")
         plain = Reference(original, optimize=False)
         if _opens(plain) and not _opens(Reference(model, path, optimize=False)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from calibrators.stored import load_values, locate
 from quark_onnx.errors import ModelError
 from quark_onnx.graph import store
 from quark_onnx.graph.node import subgraphs
+from quark_onnx.graph.variadic import check_variadic
 
 #: A protobuf message ends at 2 GiB; above this size tensors go to a file beside the model.
 EXTERNAL_DATA_LIMIT = 1_900_000_000
@@ -82,6 +84,10 @@ def read_stored(path: Path) -> ModelProto:
         check_text(model)
     except ModelError as error:
         raise ModelError(f"model file {path} is damaged: {error}") from error
+    try:
+        check_variadic(model)
+    except ModelError as error:
+        raise ModelError(f"model file {path} is not valid: {error}") from error
     return model
 
 
@@ -208,7 +214,7 @@ def data_file(path: Path) -> Path:
 
 
 @contextmanager
-def staged(model: ModelProto, path: Path, *, external: bool) -> Iterator[Path]:
+def staged(model: ModelProto, path: Path, *, external: bool, source: Path | None = None) -> Iterator[Path]:
     """Write ``model`` to ``path`` atomically: the body of the ``with`` gets the file to verify before it is renamed.
 
     The files are written into a temporary folder beside ``path``. Whatever goes wrong, in the writing or in the body,
@@ -218,6 +224,7 @@ def staged(model: ModelProto, path: Path, *, external: bool) -> Iterator[Path]:
         model: what to write; it is not changed.
         path: the model file; external data goes to ``<name>.data`` beside it.
         external: write external data even below the protobuf limit.
+        source: a file that holds just this model, whose bytes are copied where it needs no external data.
     """
     data = data_file(path).name
     beside = external or estimate_bytes(model) > EXTERNAL_DATA_LIMIT
@@ -231,6 +238,8 @@ def staged(model: ModelProto, path: Path, *, external: bool) -> Iterator[Path]:
         with _writing(path):
             if beside:
                 write_external(model, temporary, temporary.with_name(data))
+            elif source is not None:
+                shutil.copyfile(source, temporary)
             else:
                 temporary.write_bytes(loaded(model).SerializeToString())
         yield temporary

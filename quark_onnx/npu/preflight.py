@@ -25,6 +25,7 @@ from quark_onnx.npu.placement import ABORT, CPU, NPU, Case, Verdict, verdict, ve
 from quark_onnx.npu.support import KINDS, RELEASE, RELEASES
 from quark_onnx.passes import store_constants
 from quark_onnx.registry import TARGETS
+from quark_onnx.report import percent
 from quark_onnx.targets import Target
 
 _WIDE = frozenset({TensorProto.INT16, TensorProto.UINT16})
@@ -74,7 +75,7 @@ class Preflight:
         counts = ", ".join(f"{count} on {device}" for device, count in self.counts.items())
         head = [
             f"forecast for {self.target.name} ({self.kind}, Ryzen AI {self.release}): {counts}; "
-            f"{self.subgraphs} pieces with {100 * self.share:.1f} % of {sum(self.operations) / 1e9:.2f} GOPs"
+            f"{self.subgraphs} pieces with {percent(self.share, 1)} % of {sum(self.operations) / 1e9:.2f} GOPs"
         ]
         reasons = Counter(
             (v.device, v.op_type, v.reason, v.mend, v.confidence) for v in self.verdicts if v.device != NPU

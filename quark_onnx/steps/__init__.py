@@ -3,7 +3,7 @@
 from quark_onnx.steps.bodies import OLD_DOMAIN, RENAMED, define_functions, with_bodies
 from quark_onnx.steps.calibrate import HoldOut, Ranges, calibrate
 from quark_onnx.steps.destination import destination, keeps_weights_beside
-from quark_onnx.steps.finish import check, finish
+from quark_onnx.steps.finish import Finished, check, finish, hand_back
 from quark_onnx.steps.fuse import Agreement, fuse
 from quark_onnx.steps.guard import guard
 from quark_onnx.steps.insert import insert
@@ -31,6 +31,7 @@ __all__ = [
     "RENAMED",
     "Agreement",
     "Before",
+    "Finished",
     "HoldOut",
     "Inside",
     "Limits",
@@ -52,6 +53,7 @@ __all__ = [
     "give_biases",
     "give_up_late",
     "guard",
+    "hand_back",
     "input_specs",
     "insert",
     "keeps_weights_beside",

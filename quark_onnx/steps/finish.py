@@ -16,8 +16,9 @@ from calibrators.session import PROTOBUF_LIMIT, estimate_bytes, is_defined, open
 from quark_onnx.errors import AccuracyError, ModelError
 from quark_onnx.functions.float4 import as_standard
 from quark_onnx.graph import Graph, Narrowing
-from quark_onnx.graph.io import loaded, staged
+from quark_onnx.graph.io import external_files, loaded, read_stored, staged
 from quark_onnx.graph.node import QUANTIZE
+from quark_onnx.report.figures import decibels, percent
 from quark_onnx.report.measure import OutputError, measure
 from quark_onnx.steps.run import Reference, Sample
 
@@ -95,6 +96,31 @@ def finish(
     return Finished(loaded(model), *found)
 
 
+def hand_back(
+    model: ModelProto, reference: Reference, source: Path | None, output: Path | None, *, external: bool = False
+) -> Finished:
+    """Return a copy of the float model, and write it as it is: nothing in it was quantized.
+
+    Args:
+        source: the file that the model was read from, whose very bytes are written unless ``external``.
+
+    Raises:
+        ModelError: the file cannot be written, or onnxruntime cannot load the model.
+    """
+    reference.session  # noqa: B018  (what is written has been loaded, also where nothing was measured)
+    note = "nothing was quantized: the result is the float model"
+    if output is not None:
+        with staged(model, output, external=external, source=source):
+            pass
+        if beside := external_files(read_stored(output)):
+            note += f"; its weights are in {sorted(beside)[0]!r}"
+        elif external:
+            note += "; its weights are in the file itself"
+    result = ModelProto()
+    result.CopyFrom(loaded(model))
+    return Finished(result, [], [note])
+
+
 @dataclass(frozen=True)
 class _Gate:
     """What a model has to pass; the arguments of `finish`."""
@@ -145,8 +171,9 @@ class _Gate:
             )
         worst, name = min(measured)
         if worst < self.min_sqnr:
+            reached = decibels(worst, below=self.min_sqnr)
             raise AccuracyError(
-                f"output {name!r} has {worst:.2f} dB SQNR, below the {self.min_sqnr:g} dB asked for: "
+                f"output {name!r} has {reached} dB SQNR, below the {self.min_sqnr:g} dB asked for: "
                 "the model is not usable, and nothing was written"
             )
 
@@ -166,7 +193,8 @@ class _Loss(NamedTuple):
             return cls(lost / _WORSE, text) if lost >= _WORSE else None
         if exact.agreement is not None and here.agreement is not None:
             lost = exact.agreement - here.agreement
-            text = f"output {exact.name!r} agrees in {here.agreement:.1%} there, in {exact.agreement:.1%} elsewhere"
+            shares = percent(here.agreement, 1), percent(exact.agreement, 1)
+            text = f"output {exact.name!r} agrees in {shares[0]}% there, in {shares[1]}% elsewhere"
             return cls(lost / _OTHER, text) if lost >= _OTHER else None
         return None
 
