@@ -212,7 +212,7 @@ class _Search:
                 continue
             key = (Use(use.tensor), entry)
             if key not in self._solved:
-                single = Plan(self._graph, plan.specs)
+                single = Plan(self._graph, plan.specs, shapes=plan.shapes)
                 single.entries[use] = entry
                 self._solved[key] = solve(self._graph, single, {use: ranges[use]} if use in ranges else {})
                 self._solved[key].table = {Use(use.tensor): each for each in self._solved[key].table.values()}
