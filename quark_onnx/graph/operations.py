@@ -58,6 +58,7 @@ class Operations:
         tables: those of them that are neither shapes nor positions.
         learned: those of ``tables`` with more than a few values.
         integers: tensors of int32, int64 or bool, or of another integer type.
+        static: tensors whose shape is known.
         small: tensors of a few values; ``flat`` is those of them without axes or with one.
         flat: see ``small``.
     """
@@ -68,6 +69,7 @@ class Operations:
     tables: set[Tensor] = field(default_factory=set)
     learned: set[Tensor] = field(default_factory=set)
     integers: set[Tensor] = field(default_factory=set)
+    static: set[Tensor] = field(default_factory=set)
     small: set[Tensor] = field(default_factory=set)
     flat: set[Tensor] = field(default_factory=set)
 
@@ -103,7 +105,10 @@ class Operations:
         if elem_type in _INTEGERS:
             self.integers.add(tensor)
         sizes = [size for size in shape or () if isinstance(size, int)]
-        few = shape is not None and len(sizes) == len(shape) and prod(sizes) <= FEW
+        static = shape is not None and len(sizes) == len(shape)
+        few = static and prod(sizes) <= FEW
+        if static:
+            self.static.add(tensor)
         if few:
             self.small.add(tensor)
         if few and len(sizes) <= 1:

@@ -36,7 +36,12 @@ _RANDOM = frozenset(
     {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
 )
 #: Operators of whose results the values decide how large they are.
-_COUNTING = frozenset({"Compress", "NonMaxSuppression", "NonZero", "StringSplit", "Unique"})
+_COUNTING = frozenset(
+    {"Compress", "NonMaxSuppression", "NonZero", "StringSplit", "Unique", "com.microsoft::Unique"}
+    | {f"com.microsoft::{name}" for name in ("BeamSearch", "GreedySearch", "Sampling", "WhisperBeamSearch")}
+)
+#: Of operators of other domains it is not known whether they select values.
+_KNOWN_DOMAINS = frozenset({"", "ai.onnx.ml", "com.microsoft", "com.amd.quark", "com.vai.quantize"})
 
 _READ = "is read as a shape, a scale, a position or a condition"
 _WHY = {
@@ -175,9 +180,12 @@ def _sized_by_data(operations: Operations, raw: dict[Tensor, Origin]) -> set[Ten
         for operation in operations.sequence:
             if sized.issuperset(operation.outputs):
                 continue
-            counted = operation.inputs if operation.kind in _COUNTING else operation.controls
-            counted = () if operation.kind in KEEPS_SIZE else counted
+            counted = operation.controls
+            if operation.kind in _COUNTING or operation.kind.rpartition("::")[0] not in _KNOWN_DOMAINS:
+                counted = operation.inputs
+            elif operation.kind in KEEPS_SIZE:
+                counted = ()
             if any(raw.get(tensor) is Origin.SIGNAL for tensor in counted) or not sized.isdisjoint(operation.inputs):
                 sized.update(operation.outputs)
                 changed = True
-    return sized
+    return sized - operations.static
