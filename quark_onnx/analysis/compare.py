@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from numbers import Integral
 from pathlib import Path
@@ -18,6 +19,7 @@ from quark_onnx.errors import ConfigError, DataError, ModelError
 from quark_onnx.graph import Graph
 from quark_onnx.job import load
 from quark_onnx.report.measure import OutputError, least_sqnr, measure
+from quark_onnx.report.shapes import require_same_shapes, sized_by_data
 from quark_onnx.steps import reader_for, with_bodies
 
 
@@ -55,7 +57,7 @@ def compare(
 
     Raises:
         ConfigError: the limit is no whole number of at least 1.
-        ModelError: a model cannot be loaded or run, or the outputs do not match.
+        ModelError: a model cannot be loaded or run, or the outputs or their shapes do not match.
         DataError: the data does not fit the reference.
     """
     if limit is not None and not (is_number(limit, Integral) and limit > 0):
@@ -77,6 +79,7 @@ def compare(
         raise DataError(str(error)) from error
     except Exception as error:  # onnxruntime raises several unrelated types
         raise ModelError(f"the two models cannot be run on the same data: {error}") from error
+    require_same_shapes(outputs, partial(sized_by_data, before))
     return Comparison(counter.count, outputs, model_bytes(before), model_bytes(after))
 
 

@@ -6,6 +6,7 @@ from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.halves import HALVES, Narrowing, add_narrow, cast_interface, widened
 from quark_onnx.graph.inlined import inlined
 from quark_onnx.graph.node import Node
+from quark_onnx.graph.shape_arithmetic import ShapeArithmetic
 from quark_onnx.graph.store import Store, store_for
 from quark_onnx.graph.walk import reach
 
@@ -14,6 +15,7 @@ __all__ = [
     "Graph",
     "Narrowing",
     "Node",
+    "ShapeArithmetic",
     "Store",
     "add_narrow",
     "cast_interface",

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, ValueInfoProto, helper
 
+from calibrators.session import tensor_bytes
 from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.node import Node
+from quark_onnx.graph.shapes import LARGE
 
 
 @dataclass(frozen=True)
@@ -34,16 +36,20 @@ class Body:
     borrowed: frozenset[str]
 
 
-def bodies(graph: Graph, *nodes: Node) -> Iterator[Body]:
-    """The subgraphs of a graph's nodes, or of some of them; not those inside them."""
+def bodies(graph: Graph, *nodes: Node, weights: bool = True) -> Iterator[Body]:
+    """The subgraphs of a graph's nodes, or of some of them; not those inside them.
+
+    Args:
+        weights: large constants of the surroundings are copied; without them they are inputs of the model.
+    """
     for node in nodes or graph.nodes:
         for attribute in node.to_proto().attribute if node.has_subgraph else ():
             single = attribute.type == AttributeProto.GRAPH
             for place, body in enumerate([attribute.g] if single else attribute.graphs):
-                yield _taken_out(graph, node, attribute.name, place, body)
+                yield _taken_out(graph, node, attribute.name, place, body, weights)
 
 
-def _taken_out(graph: Graph, node: Node, attribute: str, place: int, body: GraphProto) -> Body:
+def _taken_out(graph: Graph, node: Node, attribute: str, place: int, body: GraphProto, weights: bool) -> Body:
     proto = GraphProto()
     proto.CopyFrom(body)
     proto.name = proto.name or "body"
@@ -55,7 +61,7 @@ def _taken_out(graph: Graph, node: Node, attribute: str, place: int, body: Graph
         if name in own or not _reads(proto, name):
             continue
         borrowed.add(name)
-        if graph.is_constant(name):
+        if graph.is_constant(name) and (weights or tensor_bytes(graph.initializers[name]) <= LARGE):
             proto.initializer.append(graph.initializers[name])
         else:
             proto.input.append(_value(graph, name))

@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 #: The contents of initializers above this size in bytes do not matter for shapes; leaving them out makes large models
 #: cheap.
-_LARGE = 4096
+LARGE = 4096
 #: Operators of com.microsoft and of AMD's domains, and those that onnx infers alike and knows at any opset.
 _TWINS = {
     "QuantizeLinear": "QuantizeLinear",
@@ -52,7 +52,7 @@ def infer_values(skeleton: ModelProto, initializers: Iterable[TensorProto]) -> d
     """
     declared = {value.name for value in skeleton.graph.input}
     for tensor in initializers:
-        if tensor_bytes(tensor) <= _LARGE:
+        if tensor_bytes(tensor) <= LARGE:
             skeleton.graph.initializer.append(tensor)
         elif tensor.name not in declared:
             value = helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)

@@ -8,7 +8,7 @@ from onnx import TensorProto
 from quark_onnx.config import QuantizationSpec
 from quark_onnx.dtypes import Block, Integer
 from quark_onnx.errors import PlanError
-from quark_onnx.graph import Graph, Node
+from quark_onnx.graph import Graph, Node, ShapeArithmetic
 from quark_onnx.plan.entries import BiasOf, Entry, Keep, Quantize, SameAs, Use
 from quark_onnx.plan.select import NodeSpec
 
@@ -30,6 +30,7 @@ class Plan:
         safe: rules leave float what few bits are known to ruin.
         fuses: operators that compute on codes will be written.
         aligns: what is pooled has to keep its scale, as the integer engine of the target wants it.
+        shapes: which tensors are shape arithmetic and never quantized.
     """
 
     def __init__(
@@ -40,12 +41,14 @@ class Plan:
         safe: bool = True,
         fuses: bool = False,
         aligns: bool = False,
+        shapes: ShapeArithmetic | None = None,
     ) -> None:
         self.graph = graph
         self.specs = specs
         self.safe = safe
         self.fuses = fuses
         self.aligns = aligns
+        self.shapes = shapes or ShapeArithmetic.of(graph)
         self.entries: dict[Use, Entry] = {}
         self.kept: dict[str, str] = {}
         self.spoken: set[str] = set()
@@ -152,13 +155,18 @@ class Plan:
         if self.specs[node].activation is not None and not self.ineligible(tensor):
             self.entries[Use(tensor, node.name)] = Keep(reason)
 
+    def keep_exact(self, node: Node, tensor: str, reason: str) -> None:
+        """``node`` reads a tensor that others may read rounded, as it computes a shape of it."""
+        if self.quantized(tensor, node):
+            self.entries[Use(tensor, node.name)] = Keep(reason)
+
     def keep_node(self, node: Node, reason: str) -> None:
         """A node stays float: it asks nothing of its tensors, though others may."""
         self.kept[node.name] = reason
 
     def without(self, kind: type[Entry]) -> Plan:
         """A copy that lacks the entries of one kind: their tensors stay float."""
-        copy = Plan(self.graph, self.specs, safe=self.safe, fuses=self.fuses, aligns=self.aligns)
+        copy = Plan(self.graph, self.specs, safe=self.safe, fuses=self.fuses, aligns=self.aligns, shapes=self.shapes)
         copy.entries = {use: entry for use, entry in self.entries.items() if not isinstance(entry, kind)}
         copy.kept, copy.spoken = dict(self.kept), set(self.spoken)
         return copy
@@ -207,7 +215,8 @@ class Plan:
         array = self.graph.constant(tensor)
         if array is not None and not np.isfinite(array).all():
             return "it holds values that are not finite"
-        return ""
+        why = self.shapes.reason(tensor)
+        return f"it {why}" if why else ""
 
     def coarse(self, node: Node) -> bool:
         """Whether ``node`` is to be safe from too few bits: it is asked for less than 16."""

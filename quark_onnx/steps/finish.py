@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from quark_onnx.graph.io import external_files, loaded, read_stored, staged
 from quark_onnx.graph.node import QUANTIZE
 from quark_onnx.report.figures import decibels, percent
 from quark_onnx.report.measure import OutputError, measure
+from quark_onnx.report.shapes import require_same_shapes, sized_by_data
 from quark_onnx.steps.run import Reference, Sample
 
 logger = logging.getLogger(__name__)
@@ -157,9 +159,11 @@ class _Gate:
 
     def _measured(self, session: Any) -> list[OutputError]:
         try:
-            return measure(self.reference.session, session, self.samples)
+            errors = measure(self.reference.session, session, self.samples)
         except Exception as error:
             raise ModelError(f"the quantized model cannot be measured against the float one: {error}") from error
+        require_same_shapes(errors, partial(sized_by_data, self.reference.model))
+        return errors
 
     def _require(self, errors: list[OutputError]) -> None:
         if self.min_sqnr is None:

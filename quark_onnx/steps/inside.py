@@ -11,7 +11,7 @@ from calibrators import Statistic
 from calibrators.control import Control, Scope
 from quark_onnx.config import Override, QConfig
 from quark_onnx.dtypes import BODY_OPSET
-from quark_onnx.graph import Graph, Node
+from quark_onnx.graph import Graph, Node, ShapeArithmetic
 from quark_onnx.graph.bodies import Body, bodies
 from quark_onnx.plan import EXCLUDED, Keep, Plan, Quantize, Use, select
 from quark_onnx.steps.make_plan import make_plan
@@ -49,13 +49,17 @@ class Inside:
     ranges: dict[Use, Statistic] = field(default_factory=dict)
 
 
-def plan_insides(graph: Graph, config: QConfig) -> list[Inside]:
+def plan_insides(graph: Graph, config: QConfig, shapes: ShapeArithmetic | None = None) -> list[Inside]:
     """Plans of the bodies of a graph's nodes; what cannot be measured is planned without activations that have to be.
 
     What a body hands out keeps its value: what reads it outside decides.
+
+    Args:
+        shapes: which tensors are shape arithmetic; None to find out, which is right for a graph that is no body.
     """
     if not any(node.has_subgraph for node in graph.nodes):
         return []
+    shapes = shapes or ShapeArithmetic.of(graph)
     chosen, found = select(graph, config.with_(keep_existing=True), strict=False), list[Inside]()
     for body in bodies(graph):
         if body.node.kind not in _CONTROL or chosen[body.node].keep == EXCLUDED:
@@ -64,13 +68,14 @@ def plan_insides(graph: Graph, config: QConfig) -> list[Inside]:
         own = config if played else _unmeasured(config)
         inner = Graph(body.model)
         inner.reserve(graph.names)
-        plan = make_plan(inner, own.with_(keep_existing=True), strict=False)
+        known = shapes.inside(body)
+        plan = make_plan(inner, own.with_(keep_existing=True), strict=False, shapes=known)
         if config.safe:
             _spare_carried(plan, body)
         for value in inner.outputs:
             if Use(value.name) in plan.entries:
                 plan.entries[Use(value.name)] = Keep("a body hands it out")
-        found.append(Inside(body, inner, plan, plan_insides(inner, own), played))
+        found.append(Inside(body, inner, plan, plan_insides(inner, own, known), played))
     return found
 
 

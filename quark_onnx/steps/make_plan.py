@@ -10,17 +10,22 @@ import quark_onnx.rules
 import quark_onnx.targets  # noqa: F401  (importing registers rules and targets)
 from quark_onnx.config import QConfig
 from quark_onnx.errors import ModelError
-from quark_onnx.graph import Graph, Node
+from quark_onnx.graph import Graph, Node, ShapeArithmetic
 from quark_onnx.plan import BiasOf, Keep, Plan, Quantize, SameAs, Use, select
 from quark_onnx.registry import RULES, TARGETS
 from quark_onnx.rules.passthrough import HANDING_ON, REARRANGING
 
 
-def make_plan(graph: Graph, config: QConfig, *, strict: bool = True) -> Plan:
-    """The plan of a graph, before anything was measured; ``strict``: every pattern of the config has to match."""
+def make_plan(graph: Graph, config: QConfig, *, strict: bool = True, shapes: ShapeArithmetic | None = None) -> Plan:
+    """The plan of a graph, before anything was measured.
+
+    Args:
+        strict: every pattern of the config has to match.
+        shapes: which tensors are shape arithmetic; None to find out, which is right for a graph that is no body.
+    """
     aligns = bool(config.target) and TARGETS[config.target].integer_engine
     specs = select(graph, config, strict=strict)
-    plan = Plan(graph, specs, safe=config.safe, fuses=config.form == "operators", aligns=aligns)
+    plan = Plan(graph, specs, safe=config.safe, fuses=config.form == "operators", aligns=aligns, shapes=shapes)
     for node in graph.nodes:
         rule = RULES.get(node.kind)
         _check_arity(node, graph.opset)
@@ -30,6 +35,8 @@ def make_plan(graph: Graph, config: QConfig, *, strict: bool = True) -> Plan:
             plan.keep_node(node, node.float_reason)
         elif rule is None:
             plan.keep_node(node, "there is no rule for this operator")
+        elif why := plan.shapes.computed_by(node):
+            plan.keep_node(node, why)
         else:
             rule(node, plan)
     _hand_on(plan)
@@ -39,6 +46,7 @@ def make_plan(graph: Graph, config: QConfig, *, strict: bool = True) -> Plan:
         plan.entries.update(floats)
     _lift(plan)
     _spare_float_readers(plan)
+    _spare_shapes(plan)
     return plan
 
 
@@ -105,3 +113,10 @@ def _spare_float_readers(plan: Plan) -> None:
         for reader in plan.graph.consumers(use.tensor):
             if reader.name in plan.kept:
                 plan.entries[Use(use.tensor, reader.name)] = Keep("its reader is a float node and so is its producer")
+
+
+def _spare_shapes(plan: Plan) -> None:
+    """What computes a shape, or is read as one, reads constants and pixels unrounded that others read rounded."""
+    for node in plan.graph.nodes:
+        for tensor, reason in plan.shapes.exact_inputs(node, plan.graph.opset).items():
+            plan.keep_exact(node, tensor, reason)

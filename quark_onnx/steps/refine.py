@@ -13,6 +13,7 @@ from zlib import crc32
 
 import numpy as np
 
+from quark_onnx.errors import ModelError
 from quark_onnx.graph import Graph
 from quark_onnx.kernels.lattice import Lattice
 from quark_onnx.kernels.threads import one_thread
@@ -123,7 +124,14 @@ class _Run:
         seed = crc32(place.node.name.encode())
         bias_lattice = bias_lattice_of(self._float, self._plan, self._params, place)
         free = scalable(self._plan, self._params, place)
-        problem = gatherer.problem(self._lattice(place), bias_lattice, free, seed)
+        try:
+            problem = gatherer.problem(self._lattice(place), bias_lattice, free, seed)
+        except (IndexError, ValueError) as error:
+            read, made = quantized.shapes(source.name)[0], floating.shapes(place.result)[0]
+            raise ModelError(
+                f"layer {place.node.name!r} reads a tensor of shape {read} in the quantized model, which does not make"
+                f" its result of shape {made} in the float model: {error}"
+            ) from error
         key = self._journal.key(problem)
         found = self._journal.find(key, problem)
         if found is None:
