@@ -16,8 +16,8 @@ from quark_onnx.config import QuantizationSpec
 from quark_onnx.dtypes import INT32, Block, Float4, Half, Integer, Scaled
 from quark_onnx.functions import DOMAIN, float4
 from quark_onnx.graph import Graph, Node, add_narrow
-from quark_onnx.graph.captured import pair_captured
 from quark_onnx.graph.clipping import clip_bounds
+from quark_onnx.graph.moved import pair_moved
 from quark_onnx.plan import BiasOf, Entry, Keep, Plan, Quantize, Use, fused_into
 from quark_onnx.steps.apart import behind_softmax, from_readers, is_small, moves_codes
 from quark_onnx.steps.opsets import newest_with_pairs
@@ -79,7 +79,7 @@ class _Writer:
             own.setdefault(use.tensor, []).append(use)
         for tensor, uses in own.items():
             self._write(tensor, sorted(uses, key=lambda use: use.node is not None))
-        pair_captured(self.graph)
+        pair_moved(self.graph)
 
     def drop_clipping(self) -> None:
         """Drop each Relu and Clip whose bounds are the ends of the grid by which everybody reads its result."""

@@ -1,9 +1,15 @@
-"""Q/DQ pairs on moved tensors that a body of If, Loop or Scan captures.
+"""Q/DQ pairs on moved tensors, where onnxruntime would insert them and fail.
 
-onnxruntime (seen in 1.32) propagates the scale of a DequantizeLinear through the operators of `PROPAGATED`: it inserts
-a Q/DQ pair on every edge after them. An edge into a body is numbered as an implicit input; onnxruntime indexes the list
-of explicit inputs with that number (``InsertQDQPairs`` in qdq_propagation.cc), and the process aborts. The propagation
-stops at a QuantizeLinear, so a captured tensor gets its pair in the model, as onnxruntime's own quantizer places it.
+onnxruntime propagates the scale of a DequantizeLinear through the operators of `PROPAGATED`: it inserts a Q/DQ pair on
+every edge after them. In 1.32 two of these insertions are wrong:
+
+- An edge into a body of If, Loop or Scan is numbered as an implicit input. onnxruntime indexes the list of explicit
+  inputs with that number (``InsertQDQPairs`` in qdq_propagation.cc), and the process aborts.
+- From opset 21 on, an inserted QuantizeLinear states its type in ``output_dtype``. Where int8 becomes uint8 for an x86
+  processor (``QDQS8ToU8Transformer``), the attribute stays int8, and the model does not load.
+
+The propagation stops at a QuantizeLinear, so such a tensor gets its pair in the model, as onnxruntime's own quantizer
+places it.
 """
 
 from __future__ import annotations
@@ -24,22 +30,35 @@ _DEQUANTIZE = DEQUANTIZE | {float4.DEQUANTIZE}
 _QUANTIZE = QUANTIZE | {float4.QUANTIZE}
 #: Types of integer codes that no QuantizeLinear writes.
 _NOT_WRITTEN = frozenset({TensorProto.INT32})
+#: First opset at which QuantizeLinear has the attribute ``output_dtype``.
+_OUTPUT_DTYPE_OPSET = 21
 
 
-def pair_captured(graph: Graph) -> int:
-    """Write a Q/DQ pair behind each data movement from a DequantizeLinear into a body; return how many.
+def pair_moved(graph: Graph) -> int:
+    """Write a Q/DQ pair after each data movement after which onnxruntime must not insert one; return how many.
 
-    The pair has the scale of that DequantizeLinear, so it changes no value. Its result takes over the tensor's name,
-    because bodies read it by name.
+    The pair has the scale of the DequantizeLinear before the movement, so it changes no value. Its result takes over
+    the tensor's name, because bodies and users read it by name.
     """
     captured = dict.fromkeys(name for node in graph.nodes for name in node.captures)
+    moved = dict.fromkeys(node.outputs[0] for node in graph.nodes if node.kind in PROPAGATED)
     count = 0
-    for tensor in captured:
+    for tensor in {**captured, **moved}:
         dequantize = _moved_from(graph, tensor)
-        if dequantize is not None:
+        if dequantize is None:
+            continue
+        if tensor in captured or _retyped(graph, tensor, dequantize):
             _write_pair(graph, tensor, dequantize)
             count += 1
     return count
+
+
+def _retyped(graph: Graph, tensor: str, dequantize: Node) -> bool:
+    """Return whether onnxruntime would insert an int8 pair after a tensor, and make it uint8 in part."""
+    if graph.opset < _OUTPUT_DTYPE_OPSET or _codes_type(graph, dequantize) != TensorProto.INT8:
+        return False
+    stops = {*QUANTIZE, *PROPAGATED, *_REMOVED}
+    return graph.is_output(tensor) or any(node.op_type not in stops for node in graph.consumers(tensor))
 
 
 def _moved_from(graph: Graph, tensor: str) -> Node | None:
