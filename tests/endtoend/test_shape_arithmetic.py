@@ -261,6 +261,13 @@ SIGNALS = {
         }""",
         "e",
     ),
+    "a table in a Constant node": (
+        """g (int64[N] x) => (float[N,4] y) {
+            t = Constant <value = float[2,4] {1, 2, 3, 4, 5, 6, 7, 8}> ()  e = Gather (t, x)  r = MatMul (e, w4)
+            y = Relu (r)
+        }""",
+        "e",
+    ),
     "pixels": (
         """g (uint8[1,3,H,W] x) => (float[1,4,A,B] y) {
             f = Cast <to = 1> (x)  e = Div (f, most)  c = Conv (e, kernel)  y = Relu (c)
@@ -294,6 +301,7 @@ def test_integers_that_become_a_signal_are_quantized(name: str, preset: str) -> 
         preset,
         table=weight(30, 8),
         w=weight(8, 8),
+        w4=weight(4, 4),
         kernel=weight(4, 3, 3, 3),
         most=np.float32(255),
         zero=np.int64(0),
