@@ -6,13 +6,14 @@ The rule holds for any operator in between. The oracle is the shape that onnxrun
 from __future__ import annotations
 
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
 from onnx import ModelProto, helper
 
 from calibrators.session import open_session
-from quark_onnx import QConfig, compare, quantize
+from quark_onnx import GPTQ, AdaRound, QConfig, compare, quantize
 from quark_onnx.errors import ModelError
 from quark_onnx.graph import Graph, ShapeArithmetic
 from quark_onnx.plan import Plan
@@ -345,3 +346,25 @@ def test_outputs_that_data_sizes_may_differ() -> None:
         b = Add (x, shift)  r = Relu (b)  p = NonZero (r)  y = Cast <to = 1> (p) }"""
     found = compare(parse(text, shift=np.float32(0)), parse(text, shift=np.float32(0.5)), images()[:1])
     assert found.sqnr == -np.inf
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("optimizers", [(), (GPTQ(), AdaRound(iterations=4))])
+def test_a_detector_that_selects_rows(optimizers: tuple[Any, ...], preset: str) -> None:
+    """Search and optimizers meet other shapes than in float where the signal decides them, and that ends no run."""
+    model = parse(
+        """g (float[N,8] x) => (float[M,8] y) {
+            h = MatMul (x, w)  r = Relu (h)  score = ReduceMax <keepdims = 0, axes = [1]> (r)
+            whole = Sub (score, half)  over = Relu (whole)  p = NonZero (over)  i = Squeeze (p, axis)
+            rows = Gather (r, i)  z = MatMul (rows, v)  y = Relu (z)
+        }""",
+        w=weight(8, 8),
+        v=weight(8, 8, seed=1),
+        half=np.float32(1.05),
+        axis=np.int64([0]),
+    )
+    feeds: list[Feeds] = [{"x": normal(40, 8, seed=seed)} for seed in range(9)]
+    result = quantize(model, feeds, QConfig.of(preset).with_(optimizers=optimizers))
+    other = [a != b for a, b in zip(shapes(result.model, feeds), shapes(model, feeds), strict=True)]
+    assert any(other), "the test has nothing to show where both models select alike"
+    assert result.report.outputs[0].sqnr is not None
