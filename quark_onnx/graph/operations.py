@@ -54,7 +54,7 @@ class Operations:
     Attributes:
         sequence: in an order in which most tensors are computed before they are read.
         inputs: of the model.
-        constants: initializers.
+        constants: initializers, and what Constant nodes hold.
         tables: those of them that are neither shapes nor positions.
         learned: those of ``tables`` with more than a few values.
         integers: tensors of int32, int64 or bool, or of another integer type.
@@ -113,7 +113,8 @@ class Operations:
             self.small.add(tensor)
         if few and len(sizes) <= 1:
             self.flat.add(tensor)
-        if graph.is_constant(name):
+        producer = graph.producer(name)
+        if graph.is_constant(name) or (producer is not None and producer.kind == "Constant"):
             self.constants.add(tensor)
             if elem_type not in CONTROL_TYPES:
                 self.tables.add(tensor)
