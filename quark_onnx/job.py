@@ -14,7 +14,16 @@ from calibrators.session import model_bytes
 from calibrators.spool import Spool
 from quark_onnx.config import QConfig
 from quark_onnx.errors import ModelError, data_errors
-from quark_onnx.graph import Graph, Narrowing, fixed, inlined, store_for, widened
+from quark_onnx.graph import (
+    Graph,
+    Narrowing,
+    describe_closed,
+    fixed,
+    gather_constants,
+    inlined,
+    store_for,
+    widened,
+)
 from quark_onnx.graph.io import check_text, external_files, read
 from quark_onnx.optimizers import Samples
 from quark_onnx.optimizers.problem import LayerResult
@@ -194,7 +203,10 @@ class Job:
         graph = graph if plain is narrow else Graph.of(plain)
         graph.store = store
         reference = Reference(plain, Path(model) if plain is original and isinstance(model, str | Path) else None)
+        closed = gather_constants(graph, keep_inputs=config.keep_initializer_inputs)
+        narrowing.forget_inputs(closed)
         graph, notes = fixed(graph) if config.target else (graph, [])
+        notes += [f"{note}; keep_initializer_inputs keeps the interface" for note in describe_closed(closed)]
         if config.target and (why := unfit(TARGETS[config.target], config)):
             logger.warning("%s", why)
             notes.append(why)

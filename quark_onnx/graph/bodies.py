@@ -6,7 +6,7 @@ shares with its surroundings is a weight there, too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import onnx
@@ -100,3 +100,21 @@ def put_back(graph: Graph, body: Body, changed: Graph) -> None:
     graph.set_body(body.node, body.attribute, body.place, proto)
     for entry in model.opset_import:
         graph.import_domain(entry.domain, entry.version)
+
+
+def in_bodies(graph: Graph, rewrite: Callable[[Graph], int]) -> int:
+    """Rewrite the bodies of a graph's nodes in place, not those inside them; return how many places were rewritten.
+
+    Args:
+        graph: the graph.
+        rewrite: changes a body, taken out as a graph of its own, and returns at how many places.
+    """
+    count = 0
+    for body in list(bodies(graph)):
+        inner = Graph(body.model, store=graph.store)
+        inner.reserve(graph.names)
+        inside = rewrite(inner)
+        if inside:
+            put_back(graph, body, inner)
+            count += inside
+    return count

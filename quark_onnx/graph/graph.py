@@ -64,9 +64,11 @@ class Graph:
         self._arrays: dict[str, NDArray[Any]] = {}
         self._counter: Counter[str] = Counter()
         self._made: dict[tuple[str, ...], list[str]] = {}
-        self._drop_shadowed_inputs()
         name_apart(self.nodes, self.fresh)
         self._index()
+        if model.ir_version < 4:  # which wants every initializer among the inputs, although nobody feeds it
+            self.close_inputs()
+            model.ir_version = 4
         self._sort()
         self.infer()
 
@@ -217,6 +219,13 @@ class Graph:
         self._input_names.add(name)
         return name
 
+    def close_inputs(self) -> list[str]:
+        """Turn initializers that are also inputs, which callers may override, into constants; return their names."""
+        names = [value.name for value in self.inputs if value.name in self.initializers]
+        self.inputs = [value for value in self.inputs if value.name not in self.initializers]
+        self._input_names.difference_update(names)
+        return names
+
     def remove(self, nodes: Iterable[Node]) -> None:
         """Take nodes out of the graph; what they read and computed stays."""
         gone = set(nodes)
@@ -361,12 +370,6 @@ class Graph:
         self._values = {**self._values, **inferred, **declared}
 
     # -- inside ----------------------------------------------------------------------------------------------------
-
-    def _drop_shadowed_inputs(self) -> None:
-        """Before IR version 4 every initializer had to be listed as an input, although nobody feeds it."""
-        if self._shell.ir_version < 4:
-            self.inputs = [value for value in self.inputs if value.name not in self.initializers]
-            self._shell.ir_version = 4
 
     def _index(self) -> None:
         self._producers: dict[str, Node] = {}

@@ -36,6 +36,11 @@ class Narrowing:
     def __bool__(self) -> bool:
         return bool(self.inputs or self.outputs or self.constants)
 
+    def forget_inputs(self, names: Iterable[str]) -> None:
+        """Take inputs that became constants out of the interface."""
+        for name in names:
+            self.inputs.pop(name, None)
+
     def store_constants(self, graph: Graph) -> None:
         """Store in 16 bits again what is left of the constants, with a Cast behind them."""
         for name, kind in self.constants.items():

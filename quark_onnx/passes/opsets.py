@@ -9,9 +9,8 @@ from onnx import ModelProto, OperatorSetIdProto, defs, helper, version_converter
 
 from calibrators.session import tensor_bytes
 from quark_onnx.errors import ModelError
-from quark_onnx.graph import Graph, Node
+from quark_onnx.graph import Graph, Node, gather_constants
 from quark_onnx.graph.node import STANDARD_DOMAINS, inner_nodes
-from quark_onnx.passes.fold_constants import store_constants
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +74,8 @@ def to_opset(model: ModelProto, opset: int) -> ModelProto:
     result.opset_import.extend(_raised(model.opset_import, opset))
     graph = Graph(result)
     graph.require(opset)
-    store_constants(graph)  # what was an attribute, as the bounds of Clip, has become a Constant node
+    # What was an attribute, as the bounds of Clip, has become a Constant node.
+    gather_constants(graph, keep_inputs=True)
     return graph.to_model()
 
 
