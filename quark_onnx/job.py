@@ -169,7 +169,11 @@ def _read(held: HoldOut, spool: Spool, length: int | None, progress: bool | None
 
 @dataclass(frozen=True)
 class Job:
-    """What a run starts from: the settings, where the result goes, and the float model."""
+    """What a run starts from: the settings, where the result goes, and the float model.
+
+    Attributes:
+        closed: inputs of the float model that are constants of the result, as they are initializers.
+    """
 
     config: QConfig
     target: Path | None
@@ -180,6 +184,7 @@ class Job:
     narrowing: Narrowing
     resume: Path | None = None
     notes: tuple[str, ...] = ()
+    closed: tuple[str, ...] = ()
 
     @classmethod
     def open(
@@ -206,11 +211,10 @@ class Job:
         closed = gather_constants(graph, keep_inputs=config.keep_initializer_inputs)
         narrowing.forget_inputs(closed)
         graph, notes = fixed(graph) if config.target else (graph, [])
-        notes += [f"{note}; keep_initializer_inputs keeps the interface" for note in describe_closed(closed)]
         if config.target and (why := unfit(TARGETS[config.target], config)):
             logger.warning("%s", why)
             notes.append(why)
-        return cls(config, target, external, original, graph, reference, narrowing, resume, tuple(notes))
+        return cls(config, target, external, original, graph, reference, narrowing, resume, tuple(notes), tuple(closed))
 
     def close(self) -> None:
         """Remove what was taken out of memory."""
@@ -263,13 +267,14 @@ class Job:
             result, fused = fuse(result, data.judges)
             notes += fused
         notes += share_transposed(result)
-        narrowing, min_sqnr, judges = self.narrowing, config.min_sqnr, data.judges
+        narrowing, min_sqnr, judges, closed = self.narrowing, config.min_sqnr, data.judges, self.closed
         narrowing.store_constants(result)
         if not inside and not any(isinstance(entry, Quantize) for entry in plan.entries.values()):
             notes.append("nothing was quantized: the result is the float model")
             min_sqnr = None  # which it meets
             if not config.target:  # for which it was legalized
-                result, narrowing, judges = Graph.of(self.original), Narrowing(), []
+                result, narrowing, judges, closed = Graph.of(self.original), Narrowing(), [], ()
+        notes += [f"{note}; keep_initializer_inputs keeps the interface" for note in describe_closed(closed)]
         quantized, errors, told = finish(
             result,
             self.reference,

@@ -34,6 +34,11 @@ def gather_constants(graph: Graph, *, keep_inputs: bool = False) -> list[str]:
     return [] if keep_inputs else graph.close_inputs()
 
 
+def overridable(graph: Graph) -> list[str]:
+    """Return the names of the initializers that are also inputs, so that callers may override their values."""
+    return [value.name for value in graph.inputs if value.name in graph.initializers]
+
+
 def store_constants(graph: Graph) -> int:
     """Turn the Constant nodes of a graph, those in bodies apart, into initializers; return how many."""
     nodes = [node for node in graph.nodes if node.kind == "Constant"]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from onnx import ModelProto, ValueInfoProto, helper
 
 from quark_onnx.errors import ConfigError, nearest
-from quark_onnx.graph.constants import describe_closed
+from quark_onnx.graph.constants import describe_closed, overridable
 from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.shapes import infer_values, is_static, sizes_of
 
@@ -32,7 +32,7 @@ def fixed(
         ConfigError: there is no such input, or its shape is another one.
     """
     notes = list[str]()
-    if any(value.name in graph.initializers for value in graph.inputs):
+    if overridable(graph):
         graph = graph.copy()
         notes += describe_closed(graph.close_inputs())
     now = {value.name: graph.shape(value.name) for value in graph.inputs}

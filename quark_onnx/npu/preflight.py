@@ -13,7 +13,7 @@ from pathlib import Path
 from onnx import ModelProto, TensorProto
 
 from quark_onnx.errors import ConfigError
-from quark_onnx.graph import Graph, inlined, store_constants
+from quark_onnx.graph import Graph, gather_constants, inlined
 from quark_onnx.graph.codes import beyond_pairs
 from quark_onnx.graph.cost import operations
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
@@ -108,7 +108,7 @@ def preflight(
     if release not in RELEASES:
         raise ConfigError(f"release is {release!r}; known are: {', '.join(RELEASES)}")
     graph = Graph.of(inlined(load(model)))
-    store_constants(graph)
+    gather_constants(graph)
     known = _kind(Pairs(graph))
     case = Case(graph, row, known or kind or row.presets[0], release, bool(known))
     nodes = [node for node in graph.nodes if node.op_type not in QUANTIZE | DEQUANTIZE]

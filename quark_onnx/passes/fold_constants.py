@@ -10,7 +10,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from calibrators.session import open_session
-from quark_onnx.graph import Graph, store_constants
+from quark_onnx.graph import Graph, Node, store_constants
 from quark_onnx.passes.base import register
 
 logger = logging.getLogger(__name__)
