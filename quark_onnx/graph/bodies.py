@@ -14,6 +14,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, ValueInfoP
 
 from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.node import Node
+from quark_onnx.graph.shapes import ir_version_for
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def _taken_out(graph: Graph, node: Node, attribute: str, place: int, body: Graph
             proto.input.append(_value(graph, name))
     model = graph.shell()
     model.graph.CopyFrom(proto)
-    model.ir_version = max(model.ir_version, 4)
+    model.ir_version = max(ir_version_for(model), 4)
     return Body(node, attribute, place, model, frozenset(borrowed))
 
 

@@ -18,7 +18,7 @@ from onnx import FunctionProto, GraphProto, ModelProto, TensorProto, ValueInfoPr
 from calibrators.stored import values
 from quark_onnx.errors import ModelError
 from quark_onnx.graph.node import STANDARD_DOMAINS, Node, all_names, name_apart, sparse_names
-from quark_onnx.graph.shapes import infer_values, least_ir_version, sizes_of
+from quark_onnx.graph.shapes import infer_values, ir_version_for, sizes_of
 from quark_onnx.graph.store import Store
 from quark_onnx.graph.walk import copy_fields, in_order
 
@@ -202,7 +202,6 @@ class Graph:
         array = np.ascontiguousarray(array).reshape(array.shape)
         tensor = self.store.put(name, array) if self.store else numpy_helper.from_array(array, name)
         self._arrays.pop(name, None)
-        self._shell.ir_version = max(self._shell.ir_version, least_ir_version(tensor.data_type))
         self.initializers[name] = tensor
         return name
 
@@ -342,6 +341,7 @@ class Graph:
         """The model, with nodes in topological order; independent of this graph."""
         model = self._skeleton()
         model.graph.initializer.extend(self.initializers.values())
+        model.ir_version = ir_version_for(model)
         return model
 
     def _skeleton(self) -> ModelProto:
