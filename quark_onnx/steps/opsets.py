@@ -167,7 +167,11 @@ def _obstacle(graph: Graph, opset: int) -> str:
         to_opset(graph.to_model(), opset)
     except ModelError as error:
         return str(error)
-    return f"at opset {opset} the model computes something else, or nothing shows that it does not"
+    for first, changed in _CHANGED.items():
+        for node in graph.nodes:
+            if node.kind in changed and graph.opset < first <= opset:
+                return f"node {node.name!r} ({node.op_type}) means something else from opset {first} on"
+    return f"at opset {opset} the model computes something else"
 
 
 def contributed(entry: Quantize) -> bool:
