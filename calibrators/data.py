@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
@@ -129,8 +129,10 @@ class Reader:
         limit: int | None,
         expected: int | None,
         layout: Layout | None,
+        constants: Collection[str] = (),
     ) -> None:
         self._source, self._inputs, self._layout = source, tuple(inputs), layout
+        self._constants = constants
         self._limit, self._expected = limit, expected
         self._started: tuple[list[Sample], Iterator[Sample]] | None = None
         self.restartable = source.restartable
@@ -165,7 +167,7 @@ class Reader:
     def _fit(self, indices: Iterator[int], batch: object) -> Iterator[Sample]:
         """The samples in a raw batch, each with the next index."""
         index = next(indices)
-        sample = name_arrays(batch, self._inputs, index, labelled=self._source.labelled)
+        sample = name_arrays(batch, self._inputs, index, labelled=self._source.labelled, constants=self._constants)
         if self._source.refilled:
             sample = deepcopy(sample)
         parts = split(sample, self._inputs, stacked=self._source.stacked)
@@ -183,6 +185,7 @@ def open_reader(
     expected: int | None = None,
     layout: Layout | None = None,
     images: ImageSpec | None = None,
+    constants: Collection[str] = (),
 ) -> Reader:
     """A reader over calibration data of any of these kinds:
 
@@ -206,6 +209,7 @@ def open_reader(
         expected: raise `ReaderEndedEarly` if there are fewer samples, unless ``limit`` ends the pass.
         layout: ``"nhwc"`` transposes 4-D float arrays from NHWC to NCHW.
         images: how to turn image files into arrays.
+        constants: names of initializers: a sample that feeds one is refused with the reason.
 
     Raises:
         DataError: the data is of no such kind, or an option is wrong or does not apply to it. The samples
@@ -229,7 +233,7 @@ def open_reader(
         source = _from_object(data, inputs)
     else:
         raise DataError(f"images= says how to read image files, but the data is a {type(data).__name__}")
-    return Reader(source, inputs, limit, expected, layout)
+    return Reader(source, inputs, limit, expected, layout, constants)
 
 
 def _from_path(path: Path, inputs: Sequence[InputSpec], images: ImageSpec | None) -> _Source:

@@ -11,7 +11,7 @@ from onnx import ModelProto
 
 from quark_onnx.config import QConfig
 from quark_onnx.errors import ConfigError, nearest
-from quark_onnx.graph import Graph, inlined, widened
+from quark_onnx.graph import Graph, gather_constants, inlined, widened
 from quark_onnx.job import Job, Result, load, run
 from quark_onnx.onnxruntime_spelling import is_onnxruntime_call, translate
 from quark_onnx.passes import CLEANING
@@ -186,4 +186,5 @@ def plan_for(model: str | Path | ModelProto, config: Config = "A8W8") -> Plan:
     config = QConfig.of(config)
     graph = Graph.of(widened(inlined(load(model)))[0])
     select(graph, config)  # patterns are held against the graph that the user knows
+    gather_constants(graph, keep_inputs=config.keep_initializer_inputs)
     return make_plan(clean(graph, CLEANING)[0] if config.prepare else graph, config, strict=False)

@@ -14,7 +14,16 @@ from calibrators.session import model_bytes
 from calibrators.spool import Spool
 from quark_onnx.config import QConfig
 from quark_onnx.errors import ModelError, data_errors
-from quark_onnx.graph import Graph, Narrowing, fixed, inlined, store_for, widened
+from quark_onnx.graph import (
+    Graph,
+    Narrowing,
+    describe_closed,
+    fixed,
+    gather_constants,
+    inlined,
+    store_for,
+    widened,
+)
 from quark_onnx.graph.io import check_text, external_files, read
 from quark_onnx.graph.variadic import check_variadic
 from quark_onnx.optimizers import Samples
@@ -165,7 +174,11 @@ def _read(held: HoldOut, spool: Spool, length: int | None, progress: bool | None
 
 @dataclass(frozen=True)
 class Job:
-    """What a run starts from: the settings, where the result goes, and the float model with the file it came from."""
+    """What a run starts from: the settings, where the result goes, and the float model with the file it came from.
+
+    Attributes:
+        closed: inputs of the float model that are constants of the result, as they are initializers.
+    """
 
     config: QConfig
     target: Path | None
@@ -177,6 +190,7 @@ class Job:
     resume: Path | None = None
     notes: tuple[str, ...] = ()
     source: Path | None = None
+    closed: tuple[str, ...] = ()
 
     @classmethod
     def open(
@@ -201,11 +215,15 @@ class Job:
         graph.store = store
         source = Path(model) if isinstance(model, str | Path) else None
         reference = Reference(plain, source if plain is original else None)
+        closed = tuple(gather_constants(graph, keep_inputs=config.keep_initializer_inputs))
+        narrowing.forget_inputs(closed)
         graph, notes = fixed(graph) if config.target else (graph, [])
         if config.target and (why := unfit(TARGETS[config.target], config)):
             logger.warning("%s", why)
             notes.append(why)
-        return cls(config, target, external, original, graph, reference, narrowing, resume, tuple(notes), source)
+        return cls(
+            config, target, external, original, graph, reference, narrowing, resume, tuple(notes), source, closed
+        )
 
     def close(self) -> None:
         """Remove what was taken out of memory."""
@@ -249,7 +267,7 @@ class Job:
         graph, layers = self._refine(planned, params, data, progress, notes)
         solve_biases(graph, plan, params)
         notes += params.notes
-        result = insert(graph, plan, params, vendor=config.form == "vendor")
+        result = insert(graph, plan, params, vendor=config.form == "vendor", lower=config.form != "operators")
         del params  # of a large model they are large
         inside = quantize_insides(result, planned.insides, config)
         notes += inside
@@ -265,6 +283,7 @@ class Job:
             done = hand_back(self.original, self.reference, self.source, self.target, external=self.external)
             return Result(done.model, plan, self._report(plans, done, [*self.notes, *notes], data, layers))
         notes = [*self.notes, *planned.rewrites, *notes]
+        notes += [f"{note}; keep_initializer_inputs keeps the interface" for note in describe_closed(self.closed)]
         if not quantized_any:
             notes.append(f"nothing was quantized: the result is the float model, rewritten for {config.target}")
         done = finish(

@@ -530,6 +530,45 @@ def tiny_weight_big_bias() -> ModelProto:
 
 
 @listed
+def constants_in_branches() -> ModelProto:
+    """The weights are Constant nodes inside the branches of an If."""
+    return parse(
+        f"""g (float[N,8] x, bool c) => (float[N,8] y) {{
+            [choice] y = If (c) <
+                then_branch = t () => (float[N,8] r) {{
+                    w0 = Constant <value = {literal(weight(8, 8))}> ()
+                    [inner1] a = MatMul (x, w0)
+                    [inner2] r = Relu (a) }},
+                else_branch = e () => (float[N,8] s) {{
+                    w1 = Constant <value = {literal(weight(8, 8, seed=1))}> ()
+                    [inner3] t1 = Transpose <perm = [1,0]> (w1)
+                    [inner4] s = MatMul (x, t1) }}>
+        }}"""
+    )
+
+
+@listed
+def constants_in_loop() -> ModelProto:
+    """The weight is a Constant node inside the body of a Loop."""
+    return parse(
+        f"""g (float[N,8] x) => (float[N,8] y) {{
+            three = Constant <value = int64 {{3}}> ()
+            [steps] y = Loop (three, , x) <body = b (int64 i, bool go, float[N,8] v) => (bool on, float[N,8] z) {{
+                on = Identity (go)
+                w = Constant <value = {literal(weight(8, 8))}> ()
+                [inner1] m = MatMul (v, w)
+                [inner2] z = Tanh (m) }}>
+        }}"""
+    )
+
+
+def literal(array: Array) -> str:
+    """A float array as ONNX text writes it."""
+    sizes = ",".join(map(str, array.shape))
+    return f"float[{sizes}] {{{', '.join(repr(float(value)) for value in array.reshape(-1))}}}"
+
+
+@listed
 def half_precision() -> ModelProto:
     return parse(
         "g (float16[N,4] x) => (float16[N,3] y) { [fc] h = MatMul (x, w) [relu] y = Relu (h) }",

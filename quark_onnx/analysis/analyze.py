@@ -18,7 +18,7 @@ from quark_onnx.analysis.measure_tensors import Measured, counted, measure_tenso
 from quark_onnx.analysis.reading import Reading
 from quark_onnx.analysis.weights import bins, weight_errors, with_histogram
 from quark_onnx.errors import ConfigError, ModelError, data_errors
-from quark_onnx.graph import Graph, inlined
+from quark_onnx.graph import Graph, gather_constants, inlined
 from quark_onnx.job import load
 from quark_onnx.report.measure import decibels
 from quark_onnx.steps import reader_for, with_bodies
@@ -81,6 +81,7 @@ def analyze(
 def _read(model: ModelProto) -> tuple[Reading, ModelProto]:
     """A model, looked at, and in a form that onnxruntime runs: with bodies for a vendor's operators that lack them."""
     graph = Graph.of(inlined(with_bodies(model)))
+    gather_constants(graph)
     return Reading(graph), graph.to_model()
 
 

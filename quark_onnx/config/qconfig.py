@@ -164,13 +164,15 @@ class QConfig:
         target: what the result is for ("npu", "phx", "stx", ...): its constraints on power-of-two scales are met. Empty
             for none.
         keep_existing: leave what is quantized already as it is and go on with the rest, instead of refusing the model.
+        keep_initializer_inputs: initializers that are also inputs stay inputs whose values callers may override; they
+            are not quantized then. By default they become constants, as no caller overrides a weight.
         prepare: fold and clean the float graph first.
         form: "qdq" leaves operators between Q/DQ pairs; "operators" writes those of ONNX and onnxruntime that compute
             on codes (MatMulInteger, ConvInteger, MatMulNBits), where there are any; "vendor" writes Q/DQ pairs, also
             those of 16-bit floats, as ExtendedQuantizeLinear and ExtendedDequantizeLinear of AMD's domain.
         functions: nodes of a vendor's domain carry a body of standard operators, so that every runtime runs them.
-        max_opset: the model's opset is not raised beyond this one, None for no limit. Q/DQ pairs of 4, 8 and 16 bits
-            are then written in the com.microsoft domain, which has them at any opset.
+        max_opset: the model's opset is not raised beyond this one, None for no limit. Q/DQ pairs of 4, 8 and 16 bits,
+            and weights in blocks, are then written with operators of the com.microsoft domain, which have no opset.
         min_sqnr: the least acceptable signal-to-noise ratio of any output, in dB; None asks for none.
 
     >>> config = QConfig.of("A8W8").with_(calibrator="entropy", per_channel=True)
@@ -190,6 +192,7 @@ class QConfig:
     search: int = 0
     target: str = ""
     keep_existing: bool = False
+    keep_initializer_inputs: bool = False
     prepare: bool = True
     form: str = "qdq"
     functions: bool = True
@@ -210,7 +213,7 @@ class QConfig:
         object.__setattr__(self, "optimizers", _optimizers(self.optimizers))
         if self.form not in FORMS:
             raise ConfigError(f"form is {self.form!r}; it must be one of: {', '.join(FORMS)}")
-        for name in ("bias", "safe", "keep_existing", "prepare", "functions"):
+        for name in ("bias", "safe", "keep_existing", "keep_initializer_inputs", "prepare", "functions"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; it must be true or false")
         for override in self.overrides:
@@ -239,6 +242,11 @@ class QConfig:
             raise ConfigError(f"target is {self.target!r}; it must be the name of a target, or empty")
         if self.target and len(TARGETS):  # they may not be loaded yet
             TARGETS[self.target]
+        if self.target and self.keep_initializer_inputs:
+            raise ConfigError(
+                f"keep_initializer_inputs is true, but the target {self.target} takes no initializers as inputs; leave "
+                "out one of the two"
+            )
         for op_type in self.op_types:
             if len(RULES):  # the rules may not be loaded yet; then the plan will look
                 RULES[op_type]

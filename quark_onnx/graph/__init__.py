@@ -1,6 +1,7 @@
 """ONNX graphs: an index over protobuf, the verbs that edit it, and files."""
 
 from quark_onnx.graph.channels import channels_last
+from quark_onnx.graph.constants import describe_closed, gather_constants, overridable, store_constants
 from quark_onnx.graph.fixed import fixed
 from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.halves import HALVES, Narrowing, add_narrow, cast_interface, widened
@@ -20,9 +21,13 @@ __all__ = [
     "add_narrow",
     "cast_interface",
     "channels_last",
+    "describe_closed",
     "fixed",
+    "gather_constants",
     "inlined",
+    "overridable",
     "reach",
+    "store_constants",
     "store_for",
     "widened",
 ]

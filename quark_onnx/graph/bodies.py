@@ -6,7 +6,7 @@ shares with its surroundings is a weight there, too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import onnx
@@ -15,7 +15,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, ValueInfoP
 from calibrators.session import tensor_bytes
 from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.node import Node
-from quark_onnx.graph.shapes import LARGE
+from quark_onnx.graph.shapes import LARGE, ir_version_for
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def _taken_out(graph: Graph, node: Node, attribute: str, place: int, body: Graph
             proto.input.append(_value(graph, name))
     model = graph.shell()
     model.graph.CopyFrom(proto)
-    model.ir_version = max(model.ir_version, 4)
+    model.ir_version = max(ir_version_for(model), 4)
     return Body(node, attribute, place, model, frozenset(borrowed))
 
 
@@ -106,3 +106,21 @@ def put_back(graph: Graph, body: Body, changed: Graph) -> None:
     graph.set_body(body.node, body.attribute, body.place, proto)
     for entry in model.opset_import:
         graph.import_domain(entry.domain, entry.version)
+
+
+def in_bodies(graph: Graph, rewrite: Callable[[Graph], int]) -> int:
+    """Rewrite the bodies of a graph's nodes in place, not those inside them; return how many places were rewritten.
+
+    Args:
+        graph: the graph.
+        rewrite: changes a body, taken out as a graph of its own, and returns at how many places.
+    """
+    count = 0
+    for body in list(bodies(graph)):
+        inner = Graph(body.model, store=graph.store)
+        inner.reserve(graph.names)
+        inside = rewrite(inner)
+        if inside:
+            put_back(graph, body, inner)
+            count += inside
+    return count

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import onnx
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
-from calibrators.session import tensor_bytes
+from calibrators.session import initializers, tensor_bytes
 from quark_onnx.graph.windows import POOLS, without_those_in_padding
 
 logger = logging.getLogger(__name__)
@@ -109,6 +109,7 @@ _IR_VERSIONS = {
 }
 
 
-def least_ir_version(elem_type: int) -> int:
-    """The first IR version that has a ``TensorProto.DataType``; 1 for those that were always there."""
-    return _IR_VERSIONS.get(elem_type, 1)
+def ir_version_for(model: ModelProto) -> int:
+    """Return the IR version of a model, or the first one that has all types of its constants if that is higher."""
+    types = {tensor.data_type for tensor in initializers(model.graph)}
+    return max([model.ir_version, *(_IR_VERSIONS.get(elem_type, 1) for elem_type in types)])

@@ -13,7 +13,7 @@ from pathlib import Path
 from onnx import ModelProto, TensorProto
 
 from quark_onnx.errors import ConfigError
-from quark_onnx.graph import Graph, inlined
+from quark_onnx.graph import Graph, gather_constants, inlined
 from quark_onnx.graph.codes import beyond_pairs
 from quark_onnx.graph.cost import operations
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
@@ -23,7 +23,6 @@ from quark_onnx.npu.pairs import Pairs
 from quark_onnx.npu.partition import EDGE, edges, expected_edges, pieces
 from quark_onnx.npu.placement import ABORT, CPU, NPU, Case, Verdict, verdict, verdict_of, whole_model
 from quark_onnx.npu.support import KINDS, RELEASE, RELEASES
-from quark_onnx.passes import store_constants
 from quark_onnx.registry import TARGETS
 from quark_onnx.report import percent
 from quark_onnx.targets import Target
@@ -110,7 +109,7 @@ def preflight(
     if release not in RELEASES:
         raise ConfigError(f"release is {release!r}; known are: {', '.join(RELEASES)}")
     graph = Graph.of(inlined(load(model)))
-    store_constants(graph)
+    gather_constants(graph)
     known = _kind(Pairs(graph))
     case = Case(graph, row, known or kind or row.presets[0], release, bool(known))
     nodes = [node for node in graph.nodes if node.op_type not in QUANTIZE | DEQUANTIZE]

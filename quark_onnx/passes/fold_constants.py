@@ -10,7 +10,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from calibrators.session import open_session
-from quark_onnx.graph import Graph, Node
+from quark_onnx.graph import Graph, Node, store_constants
 from quark_onnx.passes.base import register
 
 logger = logging.getLogger(__name__)
@@ -50,39 +50,6 @@ def fold_constants(graph: Graph) -> int:
         done = [node for node in done if any(name in values for name in node.outputs)]
     graph.remove(done)
     return count + len(done)
-
-
-def store_constants(graph: Graph) -> int:
-    """Turn Constant nodes into initializers; how many."""
-    nodes = [node for node in graph.nodes if node.kind == "Constant"]
-    done = []
-    for node in nodes:
-        tensor = _constant(node)
-        if tensor is not None:
-            tensor.name = node.outputs[0]
-            graph.initializers[node.outputs[0]] = tensor
-            done.append(node)
-    graph.remove(done)
-    return len(done)
-
-
-def _constant(node: Node) -> TensorProto | None:
-    """The tensor of a Constant node; None for strings and sparse tensors."""
-    tensor = node.attribute("value")
-    if tensor is not None:
-        copy = TensorProto()
-        copy.CopyFrom(tensor)
-        return copy
-    for name, dtype in (
-        ("value_float", np.float32),
-        ("value_floats", np.float32),
-        ("value_int", np.int64),
-        ("value_ints", np.int64),
-    ):
-        value = node.attribute(name)
-        if value is not None:
-            return numpy_helper.from_array(np.array(value, dtype))
-    return None
 
 
 def _foldable(graph: Graph) -> list[Node]:

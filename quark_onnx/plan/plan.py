@@ -16,6 +16,8 @@ from quark_onnx.plan.select import NodeSpec
 HUGE = 1e4
 #: Blocks of more values are no longer than the axis that they lie along.
 _LARGEST_BLOCK = 256
+#: Why an initializer stays float that is an input as well.
+OVERRIDABLE = "it is an input, whose stored value callers may override (keep_initializer_inputs)"
 
 
 class Plan:
@@ -210,6 +212,8 @@ class Plan:
             return f"its type is {TensorProto.DataType.Name(kind).lower() if known else kind}"
         if tensor in self.graph.sparse:
             return "it is sparse"
+        if tensor in self.graph.initializers and self.graph.is_input(tensor):
+            return OVERRIDABLE
         if 0 in (self.graph.shape(tensor) or ()):
             return "it has no elements"
         array = self.graph.constant(tensor)

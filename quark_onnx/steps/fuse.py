@@ -17,6 +17,7 @@ from quark_onnx.fusions import FUSIONS, INTEGER_PRODUCTS
 from quark_onnx.graph import Graph
 from quark_onnx.graph.bodies import bodies, put_back
 from quark_onnx.report.measure import least_sqnr, measure
+from quark_onnx.steps.blocks import lower_blocks
 from quark_onnx.steps.run import Sample
 
 logger = logging.getLogger(__name__)
@@ -45,19 +46,21 @@ def fuse(graph: Graph, samples: Sequence[Sample]) -> tuple[Graph, list[str]]:
     All kinds of fusion are verified together on the first samples. Only if the copy does not run there, or computes
     something else, they are added kind by kind, and the nodes, or whole kinds, that break it are left out.
     """
-    fused, done = _fused(graph, None)
+    plain = graph.copy()
+    plain = plain if lower_blocks(plain) else graph
+    fused, done = _lowered(graph, None)
     if not done:
-        return graph, []
-    check = Agreement(graph, samples[:SAMPLES])
+        return plain, []
+    check = Agreement(plain, samples[:SAMPLES])
     if not check.objection(fused):
         return fused, [*_counted(done), *_slow(fused)]
     kept, notes = list[Place](), list[str]()
     for kind, names in done.items():
         places = [(kind, name) for name in names]
-        broken = _culprits(places, kept, lambda chosen: check.objection(_fused(graph, chosen)[0]), [_ATTEMPTS])
+        broken = _culprits(places, kept, lambda chosen: check.objection(_lowered(graph, chosen)[0]), [_ATTEMPTS])
         kept += [place for place in places if place not in broken]
         notes += _left_out(kind, places, broken)
-    result, done = _fused(graph, kept) if kept else (graph, {})
+    result, done = _lowered(graph, kept) if kept else (plain, {})
     return result, [*_counted(done), *_slow(result), *notes]
 
 
@@ -90,6 +93,14 @@ def _left_out(kind: Kind, places: Sequence[Place], broken: dict[Place, str]) -> 
     for note in notes:
         logger.warning("%s", note)
     return notes
+
+
+def _lowered(graph: Graph, places: Collection[Place] | None) -> tuple[Graph, dict[Kind, list[str]]]:
+    """A copy with fusions at these places, in which the blocks that no fusion took are such as onnxruntime reads."""
+    fused, done = _fused(graph, places)
+    if lower_blocks(fused):
+        fused.infer()
+    return fused, done
 
 
 def _fused(graph: Graph, places: Collection[Place] | None, where: str = "") -> tuple[Graph, dict[Kind, list[str]]]:

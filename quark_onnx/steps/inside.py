@@ -11,9 +11,9 @@ from calibrators import Statistic
 from calibrators.control import Control, Scope
 from quark_onnx.config import Override, QConfig
 from quark_onnx.dtypes import BODY_OPSET
-from quark_onnx.graph import Graph, Node, ShapeArithmetic
+from quark_onnx.graph import Graph, Node, ShapeArithmetic, overridable
 from quark_onnx.graph.bodies import Body, bodies
-from quark_onnx.plan import EXCLUDED, Keep, Plan, Quantize, Use, select
+from quark_onnx.plan import EXCLUDED, OVERRIDABLE, Keep, Plan, Quantize, Use, select
 from quark_onnx.steps.make_plan import make_plan
 from quark_onnx.steps.opsets import contributed
 
@@ -72,6 +72,8 @@ def plan_insides(graph: Graph, config: QConfig, shapes: ShapeArithmetic | None =
         plan = make_plan(inner, own.with_(keep_existing=True), strict=False, shapes=known)
         if config.safe:
             _spare_carried(plan, body)
+        for name in body.borrowed.intersection(overridable(graph)):
+            plan.keep(name, OVERRIDABLE)
         for value in inner.outputs:
             if Use(value.name) in plan.entries:
                 plan.entries[Use(value.name)] = Keep("a body hands it out")

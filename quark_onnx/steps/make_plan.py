@@ -10,8 +10,8 @@ import quark_onnx.rules
 import quark_onnx.targets  # noqa: F401  (importing registers rules and targets)
 from quark_onnx.config import QConfig
 from quark_onnx.errors import ModelError
-from quark_onnx.graph import Graph, Node, ShapeArithmetic
-from quark_onnx.plan import BiasOf, Keep, Plan, Quantize, SameAs, Use, select
+from quark_onnx.graph import Graph, Node, ShapeArithmetic, overridable
+from quark_onnx.plan import OVERRIDABLE, BiasOf, Keep, Plan, Quantize, SameAs, Use, select
 from quark_onnx.registry import RULES, TARGETS
 from quark_onnx.rules.passthrough import HANDING_ON, REARRANGING
 
@@ -26,6 +26,8 @@ def make_plan(graph: Graph, config: QConfig, *, strict: bool = True, shapes: Sha
     aligns = bool(config.target) and TARGETS[config.target].integer_engine
     specs = select(graph, config, strict=strict)
     plan = Plan(graph, specs, safe=config.safe, fuses=config.form == "operators", aligns=aligns, shapes=shapes)
+    for name in overridable(graph):
+        plan.keep(name, OVERRIDABLE)
     for node in graph.nodes:
         rule = RULES.get(node.kind)
         _check_arity(node, graph.opset)
