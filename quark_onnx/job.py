@@ -52,8 +52,10 @@ from quark_onnx.steps import (
     plan_insides,
     prepare,
     probe,
+    quantized_before,
     quantize_insides,
     raise_opset_for,
+    read_floats,
     reader_for,
     refine,
     search,
@@ -248,8 +250,9 @@ class Job:
         notes += inside
         define_functions(result)
         if config.form == "operators":
-            result, fused = fuse(result, data.judges)
-            notes += fused
+            before = quantized_before(graph)
+            result, fused = fuse(result, data.judges, before)
+            notes += [*fused, *read_floats(result, before)]
         notes += share_transposed(result)
         narrowing, min_sqnr, judges = self.narrowing, config.min_sqnr, data.judges
         narrowing.store_constants(result)

@@ -3,6 +3,7 @@
 from quark_onnx.steps.bodies import OLD_DOMAIN, RENAMED, define_functions, with_bodies
 from quark_onnx.steps.calibrate import HoldOut, Ranges, calibrate
 from quark_onnx.steps.destination import destination, keeps_weights_beside
+from quark_onnx.steps.dynamic import quantized_before, read_floats
 from quark_onnx.steps.finish import check, finish
 from quark_onnx.steps.fuse import Agreement, fuse
 from quark_onnx.steps.guard import guard
@@ -62,8 +63,10 @@ __all__ = [
     "plan_insides",
     "prepare",
     "probe",
+    "quantized_before",
     "quantize_insides",
     "raise_opset_for",
+    "read_floats",
     "reader_for",
     "refine",
     "rewritten",
