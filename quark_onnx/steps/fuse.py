@@ -39,9 +39,7 @@ Place = tuple[Kind, str]
 _ATTEMPTS = 16
 
 
-def fuse(
-    graph: Graph, samples: Sequence[Sample], before: Collection[str] = frozenset()
-) -> tuple[Graph, list[str]]:
+def fuse(graph: Graph, samples: Sequence[Sample], before: Collection[str] = frozenset()) -> tuple[Graph, list[str]]:
     """A copy of a graph with Q/DQ pairs in which operators compute on codes, and what was done, for the report.
 
     All kinds of fusion are verified together on the first samples. Only if the copy does not run there, or computes
