@@ -180,7 +180,7 @@ class _Writer:
         return result
 
     def _dynamic(self, source: str) -> str:
-        """Compute scale and codes of a tensor at each run, once for all of its integer products; the name of DQ's result."""
+        """Compute scale and codes of a tensor at each run, once for all who read them; the name of what DQ computes."""
         if source not in self._dynamics:
             parts = [self.graph.fresh(f"{source}_{part}") for part in ("quantized", "scale", "zero_point")]
             result = self.graph.fresh(f"{source}_dequantized")
