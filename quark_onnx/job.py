@@ -16,12 +16,13 @@ from quark_onnx.config import QConfig
 from quark_onnx.errors import ModelError, data_errors
 from quark_onnx.graph import Graph, Narrowing, fixed, inlined, store_for, widened
 from quark_onnx.graph.io import check_text, external_files, read
+from quark_onnx.graph.states import states
 from quark_onnx.optimizers import Samples
 from quark_onnx.optimizers.problem import LayerResult
 from quark_onnx.plan import Plan, Quantize, select
 from quark_onnx.progress import Progress
 from quark_onnx.registry import TARGETS
-from quark_onnx.report import OutputError, Report, summarize
+from quark_onnx.report import OutputError, Report, summarize, verdicts
 from quark_onnx.steps import (
     Before,
     HoldOut,
@@ -63,6 +64,7 @@ from quark_onnx.steps import (
     share_transposed,
     solve,
     solve_biases,
+    stretch,
     wanted,
     worst_sqnr,
 )
@@ -131,7 +133,8 @@ def run(job: Job, data: Any, executor: Executor | None, progress: bool | None) -
         return job.finish(job.plan(sample), {}, _Data(sample), progress)
     reader = reader_for(job.graph, data, config)
     first = first_sample(reader)
-    held = HoldOut(reader, remember=config.search)
+    recurrent = states(job.graph)
+    held = HoldOut(reader, remember=config.search, run=stretch(reader.length) if recurrent else range(0))
     with Spool() as spool:
         if config.rereads:
             _read(held, spool, reader.length, progress)
@@ -271,6 +274,7 @@ class Job:
             narrowing=narrowing,
             functions=config.functions,
         )
+        told += verdicts(errors)
         report = self._report([plan, *all_plans(planned.insides)], quantized, errors, [*notes, *told], data, layers)
         return Result(quantized, plan, report)
 

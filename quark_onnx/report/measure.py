@@ -23,6 +23,7 @@ class OutputError:
             alone; None where sqnr is.
         agreement: share of equal values, where sqnr is None.
         broken: values that are finite on one side alone.
+        steps: over so many samples each model was fed with its own states; 0 where each sample was run by itself.
         random: the reference itself gives another value each time it runs, so that the error means nothing.
     """
 
@@ -33,6 +34,7 @@ class OutputError:
     agreement: float | None
     random: bool = False
     broken: int = 0
+    steps: int = 0
 
 
 #: An output with at least this SQNR in dB is no random one, and one whose repetition reaches the second number neither.

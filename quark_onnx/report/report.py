@@ -109,7 +109,8 @@ def _output(o: OutputError) -> str:
     if o.sqnr is None:
         return f"{o.name}: {o.agreement:.2%} of the values agree"
     broken = f", {o.broken} values are finite in one of the models alone" if o.broken else ""
-    return f"{o.name}: SQNR {o.sqnr:.2f} dB, cosine {o.cosine:.6f}, largest error {o.max_error:.4g}{broken}"
+    after = f" after {o.steps} samples with its own state" if o.steps else ""
+    return f"{o.name}{after}: SQNR {o.sqnr:.2f} dB, cosine {o.cosine:.6f}, largest error {o.max_error:.4g}{broken}"
 
 
 def _grouped(reasons: dict[str, str]) -> list[tuple[str, int]]:

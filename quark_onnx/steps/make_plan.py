@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import onnx
@@ -11,16 +12,25 @@ import quark_onnx.targets  # noqa: F401  (importing registers rules and targets)
 from quark_onnx.config import QConfig
 from quark_onnx.errors import ModelError
 from quark_onnx.graph import Graph, Node
+from quark_onnx.graph.states import State, states
 from quark_onnx.plan import BiasOf, Keep, Plan, Quantize, SameAs, Use, select
 from quark_onnx.registry import RULES, TARGETS
 from quark_onnx.rules.passthrough import HANDING_ON, REARRANGING
+from quark_onnx.steps.states import spare_states
 
 
-def make_plan(graph: Graph, config: QConfig, *, strict: bool = True) -> Plan:
-    """The plan of a graph, before anything was measured; ``strict``: every pattern of the config has to match."""
+def make_plan(graph: Graph, config: QConfig, *, strict: bool = True, recurrent: Sequence[State] | None = None) -> Plan:
+    """The plan of a graph, before anything was measured.
+
+    Args:
+        strict: every pattern of the config has to match.
+        recurrent: states that run from step to step; None for those that the graph's interface tells of.
+    """
     aligns = bool(config.target) and TARGETS[config.target].integer_engine
     specs = select(graph, config, strict=strict)
     plan = Plan(graph, specs, safe=config.safe, fuses=config.form == "operators", aligns=aligns)
+    if config.safe and not config.target:
+        spare_states(plan, states(graph) if recurrent is None else recurrent)
     for node in graph.nodes:
         rule = RULES.get(node.kind)
         _check_arity(node, graph.opset)
