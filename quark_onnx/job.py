@@ -133,8 +133,9 @@ def run(job: Job, data: Any, executor: Executor | None, progress: bool | None) -
         return job.finish(job.plan(sample), {}, _Data(sample), progress)
     reader = reader_for(job.graph, data, config)
     first = first_sample(reader)
-    recurrent = states(job.graph)
-    held = HoldOut(reader, remember=config.search, run=stretch(reader.length) if recurrent else range(0))
+    least = len(data) if isinstance(data, list | tuple) else None  # each may be a batch of several samples
+    run = stretch(reader.length or least) if states(job.graph) else range(0)
+    held = HoldOut(reader, remember=config.search, run=run)
     with Spool() as spool:
         if config.rereads:
             _read(held, spool, reader.length, progress)

@@ -40,12 +40,20 @@ class State:
 
 @dataclass(frozen=True)
 class _Words:
-    """The words of a name: what it is, and which side of a step it is on."""
+    """The words of a name.
+
+    Attributes:
+        stem: what it is, without the words for a side.
+        before, after: it has a word for that side of a step.
+        state: one of its words names a state.
+        pure: no word of its stem says anything else, as in ``encoder_hidden_states``.
+    """
 
     stem: tuple[str, ...]
     before: bool
     after: bool
     state: bool
+    pure: bool
 
     @classmethod
     def of(cls, name: str) -> _Words:
@@ -63,7 +71,8 @@ class _Words:
                 sides.add("in" if short[2] == "0" else short[2])
             if word:
                 stem.append(word.removesuffix("s") if word in _STATE else word)
-        return cls(tuple(stem), bool(sides & _BEFORE), bool(sides & _AFTER), state)
+        pure = state and all(word in _STATE or word.isdigit() for word in stem)
+        return cls(tuple(stem), bool(sides & _BEFORE), bool(sides & _AFTER), state, pure)
 
 
 def states(graph: Graph) -> list[State]:
@@ -71,7 +80,7 @@ def states(graph: Graph) -> list[State]:
 
     An output is the next value of an input if it has its type and, as far as it is declared, its shape, depends on it,
     and has its name but for words such as ``past`` and ``present``, ``in`` and ``out``, ``0`` and ``n``. Inputs that
-    are named as states and have no such output go with the last outputs that are left, in their order.
+    are named as states alone and have no such output go with the last outputs that are left, in their order.
 
     A model whose only inputs are states has no steps, and so no states.
     """
@@ -84,7 +93,7 @@ def states(graph: Graph) -> list[State]:
         match = (o for o in free if _named_alike(words[name], words[o]) and _follows(graph, name, o))
         if (output := next(match, None)) is not None:
             found[name] = output
-    rest = [name for name in inputs if name not in found and words[name].state and not words[name].after]
+    rest = [name for name in inputs if name not in found and words[name].pure and not words[name].after]
     left = [name for name in outputs if name not in found.values()][-len(rest) :] if rest else []
     if len(rest) == len(left) and all(_follows(graph, *pair) for pair in zip(rest, left, strict=True)):
         found |= dict(zip(rest, left, strict=True))
@@ -94,6 +103,8 @@ def states(graph: Graph) -> list[State]:
 
 def _named_alike(before: _Words, after: _Words) -> bool:
     """Return whether two names differ in the side of a step alone, and say that they are a state."""
+    if (before.after and not before.before) or (after.before and not after.after):
+        return False  # as last_hidden_state, which is no input of a next step
     paired = bool(before.stem) and before.before and after.after
     return before.stem == after.stem and (before.state or after.state or paired)
 

@@ -119,7 +119,11 @@ def _unfit(statistic: Statistic) -> str:
 
 
 def stretch(length: int | None) -> range:
-    """Return the places of the consecutive samples that are held out of so many; none where there are too few."""
+    """Return the places of the consecutive samples that are held out of so many; none where there are too few.
+
+    Args:
+        length: number of samples; None if it is not known.
+    """
     if length is None:
         return range(_EVERY // 2, _EVERY // 2 + _AT_MOST)
     count = min(_RUN_AT_MOST, length // _RUN_EVERY)

@@ -32,9 +32,7 @@ def spare_states(plan: Plan, states: Sequence[State]) -> None:
             continue
         if all(node.kind in _MOVING for node in path):
             continue
-        reason = (
-            f"rounding would accumulate in the state: {state.output!r} is {state.input!r} of the next step"
-        )
+        reason = f"rounding would accumulate in the state: {state.output!r} is {state.input!r} of the next step"
         for tensor in dict.fromkeys((*moved(graph, state.input), *_updates(plan, state.output, path, reason))):
             if not plan.ineligible(tensor):
                 plan.keep(tensor, reason)
