@@ -25,13 +25,14 @@ from quark_onnx.graph import (
     widened,
 )
 from quark_onnx.graph.io import check_text, external_files, read
+from quark_onnx.graph.states import states
 from quark_onnx.graph.variadic import check_variadic
 from quark_onnx.optimizers import Samples
 from quark_onnx.optimizers.problem import LayerResult
 from quark_onnx.plan import Plan, Quantize, select
 from quark_onnx.progress import Progress
 from quark_onnx.registry import TARGETS
-from quark_onnx.report import Report, summarize
+from quark_onnx.report import Report, summarize, verdicts
 from quark_onnx.steps import (
     Before,
     Finished,
@@ -65,7 +66,9 @@ from quark_onnx.steps import (
     prepare,
     probe,
     quantize_insides,
+    quantized_before,
     raise_opset_for,
+    read_floats,
     reader_for,
     refine,
     search,
@@ -73,6 +76,7 @@ from quark_onnx.steps import (
     share_transposed,
     solve,
     solve_biases,
+    stretch,
     wanted,
     worst_sqnr,
 )
@@ -143,7 +147,9 @@ def run(job: Job, data: Any, executor: Executor | None, progress: bool | None) -
         return job.finish(job.plan(sample), {}, _Data(sample), progress)
     reader = reader_for(job.graph, data, config)
     first = first_sample(reader)
-    held = HoldOut(reader, remember=config.search)
+    least = len(data) if isinstance(data, list | tuple) else None  # each may be a batch of several samples
+    run = stretch(reader.length or least) if states(job.graph) else range(0)
+    held = HoldOut(reader, remember=config.search, run=run)
     with Spool() as spool:
         if config.rereads:
             _read(held, spool, reader.length, progress)
@@ -273,8 +279,9 @@ class Job:
         notes += inside
         define_functions(result)
         if config.form == "operators":
-            result, fused = fuse(result, data.judges)
-            notes += fused
+            before = quantized_before(graph)
+            result, fused = fuse(result, data.judges, before)
+            notes += [*fused, *read_floats(result, before)]
         notes += share_transposed(result)
         self.narrowing.store_constants(result)
         quantized_any = bool(inside) or any(isinstance(entry, Quantize) for entry in plan.entries.values())
@@ -296,6 +303,7 @@ class Job:
             narrowing=self.narrowing,
             functions=config.functions,
         )
+        notes += verdicts(done.errors)
         return Result(done.model, plan, self._report(plans, done, notes, data, layers))
 
     def _refine(

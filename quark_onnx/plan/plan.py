@@ -10,6 +10,7 @@ from quark_onnx.dtypes import Block, Integer
 from quark_onnx.errors import PlanError
 from quark_onnx.graph import Graph, Node, ShapeArithmetic
 from quark_onnx.plan.entries import BiasOf, Entry, Keep, Quantize, SameAs, Use
+from quark_onnx.plan.integer import has_integer_product
 from quark_onnx.plan.select import NodeSpec
 
 #: Constants from here on mean "never", as in attention masks; a scale that spans them leaves nothing for real values.
@@ -66,11 +67,12 @@ class Plan:
 
         Args:
             bounds: the range of their values, where it is known.
-            along: the axis over which ``node`` sums their products: the one that blocks run along. Scales that are
-                computed as the model runs are for such tensors alone, and only beside a constant weight, as nothing is
-                gained by them elsewhere.
+            along: the axis over which ``node`` sums their products: the one that blocks run along.
         """
         spec = self.specs[node].activation
+        if spec is not None and spec.dynamic:
+            self._dynamic(node, tensors, spec)
+            return
         for tensor in tensors:
             if spec is None or self.ineligible(tensor) or not self._holds(tensor, spec):
                 continue
@@ -79,9 +81,9 @@ class Plan:
                 axis = self._channels(tensor)
             if self.graph.is_constant(tensor):
                 # its values are known, so there is nothing to clip away
-                known = spec.with_(calibrator="minmse" if spec.pow2 else "minmax", dynamic=False)
+                known = spec.with_(calibrator="minmse" if spec.pow2 else "minmax")
                 self._put(node, tensor, Quantize(known, axis))
-            elif not spec.dynamic or (along is not None and any(map(self.graph.is_constant, node.inputs[:2]))):
+            else:
                 self._put(node, tensor, Quantize(spec, axis, bounds))
 
     def weight(self, node: Node, tensor: str, axis: int | None, along: int | None = None) -> None:
@@ -154,7 +156,7 @@ class Plan:
 
     def keep_for(self, node: Node, tensor: str, reason: str) -> None:
         """``node`` reads the float value of a tensor, whatever others do."""
-        if self.specs[node].activation is not None and not self.ineligible(tensor):
+        if self.static(node) and not self.ineligible(tensor):
             self.entries[Use(tensor, node.name)] = Keep(reason)
 
     def keep_exact(self, node: Node, tensor: str, reason: str) -> None:
@@ -248,6 +250,20 @@ class Plan:
         return array is not None and array.size > 0 and array.dtype.kind == "f" and bool(np.abs(array).max() >= HUGE)
 
     # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _dynamic(self, node: Node, tensors: tuple[str, ...], spec: QuantizationSpec) -> None:
+        """Quantize the activation of an integer product with the scale of each run, for this product alone.
+
+        Every other reader reads the float tensor: its arithmetic is float, so that rounding gains nothing there.
+        Constants stay float unless they are weights.
+        """
+        weight = self.specs[node].weight
+        if weight is None or not has_integer_product(self.graph, node, weight):
+            return
+        tensor = node.inputs[0]
+        stays = isinstance(self.entries.get(self.use(tensor, node)), Keep)
+        if tensor in tensors and not stays and not self.ineligible(tensor) and not self.graph.is_constant(tensor):
+            self.entries[Use(tensor, node.name)] = Quantize(spec)
 
     def _put(self, node: Node, tensor: str, entry: Entry) -> None:
         everybody = Use(tensor)

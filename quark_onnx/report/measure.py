@@ -23,6 +23,7 @@ class OutputError:
             alone; None where sqnr is.
         agreement: share of equal values, where sqnr is None.
         broken: values that are finite on one side alone.
+        steps: over so many samples each model was fed with its own states; 0 where each sample was run by itself.
         random: the reference itself gives another value each time it runs, so that the error means nothing.
         shapes: the first shapes of the reference and of the other model that differ, as text; None where none do.
     """
@@ -35,6 +36,7 @@ class OutputError:
     random: bool = False
     broken: int = 0
     shapes: tuple[str, str] | None = None
+    steps: int = 0
 
 
 #: An output with at least this SQNR in dB is no random one, and one whose repetition reaches the second number neither.

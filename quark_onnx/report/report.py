@@ -108,7 +108,9 @@ def _output(o: OutputError) -> str:
     if o.sqnr is None:
         return f"{o.name}: {percent(o.agreement or 0.0)}% of the values agree"
     broken = f", {o.broken} values are finite in one of the models alone" if o.broken else ""
-    return f"{o.name}: SQNR {decibels(o.sqnr)} dB, cosine {o.cosine:.6f}, largest error {o.max_error:.4g}{broken}"
+    after = f" after {o.steps} samples with its own state" if o.steps else ""
+    error = f"SQNR {decibels(o.sqnr)} dB, cosine {o.cosine:.6f}, largest error {o.max_error:.4g}"
+    return f"{o.name}{after}: {error}{broken}"
 
 
 def _grouped(reasons: dict[str, str]) -> list[tuple[str, int]]:

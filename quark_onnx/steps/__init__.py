@@ -1,8 +1,9 @@
 """quantize_static in reading order, one file a step."""
 
 from quark_onnx.steps.bodies import OLD_DOMAIN, RENAMED, define_functions, with_bodies
-from quark_onnx.steps.calibrate import HoldOut, Ranges, calibrate
+from quark_onnx.steps.calibrate import HoldOut, Ranges, calibrate, stretch
 from quark_onnx.steps.destination import destination, keeps_weights_beside
+from quark_onnx.steps.dynamic import quantized_before, read_floats
 from quark_onnx.steps.finish import Finished, check, finish, hand_back
 from quark_onnx.steps.fuse import Agreement, fuse
 from quark_onnx.steps.guard import guard
@@ -65,7 +66,9 @@ __all__ = [
     "prepare",
     "probe",
     "quantize_insides",
+    "quantized_before",
     "raise_opset_for",
+    "read_floats",
     "reader_for",
     "refine",
     "rewritten",
@@ -75,6 +78,7 @@ __all__ = [
     "share_transposed",
     "solve",
     "solve_biases",
+    "stretch",
     "tolerated",
     "wanted",
     "with_bodies",

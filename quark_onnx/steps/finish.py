@@ -19,7 +19,9 @@ from quark_onnx.functions.float4 import as_standard
 from quark_onnx.graph import Graph, Narrowing
 from quark_onnx.graph.io import external_files, loaded, read_stored, staged
 from quark_onnx.graph.node import QUANTIZE
+from quark_onnx.graph.states import State, states
 from quark_onnx.report.figures import decibels, percent
+from quark_onnx.report.loop import measure_loop
 from quark_onnx.report.measure import OutputError, measure
 from quark_onnx.report.shapes import require_same_shapes, sized_by_data
 from quark_onnx.steps.run import Reference, Sample
@@ -57,6 +59,7 @@ def finish(
 ) -> Finished:
     """The finished model, which has been checked, loaded and run, and its error at each output on the samples.
 
+    A model with recurrent states is also run over all samples with its own states.
     With an ``output`` it is the temporary file that is checked and run, before it is renamed.
 
     Args:
@@ -75,7 +78,7 @@ def finish(
     model = graph.to_model()
     lean = graph.store is not None
     codes = any(node.op_type in QUANTIZE | {"DynamicQuantizeLinear"} for node in graph.nodes)
-    gate = _Gate(reference, samples, min_sqnr, lean, codes)
+    gate = _Gate(reference, samples, min_sqnr, lean, codes, states(graph))
     found: tuple[list[OutputError], list[str]] | None = None
     bare = bool(model.functions) and not functions
     if narrowing or bare or output is None:
@@ -132,6 +135,7 @@ class _Gate:
     min_sqnr: float | None
     lean: bool
     codes: bool  # activations are rounded, so that there may be sums of 8-bit products
+    states: Sequence[State] = ()
 
     def passed(self, model: ModelProto | Path) -> tuple[list[OutputError], list[str]]:
         """The error at each output where sums do not saturate, and what is to be said of this processor."""
@@ -160,6 +164,8 @@ class _Gate:
     def _measured(self, session: Any) -> list[OutputError]:
         try:
             errors = measure(self.reference.session, session, self.samples)
+            if not any(error.shapes for error in errors):
+                errors += measure_loop(self.reference.session, session, self.samples, self.states)
         except Exception as error:
             raise ModelError(f"the quantized model cannot be measured against the float one: {error}") from error
         require_same_shapes(errors, partial(sized_by_data, self.reference.model))
@@ -168,18 +174,22 @@ class _Gate:
     def _require(self, errors: list[OutputError]) -> None:
         if self.min_sqnr is None:
             return
-        measured = [(e.sqnr, e.name) for e in errors if e.sqnr is not None]
+        measured = [(e.sqnr, e.name, e.steps) for e in errors if e.sqnr is not None]
         if not measured:
             raise AccuracyError(
                 f"no output has float values to measure the {self.min_sqnr:g} dB asked for on; nothing was written"
             )
-        worst, name = min(measured)
+        worst, name, steps = min(measured)
         if worst < self.min_sqnr:
             reached = decibels(worst, below=self.min_sqnr)
             raise AccuracyError(
-                f"output {name!r} has {reached} dB SQNR, below the {self.min_sqnr:g} dB asked for: "
+                f"output {name!r} has {reached} dB SQNR{_in_loop(steps)}, below the {self.min_sqnr:g} dB asked for: "
                 "the model is not usable, and nothing was written"
             )
+
+
+def _in_loop(steps: int) -> str:
+    return f" after {steps} samples with its own state" if steps else ""
 
 
 class _Loss(NamedTuple):

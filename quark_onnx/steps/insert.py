@@ -81,6 +81,7 @@ class _Writer:
         self.params = params
         self._scales: dict[Use, _Scale] = {}
         self._shared: dict[str, str] = {}
+        self._dynamics: dict[str, str] = {}
         self._nodes = {node.name: node for node in self.graph.nodes}
 
     def write_all(self) -> None:
@@ -146,7 +147,7 @@ class _Writer:
         if isinstance(entry, Quantize) and isinstance(entry.spec.dtype, Block):
             return self._block(source, use, entry.spec.dtype, entry.axis, result)
         if isinstance(entry, Quantize) and entry.spec.dynamic:
-            return self._dynamic(source, use, result)
+            return self._dynamic(source)
         if constant:
             return self._constant(use.tensor, use, root)
         return self._pair(source, use, self._scale(root), result)
@@ -191,14 +192,15 @@ class _Writer:
         self.graph.add("Min", [source, greatest], [result], name=f"{result}_Min")
         return result
 
-    def _dynamic(self, source: str, use: Use, result: str) -> str:
-        """Let the model compute the scale itself; the name of what DQ computes, ``result`` if it is given."""
-        stem = use_name(use)
-        parts = [self.graph.fresh(f"{stem}_{part}") for part in ("quantized", "scale", "zero_point")]
-        result = result or self.graph.fresh(f"{stem}_dequantized")
-        self.graph.add("DynamicQuantizeLinear", [source], parts, name=f"{stem}_DynamicQuantizeLinear")
-        self.graph.add("DequantizeLinear", parts, [result], name=f"{stem}_DequantizeLinear")
-        return result
+    def _dynamic(self, source: str) -> str:
+        """Compute scale and codes of a tensor at each run, once for all who read them; the name of what DQ computes."""
+        if source not in self._dynamics:
+            parts = [self.graph.fresh(f"{source}_{part}") for part in ("quantized", "scale", "zero_point")]
+            result = self.graph.fresh(f"{source}_dequantized")
+            self.graph.add("DynamicQuantizeLinear", [source], parts, name=f"{source}_DynamicQuantizeLinear")
+            self.graph.add("DequantizeLinear", parts, [result], name=f"{source}_DequantizeLinear")
+            self._dynamics[source] = result
+        return self._dynamics[source]
 
     def _cast(self, source: str, use: Use, spec: QuantizationSpec, result: str, constant: bool) -> str:
         """Cast a tensor to 16 bits and back; a constant is stored in 16 bits."""

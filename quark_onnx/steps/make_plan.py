@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import onnx
@@ -11,23 +12,35 @@ import quark_onnx.targets  # noqa: F401  (importing registers rules and targets)
 from quark_onnx.config import QConfig
 from quark_onnx.errors import ModelError
 from quark_onnx.graph import Graph, Node, ShapeArithmetic, overridable
+from quark_onnx.graph.states import State, states
 from quark_onnx.plan import OVERRIDABLE, BiasOf, Keep, Plan, Quantize, SameAs, Use, select
 from quark_onnx.registry import RULES, TARGETS
 from quark_onnx.rules.passthrough import HANDING_ON, REARRANGING
+from quark_onnx.steps.states import spare_states
 
 
-def make_plan(graph: Graph, config: QConfig, *, strict: bool = True, shapes: ShapeArithmetic | None = None) -> Plan:
+def make_plan(
+    graph: Graph,
+    config: QConfig,
+    *,
+    strict: bool = True,
+    shapes: ShapeArithmetic | None = None,
+    recurrent: Sequence[State] | None = None,
+) -> Plan:
     """The plan of a graph, before anything was measured.
 
     Args:
         strict: every pattern of the config has to match.
         shapes: which tensors are shape arithmetic; None to find out, which is right for a graph that is no body.
+        recurrent: states that run from step to step; None for those that the graph's interface tells of.
     """
     aligns = bool(config.target) and TARGETS[config.target].integer_engine
     specs = select(graph, config, strict=strict)
     plan = Plan(graph, specs, safe=config.safe, fuses=config.form == "operators", aligns=aligns, shapes=shapes)
     for name in overridable(graph):
         plan.keep(name, OVERRIDABLE)
+    if config.safe and not config.target:
+        spare_states(plan, states(graph) if recurrent is None else recurrent)
     for node in graph.nodes:
         rule = RULES.get(node.kind)
         _check_arity(node, graph.opset)
