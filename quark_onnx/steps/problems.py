@@ -76,11 +76,7 @@ def places_in(graph: Graph, plan: Plan, params: Params) -> tuple[list[Place], li
         if not isinstance(plan.entry(plan.use(node.input(1), node)), Quantize):
             continue
         layer = Layer.of(graph, node)
-        found: Place | str = "its weight or its attributes are of another kind"
-        if plan.shapes.sized_by_data(node.outputs[0]):
-            found = "the data decides how many rows it has, and not for both models alike"
-        elif layer:
-            found = _place(graph, plan, params, layer)
+        found = _place(graph, plan, params, layer) if layer else "its weight or its attributes are of another kind"
         if isinstance(found, Place):
             places.append(found)
         else:

@@ -80,6 +80,10 @@ def refine(
     try:
         with one_thread(), Progress(show, len(places), "optimizing layers", "layer") as bar:
             for done, place in enumerate(places, 1):
+                if run.selects_others(place):
+                    result.notes.append(f"not optimized: {place.node.name}: the data decides which rows it reads")
+                    bar.update(done)
+                    continue
                 result.layers.append(run.optimize(place, optimizers))
                 if not result.layers[-1].changed:
                     result.notes.append(f"not optimized: {place.node.name}: the data has too few rows for it")
@@ -111,6 +115,17 @@ class _Run:
 
     def _lattice(self, place: Place) -> Lattice:
         return lattice_of(self._float, self._plan, self._params, place)
+
+    def selects_others(self, place: Place) -> bool:
+        """Whether a layer reads other rows than in the float model, as the data decides how many there are."""
+        source = place.node.input(0)
+        if not self._plan.shapes.sized_by_data(source):
+            return False
+        floating, quantized = self._walks
+        own = kept(quantized, self._nodes[place.node.name].input(0))
+        floating.reach(source)
+        quantized.reach(own.name)
+        return floating.shapes(source) != quantized.shapes(own.name)
 
     def optimize(self, place: Place, optimizers: Sequence[LayerOptimizer]) -> LayerResult:
         """Choose and store the codes and the bias of one layer."""

@@ -367,4 +367,5 @@ def test_a_detector_that_selects_rows(optimizers: tuple[Any, ...], preset: str) 
     result = quantize(model, feeds, QConfig.of(preset).with_(optimizers=optimizers))
     other = [a != b for a, b in zip(shapes(result.model, feeds), shapes(model, feeds), strict=True)]
     assert any(other), "the test has nothing to show where both models select alike"
-    assert result.report.outputs[0].sqnr is not None
+    told = any("the data decides which rows it reads" in note for note in result.report.notes)
+    assert told == bool(optimizers)
