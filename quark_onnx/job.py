@@ -266,7 +266,7 @@ class Job:
             return Result(done.model, plan, self._report(plans, done, [*self.notes, *notes], data, layers))
         notes = [*self.notes, *planned.rewrites, *notes]
         if not quantized_any:
-            notes.append(f"nothing was quantized: the result is the float model, rewritten for {config.target}")
+            notes.append(f"nothing was quantized: the result is the float model, prepared for {config.target}")
         done = finish(
             result,
             self.reference,
