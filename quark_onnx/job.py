@@ -292,7 +292,7 @@ class Job:
         notes = [*self.notes, *planned.rewrites, *notes]
         notes += [f"{note}; keep_initializer_inputs keeps the interface" for note in describe_closed(self.closed)]
         if not quantized_any:
-            notes.append(f"nothing was quantized: the result is the float model, rewritten for {config.target}")
+            notes.append(f"nothing was quantized: the result is the float model, prepared for {config.target}")
         done = finish(
             result,
             self.reference,

@@ -34,7 +34,7 @@ def percent(share: float, digits: int = 2) -> str:
 def decibels(value: float, below: float | None = None) -> str:
     """Return a ratio in dB with two decimals, or with as many as show that it is below a bound.
 
-    >>> decibels(31.256), decibels(-0.001), decibels(math.inf), decibels(9.9997, below=10)
+    >>> decibels(31.256), decibels(-0.001), decibels(float("inf")), decibels(9.9997, below=10)
     ('31.26', '0.00', 'inf', '9.9997')
     """
     text = f"{value:.2f}"

@@ -108,12 +108,12 @@ def test_weights_in_another_file_are_written_anew_and_the_report_says_so(
         np.testing.assert_array_equal(run(written, feeds)[0], run(model, feeds)[0])
 
 
-def test_a_model_that_was_rewritten_for_a_target_is_said_to_be() -> None:
+def test_a_model_that_was_prepared_for_a_target_is_said_to_be() -> None:
     model = parse(
         "g (float[N,3,9,9] x) => (float[N,3,4,4] y) { y = AveragePool <kernel_shape=[3,3], strides=[2,2]> (x) }"
     )
     result = quantize(model, [{"x": normal(1, 3, 9, 9)}], QConfig.of("XINT8").with_(target="stx"))
-    assert result.report.notes[-1] == f"{NOTE}, rewritten for stx"
+    assert result.report.notes[-1] == f"{NOTE}, prepared for stx"
     assert result.model != model
 
 
