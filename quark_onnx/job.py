@@ -15,7 +15,9 @@ from calibrators.spool import Spool
 from quark_onnx.config import QConfig
 from quark_onnx.errors import ModelError, data_errors
 from quark_onnx.graph import Graph, Narrowing, fixed, inlined, store_for, widened
-from quark_onnx.graph.io import check_text, external_files, read
+from quark_onnx.graph.fields import check_fields
+from quark_onnx.graph.io import external_files, read
+from quark_onnx.graph.sizes import check_sizes
 from quark_onnx.optimizers import Samples
 from quark_onnx.optimizers.problem import LayerResult
 from quark_onnx.plan import Plan, Quantize, select
@@ -341,7 +343,8 @@ def load(model: str | Path | ModelProto) -> ModelProto:
     if isinstance(model, ModelProto):
         if files := external_files(model):
             raise ModelError(f"the weights of the model are not loaded, they lie in {sorted(files)}; pass its path")
-        check_text(model)
+        check_fields(model)
+        check_sizes(model)
         return model
     if isinstance(model, str | Path):
         return read(Path(model))

@@ -60,7 +60,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "compared": ("compare", "sound.onnx", "m.onnx", *_DATA),
     "analyze": ("analyze", "m.onnx", "m.onnx", "--random-data", "1", "--html", "page.html"),
     "explain": ("explain", "m.onnx"),
-    "convert": ("convert", "m.onnx", *_OUTPUT, "--opset", "21"),
+    "convert": ("convert", "m.onnx", *_OUTPUT, "--to", "opset", "--opset", "21"),
+    "float16": ("convert", "m.onnx", *_OUTPUT, "--to", "float16"),
     "check": ("npu", "check", "m.onnx"),
     "preflight": ("npu", "preflight", "m.onnx"),
     "legalize": ("npu", "legalize", "m.onnx", *_OUTPUT),
@@ -211,16 +212,18 @@ class Worker:
     """A process that runs one mutant after another."""
 
     def __init__(self, folder: Path) -> None:
-        self._log = (folder / f"worker-{time.monotonic_ns()}.log").open("w+b")
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.endtoend.fuzz", "--worker"],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(folder)},
-        )
+        self.alive = True
+        self._log = folder / f"worker-{time.monotonic_ns()}.log"
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.endtoend.fuzz", "--worker"],
+                cwd=ROOT,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(folder)},
+            )
         self._lines: queue.Queue[str] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
         self._limit = START
@@ -241,30 +244,27 @@ class Worker:
         try:
             line = self._lines.get(timeout=limit)
         except queue.Empty:
-            self.close()
             return self._lost(index, seed, f"no end after {limit:.0f} s")
         if line:
             return Outcome(**json.loads(line))
         return self._lost(index, seed, f"crash ({self._process.wait()})")
 
     def _lost(self, index: int, seed: int, failure: str) -> Outcome:
-        self.alive = False
+        self.close()
         outcome = made(index, seed)[0]
         outcome.failure = failure
-        self._log.seek(0)
-        outcome.text = self._log.read()[-4000:].decode(errors="replace")
+        outcome.text = self._log.read_bytes()[-4000:].decode(errors="replace")
         return outcome
-
-    alive = True
 
     def close(self) -> None:
         """End the process."""
         self.alive = False
         self._process.kill()
         self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout, self._log):
+        for stream in (self._process.stdin, self._process.stdout):
             with contextlib.suppress(BrokenPipeError):
-                stream.close()  # type: ignore[union-attr]
+                if stream is not None:
+                    stream.close()
 
 
 def outcomes(indices: range, seed: int) -> Iterator[Outcome]:
