@@ -1,7 +1,7 @@
 """How much a small file may ask for, in one place.
 
-A file of a few hundred bytes can stand for terabytes: a shape, a compressed array, the size of an image. What it asks for
-is estimated before anything is allocated, and refused above a limit that the user can raise.
+A file of a few hundred bytes can stand for terabytes: a shape, a compressed array, the size of an image. What it asks
+for is estimated before anything is allocated, and refused above a limit that the user can raise.
 """
 
 from __future__ import annotations
@@ -61,13 +61,14 @@ def regular_size(path: Path) -> int:
     return status.st_size
 
 
-def read_text(path: Path) -> str:
+def read_text(path: Path, most: int = TEXT) -> str:
     """The text of a file of settings or of a report, in UTF-8.
 
     Raises:
         OSError: it cannot be read, is no regular file, or is far larger than such files are.
         ValueError: it is no text.
     """
-    if (size := regular_size(path)) > TEXT:
-        raise OSError(None, f"it has {size:,} bytes; {TEXT:,} are allowed", str(path))
+    size = regular_size(path)
+    if size > most:
+        raise OSError(None, f"it has {size:,} bytes; {most:,} are allowed", str(path))
     return path.read_text(encoding="utf-8")

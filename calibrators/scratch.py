@@ -1,7 +1,7 @@
 """Temporary folders and files that do not outlive a killed process for long: the next one removes them.
 
-Nothing runs in a process that is killed (SIGKILL, a machine that loses power). What it leaves is told from what a living
-process uses by a lock, which the operating system drops with the process, on this machine or another one.
+Nothing runs in a process that is killed (SIGKILL, a machine that loses power). What it leaves is told from what a
+living process uses by a lock, which the operating system drops with the process, on this machine or another one.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
 
 
 def sweep_files(folder: Path, name: str = "") -> None:
-    """Remove the temporary files that `written` has made, of that name or of any, and that no process writes any more."""
+    """Remove the temporary files of `written`, for a file of that name or of any, that no process writes any more."""
     pattern = re.compile(rf"\.{re.escape(name) if name else '.+'}\.{_RANDOM}\.tmp")
     with contextlib.suppress(OSError):
         for path in list(folder.iterdir()):

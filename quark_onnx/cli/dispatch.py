@@ -27,6 +27,7 @@ from types import FrameType
 from typing import Any
 
 from calibrators import CalibrationError
+from calibrators.shown import clipped, printable
 from quark_onnx import __version__
 from quark_onnx.cli import analyze, compare, convert, explain, listing, llm, npu, quantize, search
 from quark_onnx.cli.data import in_flags
@@ -139,7 +140,7 @@ def _deliver(document: dict[str, Any], target: str | None) -> None:
 
 
 def _fail(error: Exception, options: Namespace) -> int:
-    kind, message = type(error).__name__, " ".join(str(error).split())
+    kind, message = type(error).__name__, printable(" ".join(str(error).split()))
     if isinstance(error, QuarkError | CalibrationError) and not isinstance(error, PlanError):
         code, message = GATE if isinstance(error, AccuracyError) else BAD_INPUT, in_flags(message, options)
     elif isinstance(error, MemoryError):
@@ -162,7 +163,7 @@ def _fail(error: Exception, options: Namespace) -> int:
 
 def _complain(text: str) -> None:
     with suppress(OSError):  # a stderr that nobody reads changes nothing
-        say(f"{PROGRAM}: {text}", sys.stderr)
+        say(f"{PROGRAM}: {clipped(text)}", sys.stderr)
 
 
 def _occupy_standard_streams() -> None:

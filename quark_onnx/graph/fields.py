@@ -1,7 +1,7 @@
 """Fields of a model that code relies on, checked once when the model is read.
 
-Protobuf parses any bytes whose structure is right: nothing in it says that a tensor has as many values as its shape, that
-an attribute has the type that its operator takes, or that a version is a number that libraries can hold.
+Protobuf parses any bytes whose structure is right: nothing in it says that a tensor has as many values as its shape,
+that an attribute has the type that its operator takes, or that a version is a number that libraries can hold.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
+from typing import Any
 
 from google.protobuf.message import Message
 from onnx import (
@@ -33,7 +34,7 @@ _LARGEST_VERSION = 2**31 - 1
 #: Number of elements that 64 bits with a sign can count.
 _LARGEST_SIZE = 2**63 - 1
 #: Field that holds the values of a type where it is not raw_data, and entries per value (onnx.proto, TensorProto).
-_FIELDS = {
+_FIELDS: dict[int, tuple[str, float]] = {
     TensorProto.FLOAT: ("float_data", 1.0),
     TensorProto.COMPLEX64: ("float_data", 2.0),
     TensorProto.DOUBLE: ("double_data", 1.0),
@@ -131,7 +132,7 @@ def _check_sparse(sparse: SparseTensorProto, where: str) -> None:
     values, indices, rank = list(sparse.values.dims), list(sparse.indices.dims), len(sparse.dims)
     if len(values) != 1 or indices not in (values, [*values, rank]):
         raise ModelError(
-            f"{where}: values of shape {values} and indices of shape {indices} are none of a sparse tensor of rank {rank}"
+            f"{where}: values of shape {values} and indices of shape {indices} make no sparse tensor of rank {rank}"
         )
 
 
@@ -221,9 +222,10 @@ def _check_call(node: NodeProto, schema: defs.OpSchema, where: str) -> None:
         known = schema.attributes.get(attribute.name)
         if known is None:
             continue  # onnxruntime names those that it does not know
-        if attribute.type != known.type.value:
+        wanted: Any = known.type  # an enumeration of nanobind, which onnx's stubs declare without its members
+        if attribute.type != wanted.value:
             found = AttributeProto.AttributeType.Name(attribute.type)
-            raise ModelError(f"{where}: attribute {attribute.name!r} is of type {found}; it must be {known.type.name}")
+            raise ModelError(f"{where}: attribute {attribute.name!r} is of type {found}; it must be {wanted.name}")
         if attribute.name in given:
             raise ModelError(f"{where}: attribute {attribute.name!r} is there twice")
         given.add(attribute.name)

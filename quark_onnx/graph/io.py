@@ -13,9 +13,9 @@ from google.protobuf.message import DecodeError, EncodeError
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 from onnx.external_data_helper import uses_external_data
 
-from calibrators.session import estimate_bytes, initializers, tensor_bytes, tensor_size, write_external
 from calibrators.limits import regular_size
 from calibrators.scratch import ScratchFolder
+from calibrators.session import estimate_bytes, initializers, tensor_bytes, tensor_size, write_external
 from calibrators.stored import load_values, locate
 from quark_onnx.errors import ModelError
 from quark_onnx.graph import store
@@ -75,7 +75,9 @@ def read_stored(path: Path) -> ModelProto:
         if path.is_dir():
             raise ModelError(f"{path} is a folder; give the .onnx file in it")
         if (size := regular_size(path)) > _MESSAGE:
-            raise ModelError(f"model file {path} has {size:,} bytes; protobuf ends at 2 GB, weights beyond lie beside it")
+            raise ModelError(
+                f"model file {path} has {size:,} bytes; protobuf ends at 2 GB, weights beyond lie beside it"
+            )
         data = path.read_bytes()
     except (OSError, ValueError) as error:  # a ValueError is a path that no file can have
         raise ModelError(f"model file {path} cannot be read: {getattr(error, 'strerror', None) or error}") from error

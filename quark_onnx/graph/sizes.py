@@ -1,7 +1,7 @@
 """Sizes of the tensors that a model would compute, estimated before anything computes them.
 
-A model of 600 bytes can ask for terabytes: ConstantOfShape, Expand, Tile, OneHot, Range, Resize and Pad take the size of
-their result from a number. Runtimes allocate it as soon as they load the model, since they fold what depends on no input.
+A model of 600 bytes can ask for terabytes: ConstantOfShape, Expand, Tile, OneHot, Range, Resize and Pad take the size
+of their result from a number. Runtimes allocate it as soon as they load the model, since they fold constants.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from quark_onnx.graph.node import STANDARD_DOMAINS, subgraphs
 
 logger = logging.getLogger(__name__)
 
-#: A model may compute tensors of so many times the bytes of its weights: a large file may ask for more than a small one.
+#: A model may compute tensors of so many times the bytes of its weights: what is large may ask for more.
 _PER_WEIGHT = 4
 #: Bytes of constants that are computed here, since shapes may follow from them.
 _SMALL = 1 << 16
@@ -33,7 +33,9 @@ _LARGE = 4096
 #: How often shapes are inferred with the constants that earlier shapes have shown to be small.
 _ROUNDS = 8
 #: Operators whose result is no constant although their inputs are.
-_RANDOM = frozenset({"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"})
+_RANDOM = frozenset(
+    {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"}
+)
 
 
 def check_sizes(model: ModelProto) -> None:
@@ -81,7 +83,7 @@ def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
 
 
 def _light(model: ModelProto) -> ModelProto:
-    """The model with open dimensions of 1, without the declared shapes of what it computes, and without large weights."""
+    """The model with open dimensions of 1, without declared shapes of what it computes, and without large weights."""
     light = ModelProto(ir_version=model.ir_version)
     light.opset_import.extend(model.opset_import)
     light.functions.extend(model.functions)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-
 import quark_onnx.rules
 import quark_onnx.targets  # noqa: F401  (importing registers rules and targets)
 from quark_onnx.config import QConfig
-from quark_onnx.graph import Graph, Node
+from quark_onnx.graph import Graph
 from quark_onnx.plan import BiasOf, Keep, Plan, Quantize, SameAs, Use, select
 from quark_onnx.registry import RULES, TARGETS
 from quark_onnx.rules.passthrough import HANDING_ON, REARRANGING

@@ -309,13 +309,18 @@ def main() -> None:
         if outcome.failure:
             failures[outcome.failure] += 1
             last = outcome.text.strip().splitlines()[-1:] or [""]
-            print(f"{outcome.index}: {outcome.failure}: {outcome.model}, {outcome.command}, {outcome.mutations}, "
-                  f"{outcome.memory >> 20} MB, {outcome.left}, {last[0][:300]}", flush=True)
+            print(
+                f"{outcome.index}: {outcome.failure}: {outcome.model}, {outcome.command}, {outcome.mutations}, "
+                f"{outcome.memory >> 20} MB, {outcome.left}, {last[0][:300]}",
+                flush=True,
+            )
     totals = Counter[str]()
     for name, number in codes.items():
         totals[name.rpartition(" ")[2]] += number
-    print(f"{options.count} mutants in {time.monotonic() - start:.0f} s; exit codes {dict(sorted(totals.items()))}; "
-          f"at most {most >> 20} MB and {longest:.1f} s; failures: {dict(failures) or 'none'}")
+    print(
+        f"{options.count} mutants in {time.monotonic() - start:.0f} s; exit codes {dict(sorted(totals.items()))}; "
+        f"at most {most >> 20} MB and {longest:.1f} s; failures: {dict(failures) or 'none'}"
+    )
 
 
 if __name__ == "__main__":

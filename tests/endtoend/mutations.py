@@ -16,12 +16,55 @@ MUTATIONS: list[Mutation] = []
 #: Numbers at the edges of the types that fields of a model have.
 NUMBERS = (-(2**63), -(2**31), -2, -1, 0, 1, 2, 3, 7, 255, 65536, 2**20, 2**30, 2**31, 2**40, 2**63 - 1)
 NAMES = ("", "x", "y", "w", "no such name", "a\nb", "\x1b[31mred\x1b[0m", "\x1b]0;title\x07", "\u202egnp.exe", "é" * 40)
-OPERATORS = (
-    "Add Cast Clip Concat ConstantOfShape Conv ConvTranspose Div Einsum Expand Flatten Gather GatherND Gemm Identity If LSTM "
-    "LayerNormalization Loop MatMul MaxPool Mul NonZero OneHot Pad QuantizeLinear DequantizeLinear Range ReduceMean "
-    "Relu Reshape Resize Scan Shape Size Slice Softmax Split SplitToSequence Squeeze Sum Tile TopK Transpose "
-    "Unsqueeze Where NoSuchOperator"
-).split()
+OPERATORS = [
+    "Add",
+    "Cast",
+    "Clip",
+    "Concat",
+    "ConstantOfShape",
+    "Conv",
+    "ConvTranspose",
+    "Div",
+    "Einsum",
+    "Expand",
+    "Flatten",
+    "Gather",
+    "GatherND",
+    "Gemm",
+    "Identity",
+    "If",
+    "LSTM",
+    "LayerNormalization",
+    "Loop",
+    "MatMul",
+    "MaxPool",
+    "Mul",
+    "NonZero",
+    "OneHot",
+    "Pad",
+    "QuantizeLinear",
+    "DequantizeLinear",
+    "Range",
+    "ReduceMean",
+    "Relu",
+    "Reshape",
+    "Resize",
+    "Scan",
+    "Shape",
+    "Size",
+    "Slice",
+    "Softmax",
+    "Split",
+    "SplitToSequence",
+    "Squeeze",
+    "Sum",
+    "Tile",
+    "TopK",
+    "Transpose",
+    "Unsqueeze",
+    "Where",
+    "NoSuchOperator",
+]
 DOMAINS = ("", "ai.onnx", "com.microsoft", "com.amd.quark", "ai.onnx.ml", "ai.onnx.contrib", "my.own", "\x00")
 TYPES = (*range(-1, 28), 99, 2**31 - 1)
 SIZES = (1, 2, 3, 4, 7, 64, 2**16, 2**20)
@@ -254,7 +297,9 @@ def attribute_length(model: ModelProto, choice: random.Random) -> None:
 
 @mutation
 def strange_attribute(model: ModelProto, choice: random.Random) -> None:
-    name = choice.choice(("to", "axis", "axes", "value", "perm", "pads", "body", "group", "strides", "shape", "foo", ""))
+    name = choice.choice(
+        ("to", "axis", "axes", "value", "perm", "pads", "body", "group", "strides", "shape", "foo", "")
+    )
     any_node(model, choice).attribute.append(_attribute(name, choice))
 
 
@@ -272,7 +317,9 @@ def _attribute(name: str, choice: random.Random) -> AttributeProto:
         numpy_helper.from_array(np.zeros((2, 2), np.float32)),
         helper.make_graph([], "empty", [], []),
         helper.make_sparse_tensor(
-            numpy_helper.from_array(np.float32([1]), "values"), numpy_helper.from_array(np.int64([0]), "indices"), [HUGE]
+            numpy_helper.from_array(np.float32([1]), "values"),
+            numpy_helper.from_array(np.int64([0]), "indices"),
+            [HUGE],
         ),
     ]
     attribute = helper.make_attribute("name", choice.choice(values))
@@ -349,7 +396,21 @@ def tensor_elsewhere(model: ModelProto, choice: random.Random) -> None:
         entry = tensor.external_data.add()
         entry.key = key
         entry.value = choice.choice(
-            ("", ".", "..", "m.onnx", "data.bin", "../data.bin", "/etc/passwd", "/dev/zero", "0", "-1", "16", str(2**40), "x")
+            (
+                "",
+                ".",
+                "..",
+                "m.onnx",
+                "data.bin",
+                "../data.bin",
+                "/etc/passwd",
+                "/dev/zero",
+                "0",
+                "-1",
+                "16",
+                str(2**40),
+                "x",
+            )
         )
     if choice.random() < 0.7:
         tensor.ClearField("raw_data")
@@ -530,7 +591,9 @@ def deep_bodies(model: ModelProto, choice: random.Random) -> None:
     output = helper.make_tensor_value_info("o", 1, [1])
     body = helper.make_graph([helper.make_node("Identity", ["x"], ["o"])], "deep", [], [output])
     for _ in range(choice.choice((3, 10, 22, 30))):
-        node = helper.make_node("If", ["x"], ["o"], then_branch=body, else_branch=body) if choice.random() < 0.1 else None
+        node = (
+            helper.make_node("If", ["x"], ["o"], then_branch=body, else_branch=body) if choice.random() < 0.1 else None
+        )
         node = node or helper.make_node("If", ["x"], ["o"], then_branch=body)
         body = helper.make_graph([node], "deep", [], [output])
     model.graph.node.extend(body.node)

@@ -103,7 +103,9 @@ def test_weights_stay_in_their_files_until_they_are_written(tmp_path: Path) -> N
 
 @pytest.mark.usefixtures("everything_is_large")
 @pytest.mark.parametrize("shape", [(16, 15), (16, 17)])
-def test_a_shape_that_does_not_fit_the_bytes_is_found_when_the_model_is_read(shape: tuple[int, int], tmp_path: Path) -> None:
+def test_a_shape_that_does_not_fit_the_bytes_is_found_when_the_model_is_read(
+    shape: tuple[int, int], tmp_path: Path
+) -> None:
     path = model(tmp_path)
     broken = onnx.load(path, load_external_data=False)
     broken.graph.initializer[0].dims[:] = shape
