@@ -103,9 +103,9 @@ def check_tensor(tensor: TensorProto, where: str = "") -> None:
     if uses_external_data(tensor):
         return
     if tensor.HasField("raw_data"):
-        needed, found, unit = tensor_size(tensor), len(tensor.raw_data), "bytes"
         if tensor.data_type == TensorProto.STRING:
             raise ModelError(f"{where} holds strings as raw bytes; they belong into string_data")
+        needed, found, unit = tensor_size(tensor), len(tensor.raw_data), "bytes"
     else:
         field, factor = _FIELDS.get(tensor.data_type, (_OTHERS, 1.0))
         if tensor.data_type not in _FIELDS:

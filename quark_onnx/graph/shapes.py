@@ -16,6 +16,8 @@ logger = logging.getLogger(__name__)
 #: The contents of initializers above this size in bytes do not matter for shapes; leaving them out makes large models
 #: cheap.
 _LARGE = 4096
+#: Elements of a vector beyond which onnx's data propagation is left out.
+_LONG = 1 << 20
 #: Operators of com.microsoft and of AMD's domains, and those that onnx infers alike and knows at any opset.
 _TWINS = {
     "QuantizeLinear": "QuantizeLinear",
@@ -68,14 +70,26 @@ def infer_values(skeleton: ModelProto, initializers: Iterable[TensorProto]) -> d
 
 
 def _inferred(model: ModelProto) -> dict[str, ValueInfoProto]:
-    for mode in ({"data_prop": True}, {}):
+    values = dict[str, ValueInfoProto]()
+    for propagate in (False, True):
+        if propagate and has_long_vector((*model.graph.input, *values.values())):
+            break
         try:
-            inferred = onnx.shape_inference.infer_shapes(model, **mode)
+            inferred = onnx.shape_inference.infer_shapes(model, data_prop=propagate)
         except Exception as error:  # several unrelated types, and custom operators may raise anything
-            logger.debug("shape inference %s failed: %s", mode, error)
+            logger.debug("shape inference (data_prop=%s) failed: %s", propagate, error)
         else:
-            return {value.name: value for value in (*inferred.graph.value_info, *inferred.graph.output)}
-    return {}
+            values = {value.name: value for value in (*inferred.graph.value_info, *inferred.graph.output)}
+    return values
+
+
+def has_long_vector(values: Iterable[ValueInfoProto]) -> bool:
+    """Whether a tensor of one axis is so long that data propagation would exhaust memory.
+
+    onnx 1.23 takes it for a shape, and allocates some 50 bytes for each of its elements, whatever its type.
+    """
+    shapes = (value.type.tensor_type.shape.dim for value in values)
+    return any(len(dims) == 1 and dims[0].dim_value > _LONG for dims in shapes)
 
 
 def _has_too_many_windows(model: ModelProto, values: Mapping[str, ValueInfoProto]) -> bool:

@@ -21,6 +21,7 @@ from calibrators.limits import raise_it, tensor_limit
 from calibrators.session import estimate_bytes, open_session, tensor_bytes
 from quark_onnx.errors import ModelError
 from quark_onnx.graph.node import STANDARD_DOMAINS, subgraphs
+from quark_onnx.graph.shapes import has_long_vector
 
 logger = logging.getLogger(__name__)
 
@@ -30,8 +31,10 @@ _PER_WEIGHT = 4
 _SMALL = 1 << 16
 #: Initializers of more bytes decide no shape.
 _LARGE = 4096
-#: How often shapes are inferred with the constants that earlier shapes have shown to be small.
-_ROUNDS = 8
+#: How often shapes are inferred with the constants that earlier shapes have shown to be small, without and with onnx's
+#: data propagation. That resolves a Reshape in each of a hundred layers at once, and itself allocates 50 bytes for each
+#: element of a vector, so that it comes last.
+_PLAIN, _PROPAGATED = 8, 4
 #: Operators whose result is no constant although their inputs are.
 _RANDOM = frozenset(
     {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"}
@@ -52,11 +55,12 @@ def check_sizes(model: ModelProto) -> None:
         raise ModelError(str(error)) from error
     _check_sparse(model, limit)
     light = _light(model)
-    for _ in range(_ROUNDS):
-        inferred = _inferred(light)
-        _check_graph(inferred.graph, limit)
-        if not _add_constants(light, inferred):
-            break
+    for propagate, rounds in ((False, _PLAIN), (True, _PROPAGATED)):
+        for _ in range(rounds):
+            inferred = _inferred(light, propagate=propagate)
+            _check_graph(inferred.graph, limit)
+            if not _add_constants(light, inferred):
+                break
 
 
 def _check_sparse(model: ModelProto, limit: int) -> None:
@@ -111,12 +115,15 @@ def _closed(value: ValueInfoProto) -> ValueInfoProto:
     return copy
 
 
-def _inferred(light: ModelProto) -> ModelProto:
-    for data_prop in (True, False):
-        try:
-            return onnx.shape_inference.infer_shapes(light, data_prop=data_prop)
-        except Exception as error:  # several unrelated types; what cannot be inferred stays unknown
-            logger.debug("sizes are not inferred: %s", error)
+def _inferred(light: ModelProto, *, propagate: bool) -> ModelProto:
+    try:
+        inferred = onnx.shape_inference.infer_shapes(light)
+        values = (*inferred.graph.input, *inferred.graph.value_info, *inferred.graph.output)
+        if propagate and not has_long_vector(values):
+            return onnx.shape_inference.infer_shapes(light, data_prop=True)
+        return inferred
+    except Exception as error:  # several unrelated types; what cannot be inferred stays unknown
+        logger.debug("sizes are not inferred: %s", error)
     return light
 
 

@@ -494,7 +494,10 @@ def test_random_data_checks_itself(options: dict[str, Any], message: str) -> Non
 
 @pytest.mark.parametrize("size", [10**15, 10**30])
 def test_random_data_that_no_memory_holds(size: int) -> None:
-    with pytest.warns(UserWarning), pytest.raises(DataError, match=r"input 'x': .* are too many; choose smaller dims: that is"):
+    with (
+        pytest.warns(UserWarning),
+        pytest.raises(DataError, match=r"input 'x': .* are too many; choose smaller dims: that is"),
+    ):
         open_reader(RandomData(dims={"batch": size}), [X]).first()
 
 
