@@ -136,7 +136,10 @@ def _deliver(document: dict[str, Any], target: str | None) -> None:
     if target == STDOUT:
         say(to_json(document), sys.stdout)
     elif target is not None:
-        Path(target).write_text(to_json(document) + "\n", encoding="utf-8")
+        try:
+            Path(target).write_text(to_json(document) + "\n", encoding="utf-8")
+        except OSError as error:  # that of a full disk names no file
+            raise OSError(error.errno, error.strerror, target) from error
 
 
 def _fail(error: Exception, options: Namespace) -> int:

@@ -24,7 +24,7 @@ from calibrators.session import open_session
 from calibrators.shown import printable
 from quark_onnx.api import quantize
 from quark_onnx.config import QConfig
-from quark_onnx.errors import ConfigError, ConstraintError, data_errors
+from quark_onnx.errors import ConfigError, ConstraintError, ModelError, data_errors
 from quark_onnx.graph import Graph, widened
 from quark_onnx.graph.io import staged
 from quark_onnx.job import load
@@ -197,11 +197,17 @@ def _put(bundle: Bundle, model: ModelProto, samples: Sequence[Sample]) -> None:
     """Write the folder beside its place, and move it there."""
     place = bundle.folder
     place.parent.mkdir(parents=True, exist_ok=True)
-    with ScratchFolder(place.parent, place.name) as folder:
-        inside = folder / place.name
-        inside.mkdir()
-        _write(inside, bundle, model, samples)
-        _replace(inside, place, folder)
+    try:
+        with ScratchFolder(place.parent, place.name) as folder:
+            inside = folder / place.name
+            inside.mkdir()
+            _write(inside, bundle, model, samples)
+            _replace(inside, place, folder)
+    except (OSError, ModelError) as error:  # which name a file inside the temporary folder
+        cause = error if isinstance(error, OSError) else error.__cause__
+        if not isinstance(cause, OSError):
+            raise
+        raise ModelError(f"{place} cannot be written: {cause.strerror or cause}") from error
 
 
 def _write(folder: Path, bundle: Bundle, model: ModelProto, samples: Sequence[Sample]) -> None:
