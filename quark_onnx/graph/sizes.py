@@ -20,6 +20,7 @@ from calibrators import CalibrationError
 from calibrators.limits import raise_it, tensor_limit
 from calibrators.session import estimate_bytes, open_session, tensor_bytes
 from quark_onnx.errors import ModelError
+from quark_onnx.graph.axes import check_axes
 from quark_onnx.graph.node import STANDARD_DOMAINS, subgraphs
 from quark_onnx.graph.shapes import has_long_vector
 
@@ -42,12 +43,13 @@ _RANDOM = frozenset(
 
 
 def check_sizes(model: ModelProto) -> None:
-    """Check that no tensor of a model is larger than the limit, as far as shapes and constants tell.
+    """Check that no tensor of a model is larger than the limit, as far as shapes and constants tell; and its axes.
 
     Dimensions that only the data tells count as 1, so that a size is a lower bound.
 
     Raises:
-        ModelError: a tensor is larger; the message names it, its size and the limit.
+        ModelError: a tensor is larger; the message names it, its size and the limit. Or a node names an axis that
+            the tensor does not have.
     """
     try:
         limit = max(tensor_limit(), _PER_WEIGHT * estimate_bytes(model))
@@ -59,6 +61,7 @@ def check_sizes(model: ModelProto) -> None:
         for _ in range(rounds):
             inferred = _inferred(light, propagate=propagate)
             _check_graph(inferred.graph, limit)
+            check_axes(inferred.graph)
             if not _add_constants(light, inferred):
                 break
 
@@ -96,7 +99,7 @@ def _light(model: ModelProto) -> ModelProto:
     graph.node.extend(model.graph.node)
     fed = {value.name for value in model.graph.input}
     graph.input.extend(_closed(value) for value in model.graph.input)
-    graph.output.extend(_closed(value) for value in model.graph.output)
+    graph.output.extend(ValueInfoProto(name=value.name) for value in model.graph.output)  # their shapes may be lies
     for tensor in model.graph.initializer:
         if tensor_bytes(tensor) <= _LARGE:
             graph.initializer.append(tensor)
