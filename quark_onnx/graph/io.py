@@ -224,6 +224,7 @@ def staged(model: ModelProto, path: Path, *, external: bool) -> Iterator[Path]:
         path: the model file; external data goes to ``<name>.data`` beside it.
         external: write external data even below the protobuf limit.
     """
+    check_fields(model)  # nothing is written that could not be read again
     data = data_file(path).name
     beside = external or estimate_bytes(model) > EXTERNAL_DATA_LIMIT
     if beside and data_file(path).exists() and not _is_own(path, data):

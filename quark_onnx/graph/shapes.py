@@ -9,6 +9,7 @@ import onnx
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
 from calibrators.session import tensor_bytes
+from quark_onnx.graph.node import STANDARD_DOMAINS, subgraphs
 from quark_onnx.graph.windows import POOLS, without_those_in_padding
 
 logger = logging.getLogger(__name__)
@@ -62,11 +63,25 @@ def infer_values(skeleton: ModelProto, initializers: Iterable[TensorProto]) -> d
     for node in skeleton.graph.node:
         if node.domain in _DOMAINS and node.op_type in _TWINS:
             node.domain, node.op_type = "", _TWINS[node.op_type]
+    import_all(skeleton)
     values = _inferred(skeleton)
     while _has_too_many_windows(skeleton, values):
         del skeleton.graph.value_info[:]  # what follows from it
         values = _inferred(skeleton)
     return values
+
+
+def import_all(model: ModelProto) -> None:
+    """Import the domains of all nodes: inference gives up on the whole model over one that is missing."""
+    known = {"" if entry.domain in STANDARD_DOMAINS else entry.domain for entry in model.opset_import}
+    todo, found = [model.graph], set[str]()
+    while todo:
+        for node in todo.pop().node:
+            found.add("" if node.domain in STANDARD_DOMAINS else node.domain)
+            todo += subgraphs(node)
+    for domain in sorted(found - known):
+        version = 1 if domain else onnx.defs.onnx_opset_version()
+        model.opset_import.append(helper.make_opsetid(domain, version))
 
 
 def _inferred(model: ModelProto) -> dict[str, ValueInfoProto]:

@@ -8,21 +8,31 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import GraphProto, ModelProto, NodeProto, SparseTensorProto, TypeProto, ValueInfoProto, helper, numpy_helper
+from onnx import (
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    SparseTensorProto,
+    TensorProto,
+    TypeProto,
+    ValueInfoProto,
+    helper,
+    numpy_helper,
+)
 
 from calibrators import CalibrationError
 from calibrators.limits import raise_it, tensor_limit
 from calibrators.session import estimate_bytes, open_session, tensor_bytes
 from quark_onnx.errors import ModelError
-from quark_onnx.graph.axes import check_axes
 from quark_onnx.graph.node import STANDARD_DOMAINS, subgraphs
-from quark_onnx.graph.shapes import has_long_vector
+from quark_onnx.graph.ranks import check_ranks
+from quark_onnx.graph.shapes import has_long_vector, import_all
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +46,7 @@ _LARGE = 4096
 #: data propagation. That resolves a Reshape in each of a hundred layers at once, and itself allocates 50 bytes for each
 #: element of a vector, so that it comes last.
 _PLAIN, _PROPAGATED = 8, 4
+_IR_VERSION = 10
 #: Operators whose result is no constant although their inputs are.
 _RANDOM = frozenset(
     {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"}
@@ -43,13 +54,13 @@ _RANDOM = frozenset(
 
 
 def check_sizes(model: ModelProto) -> None:
-    """Check that no tensor of a model is larger than the limit, as far as shapes and constants tell; and its axes.
+    """Check that no tensor of a model is larger than the limit, as far as shapes and constants tell; and the ranks.
 
     Dimensions that only the data tells count as 1, so that a size is a lower bound.
 
     Raises:
-        ModelError: a tensor is larger; the message names it, its size and the limit. Or a node names an axis that
-            the tensor does not have.
+        ModelError: a tensor is larger; the message names it, its size and the limit. Or a node does not take the
+            rank of what it reads.
     """
     try:
         limit = max(tensor_limit(), _PER_WEIGHT * estimate_bytes(model))
@@ -61,9 +72,10 @@ def check_sizes(model: ModelProto) -> None:
         for _ in range(rounds):
             inferred = _inferred(light, propagate=propagate)
             _check_graph(inferred.graph, limit)
-            check_axes(inferred.graph)
-            if not _add_constants(light, inferred):
+            check_ranks(inferred.graph)
+            if not _add_constants(light, light.graph, inferred.graph):
                 break
+            _hand_down(light.graph, {})
 
 
 def _check_sparse(model: ModelProto, limit: int) -> None:
@@ -91,7 +103,7 @@ def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
 
 def _light(model: ModelProto) -> ModelProto:
     """The model with open dimensions of 1, without declared shapes of what it computes, and without large weights."""
-    light = ModelProto(ir_version=model.ir_version)
+    light = ModelProto(ir_version=_IR_VERSION)  # inference refuses old ones, and reads no field that is newer
     light.opset_import.extend(model.opset_import)
     light.functions.extend(model.functions)
     graph = light.graph
@@ -105,7 +117,22 @@ def _light(model: ModelProto) -> ModelProto:
             graph.initializer.append(tensor)
         elif tensor.name not in fed:
             graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    _hand_down(graph, {})
+    import_all(light)
     return light
+
+
+def _hand_down(graph: GraphProto, around: Mapping[str, TensorProto]) -> None:
+    """Give bodies the small constants of the graphs around them, from which shapes in them may follow."""
+    own = {tensor.name for tensor in graph.initializer} | {value.name for value in graph.input}
+    own |= {name for node in graph.node for name in node.output}
+    read = {name for node in graph.node for name in node.input} - own
+    graph.initializer.extend(around[name] for name in sorted(read) if name in around)
+    known = {name: tensor for name, tensor in around.items() if name not in own}
+    known |= {tensor.name: tensor for tensor in graph.initializer if tensor_bytes(tensor) <= _LARGE}
+    for node in graph.node:
+        for body in subgraphs(node):
+            _hand_down(body, known)
 
 
 def _closed(value: ValueInfoProto) -> ValueInfoProto:
@@ -149,20 +176,29 @@ def _tensor_types(kind: TypeProto) -> Iterable[TypeProto.Tensor]:
 
 
 def _require(what: str, elem_type: int, sizes: list[int], limit: int) -> None:
-    size = tensor_bytes(onnx.TensorProto(data_type=elem_type)) * math.prod(sizes)
+    size = tensor_bytes(TensorProto(data_type=elem_type)) * math.prod(sizes)
     if size > limit:
         raise ModelError(f"{what} has the shape {sizes}, above the limit of {limit:,} bytes: {raise_it(size)}")
 
 
-def _add_constants(light: ModelProto, inferred: ModelProto) -> bool:
-    """Add the values of small constants that the shapes of other tensors follow from; whether there are new ones."""
-    known = {value.name: value for value in (*inferred.graph.value_info, *inferred.graph.output)}
-    if not any(_is_open(known.get(name)) for node in light.graph.node for name in node.output if name):
-        return False
-    shapes = {value.name: value for value in (*known.values(), *inferred.graph.input)}
-    constant = {tensor.name for tensor in light.graph.initializer} - {value.name for value in light.graph.input}
+def _add_constants(light: ModelProto, graph: GraphProto, inferred: GraphProto) -> bool:
+    """Add the values of small constants that the shapes of other tensors follow from; whether there are new ones.
+
+    Args:
+        light: the model.
+        graph: its graph, or a body in it.
+        inferred: the same graph with what is known of its tensors.
+    """
+    pairs = zip(graph.node, inferred.node, strict=True)
+    bodies = [pair for nodes in pairs for pair in zip(*map(subgraphs, nodes), strict=True)]
+    inside = [_add_constants(light, body, known) for body, known in bodies]
+    known = {value.name: value for value in (*inferred.value_info, *inferred.output)}
+    if not any(_is_open(known.get(name)) for node in graph.node for name in node.output if name):
+        return any(inside)
+    shapes = {value.name: value for value in (*known.values(), *inferred.input)}
+    constant = {tensor.name for tensor in graph.initializer} - {value.name for value in graph.input}
     nodes, found = list[NodeProto](), dict[str, NDArray[Any]]()
-    for node in light.graph.node:
+    for node in graph.node:
         if node.op_type in ("Shape", "Size") and node.domain in STANDARD_DOMAINS:
             value = _measured(node, shapes.get(node.input[0]))
             if value is not None:
@@ -171,13 +207,12 @@ def _add_constants(light: ModelProto, inferred: ModelProto) -> bool:
         elif _is_computable(node, constant, known):
             nodes.append(node)
             constant.update(name for name in node.output if name)
-    found |= _values(light, nodes, found)
-    made = set(found)
-    kept = [node for node in light.graph.node if not made.intersection(node.output)]
-    del light.graph.node[:]
-    light.graph.node.extend(kept)
-    light.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in found.items())
-    return bool(found)
+    found |= _values(light, graph, nodes, found)
+    kept = [node for node in graph.node if not any(name in found for name in node.output)]
+    del graph.node[:]
+    graph.node.extend(kept)
+    graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in found.items())
+    return bool(found) or any(inside)
 
 
 def _is_open(value: ValueInfoProto | None) -> bool:
@@ -209,16 +244,19 @@ def _is_computable(node: NodeProto, constant: set[str], known: dict[str, ValueIn
             return False
         kind = value.type.tensor_type
         sizes = [dim.dim_value for dim in kind.shape.dim]
-        if tensor_bytes(onnx.TensorProto(data_type=kind.elem_type)) * math.prod(sizes) > _SMALL:
+        if tensor_bytes(TensorProto(data_type=kind.elem_type)) * math.prod(sizes) > _SMALL:
             return False
     return any(node.output)
 
 
-def _values(light: ModelProto, nodes: list[NodeProto], found: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+def _values(
+    light: ModelProto, around: GraphProto, nodes: list[NodeProto], found: dict[str, NDArray[Any]]
+) -> dict[str, NDArray[Any]]:
+    """What nodes of a graph compute of its constants and of what was found already."""
     wanted = [name for node in nodes for name in node.output if name]
     if not wanted:
         return {}
-    constants = [*light.graph.initializer, *(numpy_helper.from_array(value, name) for name, value in found.items())]
+    constants = [*around.initializer, *(numpy_helper.from_array(value, name) for name, value in found.items())]
     read = {name for node in nodes for name in node.input}
     graph = helper.make_graph(
         nodes,
