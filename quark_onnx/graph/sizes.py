@@ -28,7 +28,7 @@ from onnx import (
 
 from calibrators import CalibrationError
 from calibrators.limits import raise_it, tensor_limit
-from calibrators.session import estimate_bytes, open_session, tensor_bytes
+from calibrators.session import initializers, open_session, tensor_bytes
 from quark_onnx.errors import ModelError
 from quark_onnx.graph.node import STANDARD_DOMAINS, subgraphs
 from quark_onnx.graph.ranks import check_ranks
@@ -36,8 +36,8 @@ from quark_onnx.graph.shapes import has_long_vector, import_all
 
 logger = logging.getLogger(__name__)
 
-#: A model may compute tensors of so many times the bytes of its weights: what is large may ask for more.
-_PER_WEIGHT = 4
+#: Bytes of a tensor for each weight of the model, quantized or not: what is large may ask for more than the limit.
+_PER_WEIGHT = 16
 #: Bytes of constants that are computed here, since shapes may follow from them.
 _SMALL = 1 << 16
 #: Initializers of more bytes decide no shape.
@@ -63,7 +63,7 @@ def check_sizes(model: ModelProto) -> None:
             rank of what it reads.
     """
     try:
-        limit = max(tensor_limit(), _PER_WEIGHT * estimate_bytes(model))
+        limit = max(tensor_limit(), _PER_WEIGHT * sum(math.prod(each.dims) for each in initializers(model.graph)))
     except CalibrationError as error:
         raise ModelError(str(error)) from error
     _check_sparse(model, limit)
