@@ -83,7 +83,7 @@ def _is_old(path: Path) -> bool:
 
 
 @contextmanager
-def written(path: Path, mode: str = "wb") -> Iterator[IO[bytes]]:
+def written(path: Path) -> Iterator[IO[bytes]]:
     """A file beside ``path`` that takes its place at the end of the body, whole and on the disk; else ``path`` stays.
 
     It gets the permissions that the umask leaves. Files of killed processes are removed first.
@@ -91,11 +91,15 @@ def written(path: Path, mode: str = "wb") -> Iterator[IO[bytes]]:
     Raises:
         OSError: it cannot be written; the error names ``path``.
     """
+    if path.exists() and not path.is_file():  # a device or a pipe is written to, not replaced
+        with path.open("wb") as device:
+            yield device
+        return
     sweep_files(path.absolute().parent, path.name)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         # of mkstemp it would be its owner's alone, whatever the umask
-        with os.fdopen(os.open(temporary, _FLAGS, 0o666), mode) as file:
+        with os.fdopen(os.open(temporary, _FLAGS, 0o666), "wb") as file:
             lock(file)
             yield file
             file.flush()

@@ -27,6 +27,7 @@ from types import FrameType
 from typing import Any
 
 from calibrators import CalibrationError
+from calibrators.scratch import written
 from calibrators.shown import clipped, printable
 from quark_onnx import __version__
 from quark_onnx.cli import analyze, compare, convert, explain, listing, llm, npu, quantize, search
@@ -136,10 +137,8 @@ def _deliver(document: dict[str, Any], target: str | None) -> None:
     if target == STDOUT:
         say(to_json(document), sys.stdout)
     elif target is not None:
-        try:
-            Path(target).write_text(to_json(document) + "\n", encoding="utf-8")
-        except OSError as error:  # that of a full disk names no file
-            raise OSError(error.errno, error.strerror, target) from error
+        with written(Path(target)) as file:
+            file.write(to_json(document).encode() + b"\n")
 
 
 def _fail(error: Exception, options: Namespace) -> int:

@@ -76,7 +76,7 @@ def read_stored(path: Path) -> ModelProto:
             raise ModelError(f"{path} is a folder; give the .onnx file in it")
         if (size := regular_size(path)) > _MESSAGE:
             raise ModelError(
-                f"model file {path} has {size:,} bytes; protobuf ends at 2 GB, weights beyond lie beside it"
+                f"model file {path} has {size:,} bytes; a protobuf message ends at 2 GB: use external data"
             )
         data = path.read_bytes()
     except (OSError, ValueError) as error:  # a ValueError is a path that no file can have

@@ -199,11 +199,10 @@ def _add_constants(light: ModelProto, graph: GraphProto, inferred: GraphProto) -
     constant = {tensor.name for tensor in graph.initializer} - {value.name for value in graph.input}
     nodes, found = list[NodeProto](), dict[str, NDArray[Any]]()
     for node in graph.node:
-        if node.op_type in ("Shape", "Size") and node.domain in STANDARD_DOMAINS:
-            value = _measured(node, shapes.get(node.input[0]))
-            if value is not None:
-                found[node.output[0]] = value
-                constant.add(node.output[0])
+        value = _measured(node, shapes)
+        if value is not None:
+            found[node.output[0]] = value
+            constant.add(node.output[0])
         elif _is_computable(node, constant, known):
             nodes.append(node)
             constant.update(name for name in node.output if name)
@@ -221,9 +220,12 @@ def _is_open(value: ValueInfoProto | None) -> bool:
     return any(not dim.HasField("dim_value") for dim in value.type.tensor_type.shape.dim)
 
 
-def _measured(node: NodeProto, value: ValueInfoProto | None) -> NDArray[Any] | None:
-    """The result of a Shape or Size of a tensor whose shape is known."""
-    if _is_open(value) or value is None or not node.output:
+def _measured(node: NodeProto, shapes: Mapping[str, ValueInfoProto]) -> NDArray[Any] | None:
+    """The result of a Shape or Size of a tensor whose shape is known; None for any other node."""
+    if node.op_type not in ("Shape", "Size") or node.domain not in STANDARD_DOMAINS or not node.output:
+        return None
+    value = shapes.get(node.input[0])
+    if value is None or _is_open(value):
         return None
     sizes = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
     if node.op_type == "Size":

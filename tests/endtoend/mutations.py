@@ -87,7 +87,7 @@ def mutant(model: ModelProto, seed: int) -> tuple[bytes, list[str]]:
         change = choice.choice(MUTATIONS)
         try:
             change(copy, choice)
-        except (IndexError, ValueError, TypeError):  # there is nothing in the model to change, or protobuf refuses
+        except Exception:  # there is nothing in the model to change, or an earlier mutation is in the way
             continue
         done.append(change.__name__)
     data = copy.SerializeToString()

@@ -42,6 +42,10 @@ TEXTS = {
         "s = Shape (x) t = Mul (s, n) big = ConstantOfShape (t)",
         {"n": np.int64([1, N])},
     ),
+    "the shape of a constant": (
+        "s = Shape (n) t = Mul (s, n) e = ConstantOfShape <value = int64[1] {1}> (t) big = Slice (e, i, j)",
+        {"n": np.int64([2**40]), "i": np.int64([0]), "j": np.int64([1])},
+    ),
     "many indices": (
         "s = NonZero (a) t = Shape (s) u = Mul (t, n) big = ConstantOfShape (u)",
         {"a": np.float32([1, 0, 2]), "n": np.int64([N])},

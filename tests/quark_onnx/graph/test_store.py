@@ -120,3 +120,14 @@ def test_a_data_file_that_is_too_short_is_found_when_the_model_is_read(tmp_path:
     (tmp_path / "w1.bin").write_bytes(b"-" * 5000)
     with pytest.raises(ModelError, match=r"'w1': external data file .*w1.bin ends after 904 of 1024 bytes"):
         read(path)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is full")
+def test_a_full_disk_names_the_output(tmp_path: Path) -> None:
+    """Not the temporary file beside it, which nobody has named."""
+    box = Store(tmp_path / "q.onnx")
+    box._path = Path("/dev/full")
+    with pytest.raises(ModelError, match=r"worked on in the folder of .*q\.onnx: No space left on device"):
+        box.put("w", np.zeros(store.LEAST, np.float32))
+    box.close()
+    assert list(tmp_path.iterdir()) == []
