@@ -361,7 +361,7 @@ def tensor_values(model: ModelProto, choice: random.Random) -> None:
     tensor = any_tensor(model, choice)
     array = numpy_helper.to_array(tensor).copy()
     array.flat[choice.randrange(array.size)] = choice.choice(
-        (np.nan, np.inf, -np.inf, 3e38) if array.dtype.kind == "f" else (-1, 0, 2**20)
+        (np.nan, np.inf, -np.inf, 3e38) if array.dtype.kind == "f" else (-1, 0, 1000)
     )
     tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
 
