@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from importlib.util import find_spec
+
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # tests import onnxruntime before the package does
 
 MISSING = [name for name in ("torch", "transformers", "safetensors", "gguf", "onnxscript") if find_spec(name) is None]
 if MISSING:
