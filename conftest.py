@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # tests import onnxruntime before the package does
 
 OPTIONAL = ("torch", "transformers", "safetensors", "gguf", "onnxscript")
 MISSING = [name for name in OPTIONAL if find_spec(name) is None]

@@ -20,6 +20,7 @@ from calibrators.base import is_number
 from calibrators.errors import DataError, EmptyReader, ReaderEndedEarly, SampleMismatch, nearest
 from calibrators.files import ARRAY_SUFFIXES, find_files, read_arrays
 from calibrators.images import IMAGE_SUFFIXES, ImageSpec, read_images
+from calibrators.limits import raise_it, tensor_limit
 from calibrators.samples import (
     Allowed,
     Array,
@@ -75,12 +76,15 @@ class RandomData:
         if spec.shape is None or not spec.tensor or dtype.kind not in "fiub":
             raise SampleMismatch(f"input {spec.name!r}: no random data for {dtype} of shape {spec.shape}")
         shape = [dim if isinstance(dim, int) else self.dims.get(dim or "", 1) for dim in spec.shape]
+        size = math.prod(shape) * dtype.itemsize
+        found = f"input {spec.name!r}: {math.prod(shape):,} values of shape {shape}"
+        if size > tensor_limit():
+            raise DataError(f"{found} are too many; choose smaller dims: {raise_it(size)}")
         try:
             values = generator.random(shape) if dtype.kind == "f" else generator.integers(0, 2, shape)
             return values.astype(dtype)
         except (MemoryError, ValueError) as error:  # the latter is of a size that no array has
-            found = f"{math.prod(shape):,} values of shape {shape}"
-            raise DataError(f"input {spec.name!r}: {found} do not fit into memory; choose smaller dims") from error
+            raise DataError(f"{found} do not fit into memory; choose smaller dims") from error
 
 
 def _check_count(name: str, value: Any, least: int) -> None:

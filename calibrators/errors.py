@@ -15,12 +15,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+from calibrators.shown import printable
+
 #: How many known names a message lists at most.
 _LISTED = 12
 
 
 class CalibrationError(Exception):
-    """Base of all errors that this package raises on purpose."""
+    """Base of all errors that this package raises on purpose.
+
+    Messages hold names out of files, and what other libraries say of them: what a terminal would act on is escaped.
+    """
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(printable(str(message), lines=True))
 
 
 class DataError(CalibrationError):

@@ -19,6 +19,7 @@ from onnx import numpy_helper
 
 from calibrators import extensions
 from calibrators.processor import saturates
+from calibrators.scratch import ScratchFolder
 from calibrators.stored import copy_values, is_stored, location, place
 
 #: A protobuf message ends at 2 GiB; above this estimate a model travels through a file with external data.
@@ -170,8 +171,8 @@ def _open_stored(model: onnx.ModelProto, options: Any) -> Any:
 
 
 def _open_large(model: onnx.ModelProto, options: Any) -> Any:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "model.onnx"
+    with ScratchFolder(Path(tempfile.gettempdir()), "quark_onnx") as folder:
+        path = folder / "model.onnx"
         write_external(model, path, path.with_name("model.onnx.data"))
         return _open(str(path), options)
 

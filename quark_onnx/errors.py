@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from calibrators.errors import CalibrationError, nearest
+from calibrators.shown import printable
 
 __all__ = [
     "AccuracyError",
@@ -34,7 +35,13 @@ __all__ = [
 
 
 class QuarkError(Exception):
-    """Base of all errors that this package raises on purpose."""
+    """Base of all errors that this package raises on purpose.
+
+    Messages hold names out of files, and what other libraries say of them: what a terminal would act on is escaped.
+    """
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(printable(str(message), lines=True))
 
 
 class ConfigError(QuarkError):

@@ -24,7 +24,9 @@ from quark_onnx.graph import (
     store_for,
     widened,
 )
-from quark_onnx.graph.io import check_text, external_files, read
+from quark_onnx.graph.fields import check_fields
+from quark_onnx.graph.io import external_files, read
+from quark_onnx.graph.sizes import check_sizes
 from quark_onnx.graph.states import states
 from quark_onnx.graph.variadic import check_variadic
 from quark_onnx.optimizers import Samples
@@ -376,8 +378,9 @@ def load(model: str | Path | ModelProto) -> ModelProto:
     if isinstance(model, ModelProto):
         if files := external_files(model):
             raise ModelError(f"the weights of the model are not loaded, they lie in {sorted(files)}; pass its path")
-        check_text(model)
+        check_fields(model)
         check_variadic(model)
+        check_sizes(model)
         return model
     if isinstance(model, str | Path):
         return read(Path(model))

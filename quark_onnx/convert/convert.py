@@ -21,6 +21,7 @@ from quark_onnx.fusions.base import CONTRIB
 from quark_onnx.graph import Graph, inlined, store_for
 from quark_onnx.graph.io import loaded, read, staged
 from quark_onnx.graph.node import inner_nodes
+from quark_onnx.graph.sizes import check_sizes
 from quark_onnx.job import load
 from quark_onnx.registry import CONVERSIONS
 from quark_onnx.report import OutputError
@@ -191,6 +192,7 @@ def _finished(
     if target is None:
         check(model, original, "converted")
         return loaded(model)
+    check_sizes(model)  # or it could not be read back
     with staged(model, target, external=external, source=source) as path:
         check(path, original, "converted")
         plain = Reference(original, optimize=False)

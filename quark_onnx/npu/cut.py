@@ -12,6 +12,7 @@ from pathlib import Path
 
 from onnx import ModelProto, ValueInfoProto, helper
 
+from calibrators.shown import printable
 from quark_onnx.errors import ConfigError, ModelError, nearest
 from quark_onnx.graph import Graph, Node, inlined, reach, widened
 from quark_onnx.graph.io import staged
@@ -40,7 +41,7 @@ class Parts:
     def __str__(self) -> str:
         sizes = f"{len(self.first.graph.node)} and {len(self.second.graph.node)} nodes"
         checked = "" if self.verified else "; it runs on no random input, so that nothing was verified"
-        return f"cut at {', '.join(self.tensors)}: {sizes}{checked}"
+        return printable(f"cut at {', '.join(self.tensors)}: {sizes}{checked}")
 
 
 def cut(

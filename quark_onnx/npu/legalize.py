@@ -8,6 +8,7 @@ from pathlib import Path
 
 from onnx import ModelProto
 
+from calibrators.shown import printable
 from quark_onnx.errors import ModelError
 from quark_onnx.graph import Graph, channels_last, fixed, inlined
 from quark_onnx.graph.channels import LAST
@@ -34,7 +35,7 @@ class Legalized:
     notes: tuple[str, ...]
 
     def __str__(self) -> str:
-        return "\n".join(self.notes or ("nothing was to be rewritten",))
+        return "\n".join(map(printable, self.notes or ("nothing was to be rewritten",)))
 
 
 def legalize(

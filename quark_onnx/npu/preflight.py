@@ -12,6 +12,7 @@ from pathlib import Path
 
 from onnx import ModelProto, TensorProto
 
+from calibrators.shown import printable
 from quark_onnx.errors import ConfigError
 from quark_onnx.graph import Graph, gather_constants, inlined
 from quark_onnx.graph.codes import beyond_pairs
@@ -84,7 +85,7 @@ class Preflight:
             advice = f"; {mend}" if mend else ""
             more = f" and {count - 1} more" if count > 1 else ""
             head.append(f"{device}: {op_type} {first}{more}: {reason} ({confidence}){advice}")
-        return "\n".join(head)
+        return "\n".join(map(printable, head))
 
 
 def preflight(

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from calibrators.session import open_session
+from calibrators.session import open_session, tensor_bytes
 from quark_onnx.graph import Graph, Node, store_constants
 from quark_onnx.passes.base import register
 
@@ -55,15 +55,26 @@ def fold_constants(graph: Graph) -> int:
 def _foldable(graph: Graph) -> list[Node]:
     known: set[str] = set()
     result = []
+    budget = sum(math.prod(tensor.dims) for tensor in graph.initializers.values())
     for node in graph.nodes:
         if node.domain or node.op_type in _RANDOM | _QUANTIZED or node.captures or node.has_subgraph or not node.inputs:
             continue
         if not all(not name or name in known or graph.is_constant(name) for name in node.inputs):
             continue
+        if any(_is_larger(graph, name, budget) for name in node.outputs):
+            continue  # the result would be thrown away
         if all(not name or graph.elem_type(name) in _EXCHANGED for name in node.outputs):
             result.append(node)
             known.update(node.outputs)
     return result
+
+
+def _is_larger(graph: Graph, name: str, budget: int) -> bool:
+    """Whether a tensor is known to be too large to be kept, before it is computed."""
+    shape = graph.shape(name) or ()
+    size = math.prod(each for each in shape if isinstance(each, int))
+    width = tensor_bytes(TensorProto(data_type=graph.elem_type(name)))
+    return size * width > _LARGE and size > budget
 
 
 def _compute(graph: Graph, nodes: list[Node], wanted: list[str]) -> dict[str, np.ndarray]:

@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from calibrators.shown import printable
 from quark_onnx.optimizers.problem import LayerResult
 from quark_onnx.plan import Keep, Plan
 from quark_onnx.report.figures import decibels, percent, size_change
@@ -76,7 +77,7 @@ class Report:
             lines.append("float     " + "; ".join(f"{n} {why}" for why, n in _grouped(self.kept_nodes)))
         lines += _section("kept", [f"{name}: {why}" for name, why in self.kept_tensors.items()])
         lines += _section("notes", self.notes)
-        return "\n".join(lines)
+        return "\n".join(map(printable, lines))
 
 
 def summarize(*plans: Plan) -> tuple[dict[str, tuple[int, int]], dict[str, str], dict[str, str]]:

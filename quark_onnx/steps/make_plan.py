@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import onnx
-
 import quark_onnx.rules
 import quark_onnx.targets  # noqa: F401  (importing registers rules and targets)
 from quark_onnx.config import QConfig
-from quark_onnx.errors import ModelError
-from quark_onnx.graph import Graph, Node, ShapeArithmetic, overridable
+from quark_onnx.graph import Graph, ShapeArithmetic, overridable
 from quark_onnx.graph.states import State, states
 from quark_onnx.plan import OVERRIDABLE, BiasOf, Keep, Plan, Quantize, SameAs, Use, select
 from quark_onnx.registry import RULES, TARGETS
@@ -43,7 +40,6 @@ def make_plan(
         spare_states(plan, states(graph) if recurrent is None else recurrent)
     for node in graph.nodes:
         rule = RULES.get(node.kind)
-        _check_arity(node, graph.opset)
         if plan.specs[node].keep:
             plan.keep_node(node, plan.specs[node].keep)
         elif node.float_reason and not plan.rounds_results(node):
@@ -63,25 +59,6 @@ def make_plan(
     _spare_float_readers(plan)
     _spare_shapes(plan)
     return plan
-
-
-def _check_arity(node: Node, opset: int) -> None:
-    """Rules read a node's required inputs and outputs without asking whether they are there."""
-    if node.domain or not onnx.defs.has(node.op_type):
-        return
-    try:
-        schema = onnx.defs.get_schema(node.op_type, opset)
-    except onnx.defs.SchemaError:
-        return  # the operator is newer than the model's opset: onnxruntime will say so
-    for what, names, formal in (("inputs", node.inputs, schema.inputs), ("outputs", node.outputs, schema.outputs)):
-        needed = [
-            place for place, p in enumerate(formal) if p.option == onnx.defs.OpSchema.FormalParameterOption.Single
-        ]
-        if any(place >= len(names) or not names[place] for place in needed):
-            found = f"{what} {list(names)}" if any(names) else f"no {what}"
-            raise ModelError(
-                f"node {node.name!r} ({node.op_type}) has {found}; it needs {[formal[place].name for place in needed]}"
-            )
 
 
 def _hand_on(plan: Plan) -> None:
