@@ -1,6 +1,7 @@
 """Everything that can go wrong in a calibration on purpose.
 
 CalibrationError              the calibration cannot be done as asked
+├── RuntimeCrash              onnxruntime has ended the process that it ran in
 └── DataError                 the calibration data cannot be used
     ├── EmptyReader           it has no sample, or none left
     ├── ReaderEndedEarly      it has fewer samples than were promised
@@ -21,6 +22,14 @@ _LISTED = 12
 
 class CalibrationError(Exception):
     """Base of all errors that this package raises on purpose."""
+
+
+class RuntimeCrash(CalibrationError):
+    """Onnxruntime has ended the process that it ran in; only with ``calibrators.isolation`` can that be an error."""
+
+    def __init__(self, message: str, printed: str = "") -> None:
+        """``printed``: the end of what the process has printed."""
+        super().__init__(f"{message}; it printed {printed!r}" if printed else message)
 
 
 class DataError(CalibrationError):

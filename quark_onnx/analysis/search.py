@@ -318,7 +318,7 @@ class Search:
 
     def _judged(self, model: ModelProto) -> float:
         try:
-            found = self._sqnr(open_session(model))
+            found = self._sqnr(open_session(model, what="the quantized model"))
         except Exception as error:  # onnxruntime raises several unrelated types
             raise ModelError(f"the quantized model cannot be judged: {error}") from error
         return float("-inf") if found is None else found

@@ -109,23 +109,33 @@ def _workers(number: int) -> Iterator[Executor | None]:
     if number == 1:
         yield None
         return
-    with ProcessPoolExecutor(number, get_context("spawn"), initializer=_start_worker) as pool:
+    context = get_context("spawn")
+    ended, end = context.Pipe(duplex=False)
+    with end, ended, ProcessPoolExecutor(number, context, initializer=_start_worker, initargs=(ended,)) as pool:
         try:
             yield pool
         except BrokenProcessPool as error:
             raise ModelError(
                 f"one of the {number} calibrating processes ended unexpectedly; if memory ran out, try fewer --workers"
             ) from error
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                end.close()  # a signal; the pool would wait for what they run
+            raise
 
 
-def _start_worker() -> None:
-    """Ctrl-C is for the process that this one works for, which stops it; and with that process it ends, however."""
+def _start_worker(ended: connection.Connection) -> None:
+    """Ctrl-C is for the process that this one works for, which stops it; and with that process it ends, however.
+
+    Args:
+        ended: has an end of file once this process is to end.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_follow_parent, daemon=True).start()
+    threading.Thread(target=_follow_parent, args=(ended,), daemon=True).start()
 
 
-def _follow_parent() -> None:
+def _follow_parent(ended: connection.Connection) -> None:
     parent = parent_process()
     if parent is not None:
-        connection.wait([parent.sentinel])
+        connection.wait([parent.sentinel, ended])
         os._exit(1)

@@ -185,7 +185,7 @@ def _finished(model: ModelProto, first: Stage, target: Path | None, *, external:
     with staged(model, target, external=external) as path:
         check(path, original, "converted")
         plain = Reference(original, optimize=False)
-        if _opens(plain) and not _opens(Reference(model, path, optimize=False)):
+        if _opens(plain) and not _opens(Reference(model, path, optimize=False, what="the converted model")):
             logger.warning("onnxruntime loads the model on its CPU provider no more, which lacks kernels for it")
     return read(target)
 

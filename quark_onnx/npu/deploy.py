@@ -244,7 +244,7 @@ def _write(folder: Path, bundle: Bundle, model: ModelProto, samples: Sequence[Sa
 
 def _record(folder: Path, samples: Sequence[Sample]) -> None:
     """Samples, and what the model computes of them on the CPU."""
-    session = open_session(folder / _MODEL)
+    session = open_session(folder / _MODEL, what="the quantized model")
     for part in ("samples", "outputs"):
         (folder / part).mkdir()
     for place, sample in enumerate(samples):
