@@ -27,9 +27,10 @@ class CalibrationError(Exception):
 class RuntimeCrash(CalibrationError):
     """Onnxruntime has ended the process that it ran in; only with ``calibrators.isolation`` can that be an error."""
 
-    def __init__(self, message: str, printed: str = "") -> None:
-        """``printed``: the end of what the process has printed."""
+    def __init__(self, message: str, printed: str = "", *, killed: bool = False) -> None:
+        """``printed``: the end of what the process has printed; ``killed``: another process or the system ended it."""
         super().__init__(f"{message}; it printed {printed!r}" if printed else message)
+        self.killed = killed
 
 
 class DataError(CalibrationError):

@@ -33,7 +33,9 @@ from calibrators.worker import Settings, Stream, Value, receive, send, widen_pip
 #: Seconds that the process gets to end by itself.
 _GRACE = 5.0
 #: How much of what it last printed becomes part of an error, in characters.
-_LAST_WORDS = 300
+_LAST_WORDS = 500
+#: Of Linux and macOS; Windows has none.
+_SIGKILL = 9
 
 
 class _Died(Exception):
@@ -41,11 +43,14 @@ class _Died(Exception):
 
     Attributes:
         printed: the end of what it has printed.
+        killed: whether it was ended from outside, as systems do where memory runs out.
     """
 
-    def __init__(self, how: str, printed: str) -> None:
-        super().__init__(how)
+    def __init__(self, code: int, printed: str) -> None:
+        """``code``: the exit code, or minus the number of a signal."""
+        super().__init__(ending(code))
         self.printed = printed
+        self.killed = code == -_SIGKILL
 
 
 class Isolation:
@@ -231,7 +236,8 @@ class IsolatedSession:
         try:
             return process.ask(action, arguments)
         except _Died as death:
-            raise RuntimeCrash(f"onnxruntime's process {death} while {doing} {self._what}", death.printed) from death
+            message = f"onnxruntime's process {death} while {doing} {self._what}"
+            raise RuntimeCrash(message, death.printed, killed=death.killed) from death
 
 
 class _Process:
@@ -332,7 +338,7 @@ class _Process:
         """Tell everybody who waits; the lock is held."""
         while self._waiting:
             _, future = self._waiting.popitem()
-            future.set_exception(_Died(ending(self._popen.returncode), self._last_words()))
+            future.set_exception(_Died(self._popen.returncode, self._last_words()))
 
     def _last_words(self) -> str:
         """Return the end of what the process has printed."""

@@ -38,11 +38,9 @@ __all__ = [
 ]
 
 
-#: What to do about a crash.
-_AFTER_A_CRASH = (
-    "either memory ran out (SIGKILL), or this is a defect of onnxruntime: try another version of it, or leave out "
-    "operators with exclude"
-)
+#: What to do about a process that crashed, and about one that was killed.
+_CRASHED = "this is a defect of onnxruntime: try another version of it, or leave operators float with exclude"
+_KILLED = "the system does that where memory runs out"
 
 
 class QuarkError(Exception):
@@ -104,10 +102,12 @@ def crash_errors(*models: object) -> Iterator[None]:
     except RuntimeCrashError:
         raise
     except Exception as error:
-        if crash_behind(error) is None:
+        crash = crash_behind(error)
+        if crash is None:
             raise
+        advice = _KILLED if crash.killed else _CRASHED
         names = ", ".join(str(model) for model in models if isinstance(model, str | Path))
-        raise RuntimeCrashError(f"{names}{': ' if names else ''}{error}; {_AFTER_A_CRASH}") from error
+        raise RuntimeCrashError(f"{names}{': ' if names else ''}{error}; {advice}") from error
 
 
 @contextmanager

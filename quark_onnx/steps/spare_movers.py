@@ -7,6 +7,7 @@ a moved DequantizeLinear whose result a subgraph captures). Nothing is moved whe
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from quark_onnx.config import Override, QConfig
@@ -18,6 +19,7 @@ from quark_onnx.steps.inside import Inside, plan_insides
 from quark_onnx.steps.make_plan import make_plan
 
 _REASON = "onnxruntime crashed with Q/DQ pairs around operators that move values"
+_UNMEASURED = "it was not measured before onnxruntime crashed"
 
 
 def spare_movers(
@@ -40,10 +42,8 @@ def spare_movers(
     again, inner = make_plan(graph, config, strict=False), plan_insides(graph, config)
     ranges = _spared(again, plan, ranges)
     _spare_bodies(inner, insides)
-    note = (
-        f"onnxruntime crashed on the quantized model; it was made again with the {len(movers)} operators that move "
-        f"values ({', '.join(sorted(set(movers)))}) left float, and then runs"
-    )
+    counts = ", ".join(f"{count} {kind}" for kind, count in sorted(Counter(movers).items()))
+    note = f"onnxruntime crashed on the quantized model, and runs it with operators that move values left float: {counts}"
     return config, again, inner, ranges, note
 
 
@@ -67,13 +67,15 @@ def _spared(plan: Plan, before: Plan, ranges: Ranges) -> Ranges:
         if node.kind in HANDING_ON:
             for tensor in filter(None, node.inputs):
                 plan.entries[Use(tensor, node.name)] = Keep(_REASON)
+                plan.spoken.discard(tensor)  # or they would read what the producer's pair leaves of it
     found = dict(ranges)
     for use, entry in list(plan.entries.items()):
         if not isinstance(entry, Quantize) or plan.graph.is_constant(use.tensor) or use in found:
             continue
         root = before.root(before.use(use.tensor))
+        kept = before.entry(root)
         if root in ranges:
             found[use] = ranges[root]
         elif entry.spec.measured and entry.bounds is None:
-            plan.keep(use.tensor, "it was not measured before onnxruntime crashed")
+            plan.keep(use.tensor, kept.reason if isinstance(kept, Keep) else _UNMEASURED)
     return found
