@@ -45,8 +45,15 @@ class _Stops:
             stop()
 
 
-#: Of the threads of a pool; None in threads that nobody waits for.
-_stops: ContextVar[_Stops | None] = ContextVar("stops", default=None)
+#: Of threads outside of pools.
+_outside = _Stops()
+#: Of the threads of a pool.
+_stops: ContextVar[_Stops] = ContextVar("stops", default=_outside)
+
+
+def stop_all() -> None:
+    """Stop all native work of this process that is not that of ``Lanes``, and all that will begin."""
+    _outside.stop()
 
 
 def interruptible(work: Callable[[], T], stop: Callable[[], object]) -> T:
@@ -62,8 +69,6 @@ def interruptible(work: Callable[[], T], stop: Callable[[], object]) -> T:
         threading.Thread(target=copy_context().run, args=(_fulfil, future, work), daemon=True).start()
         return waited(future, stop)
     stops = _stops.get()
-    if stops is None:
-        return work()
     stops.add(stop)
     try:
         return work()
@@ -75,8 +80,7 @@ def waited(future: Future[T], stop: Callable[[], object]) -> T:
     """Wait for a result; if a signal handler raises meanwhile, ``stop`` the work, wait for its end, and raise that."""
     finished, stops = threading.Event(), _stops.get()
     future.add_done_callback(lambda _: finished.set())
-    if stops is not None:
-        stops.add(stop)
+    stops.add(stop)
     try:
         while not finished.wait(_LOOK):
             pass
@@ -85,8 +89,7 @@ def waited(future: Future[T], stop: Callable[[], object]) -> T:
         finished.wait(_GRACE)
         raise
     finally:
-        if stops is not None:
-            stops.remove(stop)
+        stops.remove(stop)
     return future.result()
 
 

@@ -247,6 +247,7 @@ class _Process:
         self.dead = False
         self.closed: list[int] = []
         self._lock = threading.Lock()
+        self._words = ""
         self._tickets = count()
         self._waiting: dict[int, Future[Any]] = {}
         self._printed = tempfile.TemporaryFile("a+b")  # noqa: SIM115  (as long as the process)
@@ -308,7 +309,6 @@ class _Process:
             self._popen.kill()
             self._popen.wait()
         self._listener.join()
-        self._printed.close()
 
     def abandon(self) -> None:
         """Close this side of the pipes."""
@@ -329,24 +329,19 @@ class _Process:
         except Exception:  # an end of file; or what a process that dies has written, which may be anything
             self._popen.kill()
         self._popen.wait()
-        self._answers.close()
         with self._lock:
             self.dead = True
+            self._printed.seek(0)
+            self._words = " ".join(self._printed.read().decode("utf-8", "replace").split())[-_LAST_WORDS:]
+            for stream in (self._requests, self._answers, self._printed):
+                stream.close()
             self._fail()
 
     def _fail(self) -> None:
         """Tell everybody who waits; the lock is held."""
         while self._waiting:
             _, future = self._waiting.popitem()
-            future.set_exception(_Died(self._popen.returncode, self._last_words()))
-
-    def _last_words(self) -> str:
-        """Return the end of what the process has printed."""
-        try:
-            self._printed.seek(0)
-            return " ".join(self._printed.read().decode("utf-8", "replace").split())[-_LAST_WORDS:]
-        except ValueError:  # closed
-            return ""
+            future.set_exception(_Died(self._popen.returncode, self._words))
 
 
 def ending(code: int) -> str:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from multiprocessing import connection, get_context, parent_process
 from time import perf_counter
 
+from calibrators.interrupt import stop_all
 from quark_onnx import api
 from quark_onnx.cli.data import add_data_options, data_of
 from quark_onnx.cli.output import Answer, entry
@@ -128,7 +129,7 @@ def _start_worker(ended: connection.Connection) -> None:
     """Ctrl-C is for the process that this one works for, which stops it; and with that process it ends, however.
 
     Args:
-        ended: has an end of file once this process is to end.
+        ended: has an end of file once nobody wants what this process computes.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_follow_parent, args=(ended,), daemon=True).start()
@@ -137,5 +138,7 @@ def _start_worker(ended: connection.Connection) -> None:
 def _follow_parent(ended: connection.Connection) -> None:
     parent = parent_process()
     if parent is not None:
-        connection.wait([parent.sentinel, ended])
+        if parent.sentinel not in connection.wait([parent.sentinel, ended]):
+            stop_all()  # the pool ends the process once its work has ended
+            connection.wait([parent.sentinel])
         os._exit(1)

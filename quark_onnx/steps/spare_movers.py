@@ -43,7 +43,7 @@ def spare_movers(
     ranges = _spared(again, plan, ranges)
     _spare_bodies(inner, insides)
     counts = ", ".join(f"{count} {kind}" for kind, count in sorted(Counter(movers).items()))
-    note = f"onnxruntime crashed on the quantized model, and runs it with operators that move values left float: {counts}"
+    note = f"onnxruntime crashed on the quantized model; operators that move values were then left float: {counts}"
     return config, again, inner, ranges, note
 
 
