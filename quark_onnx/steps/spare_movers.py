@@ -65,6 +65,7 @@ def _spared(plan: Plan, before: Plan, ranges: Ranges) -> Ranges:
     """Let movers read floats; return the ranges of what is quantized now."""
     for node in plan.graph.nodes:
         if node.kind in HANDING_ON:
+            plan.keep_node(node, before.kept.get(node.name, _REASON))
             for tensor in filter(None, node.inputs):
                 plan.entries[Use(tensor, node.name)] = Keep(_REASON)
                 plan.spoken.discard(tensor)  # or they would read what the producer's pair leaves of it
