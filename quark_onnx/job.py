@@ -10,10 +10,11 @@ from typing import Any
 
 from onnx import ModelProto
 
+from calibrators.isolation import current
 from calibrators.session import model_bytes
 from calibrators.spool import Spool
 from quark_onnx.config import QConfig
-from quark_onnx.errors import ModelError, data_errors
+from quark_onnx.errors import crash_behind, data_errors
 from quark_onnx.graph import (
     Graph,
     Narrowing,
@@ -24,11 +25,8 @@ from quark_onnx.graph import (
     store_for,
     widened,
 )
-from quark_onnx.graph.fields import check_fields
-from quark_onnx.graph.io import external_files, read
-from quark_onnx.graph.sizes import check_sizes
+from quark_onnx.graph.io import load
 from quark_onnx.graph.states import states
-from quark_onnx.graph.variadic import check_variadic
 from quark_onnx.optimizers import Samples
 from quark_onnx.optimizers.problem import LayerResult
 from quark_onnx.plan import Plan, Quantize, select
@@ -78,6 +76,7 @@ from quark_onnx.steps import (
     share_transposed,
     solve,
     solve_biases,
+    spare_movers,
     stretch,
     wanted,
     worst_sqnr,
@@ -165,7 +164,28 @@ def run(job: Job, data: Any, executor: Executor | None, progress: bool | None) -
                 executor=executor,
                 progress=bar.update,
             )
-        return job.finish(planned, ranges, _Data(first, held, spool), progress)
+        return _finished(job, planned, ranges, _Data(first, held, spool), progress)
+
+
+def _finished(job: Job, planned: _Planned, ranges: Ranges, data: _Data, progress: bool | None) -> Result:
+    """Finish a run. If onnxruntime crashes in its own process meanwhile, try a second time without the pairs that it
+    moves, which are behind the crashes that are known.
+    """
+    if current() is None:  # a crash would end this process
+        return job.finish(planned, ranges, data, progress)
+    graph = planned.graph.copy()  # optimizers change it
+    try:
+        return job.finish(planned, ranges, data, progress)
+    except Exception as error:
+        crash = crash_behind(error)
+        again = None if crash is None else spare_movers(graph, planned.config, planned.plan, planned.insides, ranges)
+        if again is None:
+            raise
+        logger.warning("%s; trying again with operators that move values left float", crash)
+    config, plan, insides, ranges, note = again
+    return job.finish(
+        _Planned(config, graph, plan, insides, [*planned.notes, note], planned.rewrites), ranges, data, progress
+    )
 
 
 def _read(held: HoldOut, spool: Spool, length: int | None, progress: bool | None) -> None:
@@ -371,17 +391,3 @@ class Job:
         )
         logger.debug("%s", report)
         return report
-
-
-def load(model: str | Path | ModelProto) -> ModelProto:
-    """A model from a path, or the model itself, which is never changed."""
-    if isinstance(model, ModelProto):
-        if files := external_files(model):
-            raise ModelError(f"the weights of the model are not loaded, they lie in {sorted(files)}; pass its path")
-        check_fields(model)
-        check_variadic(model)
-        check_sizes(model)
-        return model
-    if isinstance(model, str | Path):
-        return read(Path(model))
-    raise ModelError(f"model is a {type(model).__name__}; it must be a path or a ModelProto")

@@ -27,6 +27,7 @@ from types import FrameType
 from typing import Any
 
 from calibrators import CalibrationError
+from calibrators.isolation import isolated
 from calibrators.scratch import written
 from calibrators.shown import clipped, printable
 from quark_onnx import __version__
@@ -34,7 +35,7 @@ from quark_onnx.cli import analyze, compare, convert, explain, listing, llm, npu
 from quark_onnx.cli.data import in_flags
 from quark_onnx.cli.output import Answer, error_document, say, to_json
 from quark_onnx.cli.parsing import STDOUT, Parser, UsageError
-from quark_onnx.errors import AccuracyError, PlanError, QuarkError, nearest
+from quark_onnx.errors import AccuracyError, PlanError, QuarkError, crash_errors, nearest
 
 PROGRAM = "quark-onnx"
 #: Each is a module with NAME, SUMMARY, USAGE, EXAMPLE, add_arguments(parser) and run(options) -> Answer.
@@ -57,7 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with _signals_raise():
             options = parse(arguments)
-            with _diagnostics(options.verbose):
+            models = (getattr(options, name, None) for name in ("model", "reference", "other"))
+            with _diagnostics(options.verbose), crash_errors(*models), isolated(options.isolation):
                 answer: Answer = options.run(options)
             return _publish(answer, options)
     except SystemExit as done:  # --help and --version

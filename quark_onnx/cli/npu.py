@@ -22,7 +22,7 @@ from quark_onnx.cli.parsing import (
 )
 from quark_onnx.cli.settings import add_config_options, add_gate_option, config_of
 from quark_onnx.errors import ConstraintError
-from quark_onnx.job import load
+from quark_onnx.graph.io import load
 from quark_onnx.npu.page import write_page
 from quark_onnx.npu.support import KINDS, RELEASE
 from quark_onnx.registry import RECIPES, TARGETS

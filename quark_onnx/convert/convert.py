@@ -19,10 +19,9 @@ from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.functions import DOMAINS
 from quark_onnx.fusions.base import CONTRIB
 from quark_onnx.graph import Graph, inlined, store_for
-from quark_onnx.graph.io import loaded, read, staged
+from quark_onnx.graph.io import load, loaded, read, staged
 from quark_onnx.graph.node import inner_nodes
 from quark_onnx.graph.sizes import check_sizes
-from quark_onnx.job import load
 from quark_onnx.registry import CONVERSIONS
 from quark_onnx.report import OutputError
 from quark_onnx.steps import OLD_DOMAIN, Reference, check, define_functions, destination, keeps_weights_beside
@@ -196,7 +195,7 @@ def _finished(
     with staged(model, target, external=external, source=source) as path:
         check(path, original, "converted")
         plain = Reference(original, optimize=False)
-        if _opens(plain) and not _opens(Reference(model, path, optimize=False)):
+        if _opens(plain) and not _opens(Reference(model, path, optimize=False, what="the converted model")):
             logger.warning("onnxruntime loads the model on its CPU provider no more, which lacks kernels for it")
     return read(target)
 

@@ -40,13 +40,13 @@ class Stage:
         bare.set_functions([])  # of a converted model they may be for another opset
         model = with_bodies(bare.to_model())
         try:
-            reference = Reference(_wide_interface(model), optimize=False)
+            reference = Reference(_wide_interface(model), optimize=False, what="the model")
             reference.session  # noqa: B018  (whether it opens is the question)
         except ModelError:
             rounded = _rounded(model, self.graph)
             if rounded is model:
                 raise
-            reference = Reference(rounded, optimize=False)
+            reference = Reference(rounded, optimize=False, what="the model")
             reference.session  # noqa: B018
         return reference
 

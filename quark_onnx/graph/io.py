@@ -65,6 +65,20 @@ def loaded(model: ModelProto) -> ModelProto:
     return result
 
 
+def load(model: str | Path | ModelProto) -> ModelProto:
+    """A model from a path, or the model itself, which is never changed."""
+    if isinstance(model, ModelProto):
+        if files := external_files(model):
+            raise ModelError(f"the weights of the model are not loaded, they lie in {sorted(files)}; pass its path")
+        check_fields(model)
+        check_variadic(model)
+        check_sizes(model)
+        return model
+    if isinstance(model, str | Path):
+        return read(Path(model))
+    raise ModelError(f"model is a {type(model).__name__}; it must be a path or a ModelProto")
+
+
 def read_stored(path: Path) -> ModelProto:
     """The model in a file as it is stored there: what lies in other files is not loaded.
 

@@ -9,7 +9,7 @@ from onnx import ModelProto
 
 from calibrators.shown import printable
 from quark_onnx.graph import Graph
-from quark_onnx.job import load
+from quark_onnx.graph.io import load
 from quark_onnx.npu.finding import Finding
 from quark_onnx.npu.pairs import Pairs
 from quark_onnx.npu.scales import scale_findings

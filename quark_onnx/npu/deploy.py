@@ -26,8 +26,7 @@ from quark_onnx.api import quantize
 from quark_onnx.config import QConfig
 from quark_onnx.errors import ConfigError, ConstraintError, ModelError, data_errors
 from quark_onnx.graph import Graph, widened
-from quark_onnx.graph.io import staged
-from quark_onnx.job import load
+from quark_onnx.graph.io import load, staged
 from quark_onnx.npu.check import Check, check
 from quark_onnx.npu.cut import Parts
 from quark_onnx.npu.legalize import legalize
@@ -251,7 +250,7 @@ def _write(folder: Path, bundle: Bundle, model: ModelProto, samples: Sequence[Sa
 
 def _record(folder: Path, samples: Sequence[Sample]) -> None:
     """Samples, and what the model computes of them on the CPU."""
-    session = open_session(folder / _MODEL)
+    session = open_session(folder / _MODEL, what="the quantized model")
     for part in ("samples", "outputs"):
         (folder / part).mkdir()
     for place, sample in enumerate(samples):

@@ -17,8 +17,8 @@ from quark_onnx.errors import ConfigError
 from quark_onnx.graph import Graph, gather_constants, inlined
 from quark_onnx.graph.codes import beyond_pairs
 from quark_onnx.graph.cost import operations
+from quark_onnx.graph.io import load
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
-from quark_onnx.job import load
 from quark_onnx.npu.check import kind_of
 from quark_onnx.npu.pairs import Pairs
 from quark_onnx.npu.partition import EDGE, edges, expected_edges, pieces

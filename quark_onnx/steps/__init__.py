@@ -24,6 +24,7 @@ from quark_onnx.steps.search import search
 from quark_onnx.steps.settle import Limits, settle
 from quark_onnx.steps.share import share_transposed
 from quark_onnx.steps.solve import Params, solve, solve_biases
+from quark_onnx.steps.spare_movers import spare_movers
 from quark_onnx.steps.tolerate import tolerated
 from quark_onnx.steps.worth import Before, worst_sqnr
 
@@ -78,6 +79,7 @@ __all__ = [
     "share_transposed",
     "solve",
     "solve_biases",
+    "spare_movers",
     "stretch",
     "tolerated",
     "wanted",

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import onnx
 from onnx import ModelProto
 
+from calibrators.isolation import release
 from calibrators.processor import ADVICE, BETTER, SATURATION, saturates
 from calibrators.session import PROTOBUF_LIMIT, estimate_bytes, is_defined, open_session
 from quark_onnx.errors import AccuracyError, ModelError
@@ -98,6 +99,7 @@ def finish(
             found = gate.passed(path)
         elif not bare:
             _load(path, lean=lean)
+        release()  # Windows does not rename a file that is mapped into memory
     return Finished(loaded(model), *found)
 
 
@@ -220,7 +222,7 @@ def _unmeasured() -> list[str]:
 def _load(model: ModelProto | Path, *, lean: bool = False, integers: bool | None = None) -> Any:
     """A session on the model."""
     try:  # of a large model the optimizer would make copies of the weights
-        return open_session(model, lean=lean, optimize=not lean, integers=integers)
+        return open_session(model, lean=lean, optimize=not lean, integers=integers, what="the quantized model")
     except Exception as error:  # onnxruntime raises several unrelated types
         hint = (
             "; it loads without onnxruntime's graph optimizations, so that one of them is at fault: leave out the node"
@@ -233,7 +235,7 @@ def _load(model: ModelProto | Path, *, lean: bool = False, integers: bool | None
 
 def _loads_plainly(model: ModelProto | Path) -> bool:
     try:
-        open_session(model, optimize=False)
+        open_session(model, optimize=False, what="the quantized model")
     except Exception:  # onnxruntime raises several unrelated types
         return False
     return True

@@ -167,7 +167,7 @@ class Agreement:
     def objection(self, fused: Graph) -> str:
         """Why a graph cannot take the place of the one with pairs; empty if it can."""
         try:
-            session = open_session(fused.to_model())
+            session = open_session(fused.to_model(), what="the quantized model with operators on codes")
             worst = self._agreement(session)
         except Exception as error:  # onnxruntime raises several unrelated types
             return f"onnxruntime does not run it ({error})"

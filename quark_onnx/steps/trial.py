@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from types import TracebackType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, ValueInfoProto
 
+from calibrators.interrupt import Lanes
 from calibrators.session import open_session
 from quark_onnx.graph import Graph, Node, ShapeArithmetic
 from quark_onnx.graph.node import QUANTIZE
@@ -76,7 +77,7 @@ class Probe:
 
     def __init__(self, graph: Graph, live: Graph, samples: Sequence[Sample]) -> None:
         judged = _parts(graph)
-        session = open_session(_with_outputs(graph, [tensor for tensor, _ in judged]))
+        session = open_session(_with_outputs(graph, [tensor for tensor, _ in judged]), what="the float model")
         self._live, self._shapes = live, ShapeArithmetic.of(graph)
         self._names = [tensor for tensor, _ in judged]
         self._judged = [_as_read(live, tensor, reader) for tensor, reader in judged]
@@ -91,7 +92,7 @@ class Probe:
             values = session.run(None, dict(sample))
             self._references.append([(place, v.astype(np.float64)) for place, v in enumerate(values) if _measurable(v)])
         self.usable = all(self._references)
-        self._pool, self._pays = ThreadPoolExecutor(_AT_ONCE), True
+        self._pool, self._pays = Lanes(_AT_ONCE), True
 
     @property
     def nodes(self) -> list[Node]:
@@ -199,13 +200,15 @@ class Probe:
     def __enter__(self) -> Probe:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self._pool.shutdown()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pool.__exit__(kind, error, trace)
 
 
 def _open(model: ModelProto) -> Any:
     """A session with one thread, as several samples run side by side, in which biases are rounded."""
-    return open_session(model, threads=1)
+    return open_session(model, threads=1, what="the quantized model with its scales as inputs")
 
 
 def _kinds(values: Mapping[str, Any]) -> tuple[dict[str, tuple[object, int]], dict[str, tuple[int, ...]]]:
