@@ -13,7 +13,7 @@ from quark_onnx.torch.algorithms.turning import Turned
 from quark_onnx.torch.checkpoint import SHARD, Writer, read_json
 from quark_onnx.torch.config import DEFAULT_TYPES, TorchConfig
 from quark_onnx.torch.disk_names import DiskNames
-from quark_onnx.torch.experts import Experts
+from quark_onnx.torch.experts import UNFUSED
 from quark_onnx.torch.exporter_config import ExporterConfig as ExporterConfig
 from quark_onnx.torch.exporter_config import JsonExporterConfig as JsonExporterConfig
 from quark_onnx.torch.layers import QuantizedLayer, Rounding, kind_of
@@ -95,7 +95,7 @@ def check_experts(layout: Layout, model: Any, keys: Mapping[str, str]) -> None:
     Args:
         keys: what layers will be called, by their names in the model.
     """
-    stacks = [name for name, module in model.named_modules() if isinstance(module, Experts)]
+    stacks = [name for name, module in model.named_modules() if isinstance(module, UNFUSED)]
     taken = [name for name in keys if any(within(name, stack) for stack in stacks)]
     if not taken or not layout.keeps_names:
         return
