@@ -45,17 +45,19 @@ def routers_of(model: Any) -> list[str]:
 def unknown_stacks_of(model: Any) -> dict[str, Any]:
     """Return the weights of stacks of experts that have not been taken apart, by their names.
 
-    Those are weights of three axes whose module stands beside a router.
+    Those are matrices, and stacks of them, that belong to no layer and whose module stands beside a router.
     """
     stacks = _stacks_of(model)
     routers = routers_of(model)
     found = {}
     for stack in stacks:
         mixture = _mixture_around(model, stack, stacks)
-        if any(_is_inside(router, mixture) for router in routers):
-            for name, parameter in model.get_submodule(stack).named_parameters(recurse=False):
-                if parameter.ndim == 3:
-                    found[f"{stack}.{name}"] = parameter
+        if not any(_is_inside(router, mixture) for router in routers):
+            continue
+        for owner, module in model.get_submodule(stack).named_modules(prefix=stack):
+            for name, parameter in module.named_parameters(recurse=False):
+                if parameter.ndim > 1 and kind_of(module) is None:
+                    found[f"{owner}.{name}"] = parameter
     return found
 
 
