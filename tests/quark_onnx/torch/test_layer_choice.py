@@ -358,7 +358,7 @@ def test_a_gguf_file_without_blocks_is_an_error(tmp_path: Path) -> None:
     settings = {"hidden_size": 48, "intermediate_size": 80, "head_dim": 12}
     source = saved(made(llama(**settings)), tmp_path / "source")
     with pytest.raises(
-        ConfigError, match=r"no tensor would be Q4_1: F16, not Q4_1: a width of 48 is no multiple of 32"
+        ConfigError, match=r"no tensor would be Q4_1: F16, not Q4_1: a width of 80 is no multiple of 32"
     ):
         write_gguf(source, tmp_path / "model.gguf", "q4_1")
     assert [each.name for each in tmp_path.iterdir()] == ["source"]

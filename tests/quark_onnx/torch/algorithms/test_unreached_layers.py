@@ -102,7 +102,7 @@ def model_of(family: str) -> Any:
 
 
 def batches(family: str) -> list[dict[str, Any]]:
-    own = [each.clamp(min=3) for each in tokens(4)]
+    own = [each.clamp(min=3) for each in tokens(2)]
     both = FAMILIES[family][0] is AutoModelForSeq2SeqLM
     return [{"input_ids": each} | ({"decoder_input_ids": each.flip(1)} if both else {}) for each in own]
 
@@ -115,7 +115,7 @@ def quantized(family: str, name: str) -> tuple[Any, Any]:
     return model, quantize_model(model, config, batches(family), progress=False)
 
 
-@pytest.mark.parametrize("name", SWEEPING)
+@pytest.mark.parametrize("name", SWEEPING[::2])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_replays_are_whole_runs(family: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A layer that earlier runs have stopped before is computed where it is reached: each code and each error is that
@@ -130,7 +130,7 @@ def test_replays_are_whole_runs(family: str, name: str, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("name", OTHERS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["deepseek_v32", "t5", "bart_decoder", "rwkv", "mamba"])
 def test_no_algorithm_fails_for_a_layer_that_is_not_reached(family: str, name: str) -> None:
     """An algorithm quantizes all layers, or refuses a model with an error that names a layer; layers that no run
     reaches are rounded to nearest."""
@@ -156,4 +156,5 @@ def test_layers_that_no_data_reaches_are_noted(name: str) -> None:
         assert torch.equal(model.get_submodule(each).codes, plain.get_submodule(each).codes)
     noted = {outcome.layer for outcome in report.outcomes if "the data has not reached it" in outcome.note}
     assert noted == set(unreached)
-    assert any("8 layers are not reached by the data" in note for note in report.notes)
+    (note,) = report.notes
+    assert note.startswith("model.decoder.layers.0.encoder_attn.k_proj and 7 more layers are not reached by the data")
