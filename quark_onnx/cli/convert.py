@@ -29,7 +29,7 @@ exit codes: 0 done; 1 the outputs changed; 2 bad input; 3 internal error; 128 + 
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("model", metavar="MODEL", type=path, help="an .onnx file, of any tool; it is not changed")
     add_output_option(parser, "converted")
-    parser.add_argument("--to", metavar="WHAT", nargs="+", required=True, help=", ".join(CONVERSIONS))
+    parser.add_argument("--to", metavar="WHAT", nargs="+", action="extend", required=True, help=", ".join(CONVERSIONS))
     add_shape_option(parser, "for fixed-shapes: the shape of an input; without one its batch becomes 1")
     parser.add_argument("--opset", metavar="N", type=count, help="for opset: the version to convert to")
     parser.add_argument("--io", action="store_true", help="for float16 and bfloat16: inputs and outputs, too")

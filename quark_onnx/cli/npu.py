@@ -154,7 +154,12 @@ def _cut_options(parser: Parser) -> None:
         help="the two models",
     )
     parser.add_argument(
-        "--at", metavar="TENSOR", nargs="+", default=[], help="where to cut (default: behind the last products)"
+        "--at",
+        metavar="TENSOR",
+        nargs="+",
+        action="extend",
+        default=[],
+        help="where to cut (default: behind the last products)",
     )
 
 
@@ -181,6 +186,7 @@ def _deploy_options(parser: Parser) -> None:
         "--cut",
         metavar="TENSOR",
         nargs="*",
+        action="extend",
         help="cut the model here, by default behind the last products; the second part runs on the CPU",
     )
     behind.add_argument(
