@@ -68,8 +68,7 @@ def quantize_graph(
         A new module, and what became of its layers.
 
     Raises:
-        ConfigError: a name matches no layer or operator, none would be quantized, or an algorithm or attention is asked
-            for.
+        ConfigError: a name matches nothing, nothing would be quantized, or an algorithm or attention is asked for.
         DataError: data is needed and missing, or the model cannot be run on it.
         ModelError: the model cannot be exported, or was exported in training mode.
     """
@@ -81,7 +80,6 @@ def quantize_graph(
     mutating = without_mutations(graph_module.graph)
     routers = routers_of(model) if not isinstance(model, ExportedProgram) else []
     layers, operators = _chosen(graph_module, config, routers, report)
-    check_not_all_float(report.quantized, report.kept)
     specs = [*(spec for _, spec in layers.values()), *operators.values()]
     if mutating and not all(spec.weight_only for spec in specs):
         raise ModelError(
@@ -196,6 +194,7 @@ def _chosen(
         own = own.with_(input=None) if node in together else own
         if own != LayerSpec():
             operators[node] = report.quantized[name] = own
+    check_not_all_float(report.quantized, report.kept)
     return layers, operators
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from torch import nn
@@ -30,15 +30,13 @@ def routers_of(model: Any) -> list[str]:
     ['0.choice.0']
     """
     stacks = _stacks_of(model)
-    beside: dict[str, int] = {}
-    for name, count in stacks.items():
-        beside[_mixture_around(model, name, stacks)] = count
+    around_stacks = _ancestors_of(stacks)
     found = set[str]()
-    for mixture, count in beside.items():
+    for stack, mixture in _mixtures_of(model, stacks).items():
         for child, module in model.get_submodule(mixture).named_children():
             name = f"{mixture}.{child}" if mixture else child
-            if not any(_is_inside(stack, name) or _is_inside(name, stack) for stack in stacks):
-                found.update(_routers_in(name, module, count))
+            if name not in stacks and name not in around_stacks:
+                found.update(_routers_in(name, module, stacks[stack]))
     return [name for name, module in model.named_modules() if name in found or _is_called_router(name, module)]
 
 
@@ -48,11 +46,10 @@ def unknown_stacks_of(model: Any) -> dict[str, Any]:
     Those are matrices, and stacks of them, that belong to no layer and whose module stands beside a router.
     """
     stacks = _stacks_of(model)
-    routers = routers_of(model)
+    around_routers = _ancestors_of(routers_of(model))
     found = {}
-    for stack in stacks:
-        mixture = _mixture_around(model, stack, stacks)
-        if not any(_is_inside(router, mixture) for router in routers):
+    for stack, mixture in _mixtures_of(model, stacks).items():
+        if mixture not in around_routers:
             continue
         for owner, module in model.get_submodule(stack).named_modules(prefix=stack):
             for name, parameter in module.named_parameters(recurse=False):
@@ -68,11 +65,19 @@ def _stacks_of(model: Any) -> dict[str, int]:
         count = _expert_count(name.rpartition(".")[2], module)
         if count > 1:
             counts[name] = count
-    return {
-        name: count
-        for name, count in counts.items()
-        if not any(other != name and _is_inside(other, name) for other in counts)
-    }
+    outer = _ancestors_of(counts)
+    return {name: count for name, count in counts.items() if name not in outer}
+
+
+def _mixtures_of(model: Any, stacks: Collection[str]) -> dict[str, str]:
+    """Return by each stack the smallest module around it that has a matrix outside of all stacks."""
+    outside = [
+        name
+        for name, module in model.named_modules()
+        if _has_matrix(module) and name not in stacks and not any(each in stacks for each in _parents_of(name))
+    ]
+    around = _ancestors_of(outside)
+    return {stack: next((name for name in _parents_of(stack) if name in around), "") for stack in stacks}
 
 
 def _expert_count(last: str, module: Any) -> int:
@@ -80,7 +85,7 @@ def _expert_count(last: str, module: Any) -> int:
     if isinstance(module, nn.ModuleList | nn.ModuleDict):
         return len(module) if "expert" in last and "shared" not in last else 0
     if not isinstance(module, _ConvNd):
-        lengths = {len(each) for each in module.parameters(recurse=False) if each.ndim == 3}
+        lengths = {len(each) for each in module._parameters.values() if each is not None and each.ndim == 3}
         if len(lengths) == 1:
             return lengths.pop()
     stated = getattr(module, "num_experts", 0)
@@ -88,49 +93,49 @@ def _expert_count(last: str, module: Any) -> int:
     return stated if holds and isinstance(stated, int) else 0
 
 
-def _mixture_around(model: Any, stack: str, stacks: Mapping[str, int]) -> str:
-    """Return the name of the smallest module around a stack that has a matrix outside of all stacks."""
-    name = stack
-    while name:
-        name = name.rpartition(".")[0]
-        start = f"{name}." if name else ""
-        for owner, _ in _owners_of_matrices(model.get_submodule(name)):
-            if not any(_is_inside(start + owner, other) for other in stacks):
-                return name
-    return name
-
-
 def _routers_in(name: str, module: Any, count: int) -> Iterator[str]:
     """Yield the names of the routers in a module that stands beside experts."""
-    owners = dict(_owners_of_matrices(module))
-    names = [f"{name}.{owner}" if owner else name for owner in owners]
+    owners = {owner: each for owner, each in module.named_modules(prefix=name) if _has_matrix(each)}
     if name.rpartition(".")[2] in _ROUTERS:
-        yield from names
+        yield from owners
     elif len(owners) == 1:
-        owner = next(iter(owners.values()))
-        outputs = _outputs_of(owner)
-        if outputs == count or (outputs == 1 and owner is module):
-            yield names[0]
+        ((owner_name, owner),) = owners.items()
+        outputs, inputs = _shape_of(owner)
+        # a projection to as many channels as a stack of other weights has (a convolution's, say) is no choice
+        if (outputs == count and outputs < inputs) or (outputs == 1 and owner is module):
+            yield owner_name
 
 
-def _owners_of_matrices(module: Any) -> Iterator[tuple[str, Any]]:
-    """Yield a module and its descendants that have a matrix of their own."""
-    for name, each in module.named_modules():
-        if any(parameter.ndim == 2 for parameter in each.parameters(recurse=False)):
-            yield name, each
+def _has_matrix(module: Any) -> bool:
+    return any(parameter is not None and parameter.ndim == 2 for parameter in module._parameters.values())
 
 
-def _outputs_of(module: Any) -> int:
+def _shape_of(module: Any) -> tuple[int, int]:
+    """Return how many outputs and inputs the matrix of a module has."""
     matrix = next(each for each in module.parameters(recurse=False) if each.ndim == 2)
-    return len(outputs_first(matrix, kind_of(module)))
+    outputs, inputs = outputs_first(matrix, kind_of(module)).shape
+    return outputs, inputs
 
 
 def _is_called_router(name: str, module: Any) -> bool:
     """Return whether a module with a matrix is called a router, as that of experts that are looked up is (Doge)."""
-    named = any("router" in part for part in name.split("."))
-    return named and any(parameter.ndim == 2 for parameter in module.parameters(recurse=False))
+    return "router" in name and _has_matrix(module)
 
 
-def _is_inside(name: str, other: str) -> bool:
-    """Return whether one module is another, or a part of it, by their names; "" is the whole model."""
-    return not other or name == other or name.startswith(f"{other}.")
+def _parents_of(name: str) -> Iterator[str]:
+    """Yield the names of the modules around a module, the innermost first; the last is "", the model.
+
+    >>> list(_parents_of("layers.0.mlp"))
+    ['layers.0', 'layers', '']
+    """
+    while name:
+        name = name.rpartition(".")[0]
+        yield name
+
+
+def _ancestors_of(names: Iterable[str]) -> set[str]:
+    """Return the names of all modules around some modules."""
+    found = set[str]()
+    for name in names:
+        found.update(_parents_of(name))
+    return found
