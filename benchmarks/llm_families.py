@@ -78,7 +78,7 @@ def _outcome(recipe: str, source: Path, output: Path, batches: list[Any], expect
     scheme, algorithms = RECIPES[recipe]
     try:
         checkpoint = FloatCheckpoint(source)
-        config = config_for(scheme, exclude=checkpoint.heads).with_(algorithms=algorithms)
+        config = config_for(scheme, exclude=checkpoint.usually_float()).with_(algorithms=algorithms)
         data = batches if config.needs_data else None
         report = quantize_checkpoint(checkpoint, output, config, data, progress=False)
     except QuarkError as error:
