@@ -115,6 +115,7 @@ def raise_opset_for(
                 )
         needed = max(opset for opset in (ROUND_OPSET, vendor, *(e.min_opset for e in wanted)) if opset <= limit)
     if before >= needed:
+        _check_not_beyond(graph, plan, vendor=config.form == "vendor")
         return graph, []
     raised = graph
     for opset in sorted({needed, ROUND_OPSET, _CODES_OPSET, *(e.min_opset for e in wanted)}, reverse=True):
@@ -141,6 +142,22 @@ def _raised(graph: Graph, opset: int, reference: Reference, sample: Sample | Non
     candidate = Graph(converted, store=graph.store)
     same = sample is None or unchanged(candidate, sample, reference.repeatable(sample))
     return candidate if same else None
+
+
+def _check_not_beyond(graph: Graph, plan: Plan, *, vendor: bool) -> None:
+    """Raise an error for a format that only standard Q/DQ nodes write, at an opset of which onnxruntime has none."""
+    newest = newest_with_pairs()
+    if graph.opset <= newest:
+        return
+    for use, entry in plan.entries.items():
+        if not isinstance(entry, Quantize) or not entry.spec.dtype.scaled or entry.spec.dynamic:
+            continue
+        if vendor or not contributed(entry):
+            raise ModelError(
+                f"{entry.spec.dtype.name} needs Q/DQ nodes, which onnxruntime has up to opset {newest}, and the model's "
+                f"opset {graph.opset} cannot be lowered without changing its outputs; export the model at opset "
+                f"{newest}, or choose another format. {_wanting(graph, use)}"
+            )
 
 
 def _check_reach(graph: Graph, plan: Plan, reached: int, needed: int) -> None:
