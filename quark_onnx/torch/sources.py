@@ -174,18 +174,19 @@ def _renamed(reader: Reader, model: Any) -> dict[str, str]:
     return {name: key for name, key in found if name != key}
 
 
-def fill(module: Any, prefix: str, sources: Sources, *, dtype: Any = None) -> None:
+def fill(module: Any, prefix: str, sources: Sources, *, dtype: Any = None, recurse: bool = True) -> None:
     """Read the empty parameters of a module, those of its children included.
 
     Args:
         prefix: the module's name, empty for the model.
         dtype: what they become; None for what they are in the model, whatever the checkpoint has.
+        recurse: whether to read those of its children.
 
     Raises:
         ModelError: one has another shape, or is no float.
     """
     start = f"{prefix}." if prefix else ""
-    for owner_name, owner in module.named_modules():
+    for owner_name, owner in module.named_modules() if recurse else [("", module)]:
         place = start + (f"{owner_name}." if owner_name else "")
         for name, parameter in list(owner.named_parameters(recurse=False)):
             if parameter.device.type != "meta" or place + name not in sources:
@@ -220,9 +221,9 @@ def missing_of(module: Any) -> list[str]:
     return [name for name, parameter in module.named_parameters() if parameter.device.type == "meta"]
 
 
-def empty(module: Any) -> None:
-    """Give the memory of a module's parameters back."""
-    for owner in module.modules():
+def empty(module: Any, *, recurse: bool = True) -> None:
+    """Give the memory of a module's parameters back, those of its children included if ``recurse``."""
+    for owner in module.modules() if recurse else [module]:
         for name, parameter in list(owner.named_parameters(recurse=False)):
             hollow = torch.empty_like(parameter, device="meta")
             setattr(owner, name, nn.Parameter(hollow, requires_grad=False))
