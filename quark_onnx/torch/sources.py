@@ -11,6 +11,7 @@ from torch import nn
 
 from quark_onnx.errors import ModelError
 from quark_onnx.torch.checkpoint import Reader
+from quark_onnx.torch.converted import Converted
 from quark_onnx.torch.disk_names import DiskNames
 from quark_onnx.torch.experts import ParallelExperts
 
@@ -40,6 +41,7 @@ class Sources:
         prefix = str(getattr(model, "base_model_prefix", "") or "")
         self._prefixes = ("", f"{prefix}.") if prefix else ("",)
         self._renamed, self._usual = _renamed(reader, model), DiskNames(model)
+        self._converted = Converted(reader, model)
         first = dict[int, str]()
         #: Parameters that are another's, and the name of that.
         self.tied = {
@@ -51,7 +53,7 @@ class Sources:
         self._changes: list[tuple[Collection[str], Change]] = []
 
     def __contains__(self, name: str) -> bool:
-        return self._find(name) is not None
+        return self._find(name) is not None or name in self._converted
 
     def key_of(self, name: str) -> str:
         """How the checkpoint calls a tensor; how others of its family do where it has none, or a part of another."""
@@ -88,6 +90,9 @@ class Sources:
 
     def _stored(self, name: str) -> Any:
         found = self._find(name)
+        if found is None and name in self._converted:
+            self.used.update(self._converted.keys(name))
+            return self._converted.get(name)
         if found is None:
             raise ModelError(f"the checkpoint {self.reader.folder} has no tensor for {name!r}")
         key, expert = found
@@ -98,6 +103,8 @@ class Sources:
         """Count the tensor of a parameter as asked for."""
         if found := self._find(name):
             self.used.add(found[0])
+        elif name in self._converted:
+            self.used.update(self._converted.keys(name))
 
     def rest(self) -> Iterator[str]:
         """Names of the checkpoint's tensors that no parameter has asked for."""
