@@ -1,16 +1,51 @@
-"""The PyTorch side is tested where torch and transformers are installed, and the report says where they are not."""
+"""Test the PyTorch side where torch and transformers are installed, and report where they are not."""
 
 from __future__ import annotations
 
+import os
+import re
+from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
 
-MISSING = [name for name in ("torch", "transformers", "safetensors", "gguf", "onnxscript") if find_spec(name) is None]
+import pytest
+
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # tests import onnxruntime before the package does
+
+OPTIONAL = ("torch", "transformers", "safetensors", "gguf", "onnxscript")
+MISSING = [name for name in OPTIONAL if find_spec(name) is None]
 if MISSING:
     collect_ignore = ["quark_onnx/torch", "tests/quark_onnx/torch", "tests/torch_models.py", "tests/torch_families.py"]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--extras",
+        action="store_true",
+        help="run only the tests of files that mention an optional package; the others run without the extras as well",
+    )
+
+
 def pytest_report_header() -> str:
-    """What is left out, first of all."""
+    """Say first of all what is left out."""
     if not MISSING:
         return "PyTorch side: tested"
     return f"PyTorch side: NOT TESTED, {', '.join(MISSING)} missing (pip install -e '.[llm]')"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what a run without the extras tests as well, with ``--extras``."""
+    if not config.getoption("--extras"):
+        return
+    if MISSING:
+        raise pytest.UsageError(f"--extras: {', '.join(MISSING)} missing (pip install -e '.[llm]')")
+    others = [item for item in items if not _mentions_optional(item.path)]
+    config.hook.pytest_deselected(items=others)
+    items[:] = [item for item in items if _mentions_optional(item.path)]
+
+
+@cache
+def _mentions_optional(path: Path) -> bool:
+    """Return whether a test can depend on an optional package: its file names one or lies on the PyTorch side."""
+    named = re.search("|".join(OPTIONAL), path.read_text(encoding="utf-8"))
+    return named is not None or "torch" in path.parts

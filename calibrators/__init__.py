@@ -14,6 +14,8 @@ The arithmetic needs numpy alone. ``calibrators.runner`` runs an ONNX model over
 (0.01568627543747425, 64)
 """
 
+import os
+
 from calibrators.affine import covered, dequantize, fake_quantize, params_for, quantize
 from calibrators.base import CALIBRATORS, Calibrator, Statistic, create, register
 from calibrators.entropy import Entropy
@@ -55,3 +57,7 @@ __all__ = [
     "register",
     "rows",
 ]
+
+# onnxruntime 1.32 writes a file .ses with a time and a UUID into the temporary folder as soon as it is imported, unless
+# this is set by then. Only functions below this package import it; what the user has set stays.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,6 +20,7 @@ from calibrators.base import is_number
 from calibrators.errors import DataError, EmptyReader, ReaderEndedEarly, SampleMismatch, nearest
 from calibrators.files import ARRAY_SUFFIXES, find_files, read_arrays
 from calibrators.images import IMAGE_SUFFIXES, ImageSpec, read_images
+from calibrators.limits import raise_it, tensor_limit
 from calibrators.samples import (
     Allowed,
     Array,
@@ -75,12 +76,15 @@ class RandomData:
         if spec.shape is None or not spec.tensor or dtype.kind not in "fiub":
             raise SampleMismatch(f"input {spec.name!r}: no random data for {dtype} of shape {spec.shape}")
         shape = [dim if isinstance(dim, int) else self.dims.get(dim or "", 1) for dim in spec.shape]
+        size = math.prod(shape) * dtype.itemsize
+        found = f"input {spec.name!r}: {math.prod(shape):,} values of shape {shape}"
+        if size > tensor_limit():
+            raise DataError(f"{found} are too many; choose smaller dims: {raise_it(size)}")
         try:
             values = generator.random(shape) if dtype.kind == "f" else generator.integers(0, 2, shape)
             return values.astype(dtype)
         except (MemoryError, ValueError) as error:  # the latter is of a size that no array has
-            found = f"{math.prod(shape):,} values of shape {shape}"
-            raise DataError(f"input {spec.name!r}: {found} do not fit into memory; choose smaller dims") from error
+            raise DataError(f"{found} do not fit into memory; choose smaller dims") from error
 
 
 def _check_count(name: str, value: Any, least: int) -> None:
@@ -129,8 +133,10 @@ class Reader:
         limit: int | None,
         expected: int | None,
         layout: Layout | None,
+        constants: Collection[str] = (),
     ) -> None:
         self._source, self._inputs, self._layout = source, tuple(inputs), layout
+        self._constants = constants
         self._limit, self._expected = limit, expected
         self._started: tuple[list[Sample], Iterator[Sample]] | None = None
         self.restartable = source.restartable
@@ -165,7 +171,7 @@ class Reader:
     def _fit(self, indices: Iterator[int], batch: object) -> Iterator[Sample]:
         """The samples in a raw batch, each with the next index."""
         index = next(indices)
-        sample = name_arrays(batch, self._inputs, index, labelled=self._source.labelled)
+        sample = name_arrays(batch, self._inputs, index, labelled=self._source.labelled, constants=self._constants)
         if self._source.refilled:
             sample = deepcopy(sample)
         parts = split(sample, self._inputs, stacked=self._source.stacked)
@@ -183,6 +189,7 @@ def open_reader(
     expected: int | None = None,
     layout: Layout | None = None,
     images: ImageSpec | None = None,
+    constants: Collection[str] = (),
 ) -> Reader:
     """A reader over calibration data of any of these kinds:
 
@@ -206,6 +213,7 @@ def open_reader(
         expected: raise `ReaderEndedEarly` if there are fewer samples, unless ``limit`` ends the pass.
         layout: ``"nhwc"`` transposes 4-D float arrays from NHWC to NCHW.
         images: how to turn image files into arrays.
+        constants: names of initializers: a sample that feeds one is refused with the reason.
 
     Raises:
         DataError: the data is of no such kind, or an option is wrong or does not apply to it. The samples
@@ -229,7 +237,7 @@ def open_reader(
         source = _from_object(data, inputs)
     else:
         raise DataError(f"images= says how to read image files, but the data is a {type(data).__name__}")
-    return Reader(source, inputs, limit, expected, layout)
+    return Reader(source, inputs, limit, expected, layout, constants)
 
 
 def _from_path(path: Path, inputs: Sequence[InputSpec], images: ImageSpec | None) -> _Source:

@@ -4,39 +4,64 @@ from __future__ import annotations
 
 from pathlib import Path
 
+#: Bytes of a pixel while an image is decoded and brought to its size.
+PIXEL = 6
+#: Bytes that decoding an image may take, unless it is told otherwise: images of 178 million pixels.
+MOST = 1 << 30
 
-def read_encoded(file: Path) -> bytes:
+
+def read_encoded(file: Path, most: int = MOST) -> bytes:
     """The bytes of a JPEG or PNG file, if DecodeImage is safe with them.
 
-    Its libjpeg ends the process over anything else, and may never return from a JPEG cut short.
+    Its libjpeg ends the process over anything else, and may never return from a JPEG cut short. A file of 3 MB can hold
+    an image of 30,000 times 30,000 pixels.
+
+    Args:
+        file: the file.
+        most: bytes that decoding it may take.
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it is another file, or damaged.
+        ValueError: it is another file, is damaged, or holds an image that is too large.
     """
+    if not file.is_file() and file.exists():
+        raise ValueError(f"{file} is no regular file")
+    if file.stat().st_size > most:
+        raise ValueError(f"{file} has {file.stat().st_size:,} bytes; {most:,} are allowed")
     encoded = file.read_bytes()
     if encoded.startswith(b"\x89PNG\r\n\x1a\n"):
-        usable = b"IEND" in encoded
+        size = _png_size(encoded)
     elif encoded.startswith(b"\xff\xd8"):
-        usable = _is_usable_jpeg(encoded)
+        size = _jpeg_size(encoded)
     else:
         raise ValueError(f"{file} is neither JPEG nor PNG, whatever its name; convert it to one of them")
-    if not usable:
+    if size is None:
         raise ValueError(f"{file} is cut short, damaged, or neither RGB nor grey")
+    if size[0] * size[1] * PIXEL > most:
+        raise ValueError(f"{file} holds {size[0]} x {size[1]} pixels; {most // PIXEL:,} pixels are allowed")
     return encoded
 
 
-def _is_usable_jpeg(encoded: bytes) -> bool:
-    """Whether its segments hold an RGB or grey frame, then a scan, then the end (ITU-T T.81, annex B)."""
-    at, framed = 2, False
+def _png_size(encoded: bytes) -> tuple[int, int] | None:
+    """Width and height, which stand first (ISO/IEC 15948, 11.2.2); None without an end."""
+    if b"IEND" not in encoded or encoded[12:16] != b"IHDR":
+        return None
+    return int.from_bytes(encoded[16:20], "big"), int.from_bytes(encoded[20:24], "big")
+
+
+def _jpeg_size(encoded: bytes) -> tuple[int, int] | None:
+    """Width and height, if its segments hold an RGB or grey frame, a scan, and the end (ITU-T T.81, annex B)."""
+    at, size = 2, None
     while encoded[at : at + 1] == b"\xff":
         marker, length = encoded[at + 1 : at + 2], encoded[at + 2 : at + 4]
         if marker == b"\xff":  # fill
             at += 1
             continue
         if marker == b"\xda":  # start of scan: its data escapes 0xFF
-            return framed and encoded.find(b"\xff\xd9", at) > 0
+            return size if encoded.find(b"\xff\xd9", at) > 0 else None
         if marker in (b"\xc0", b"\xc1", b"\xc2"):  # baseline, extended and progressive frames
-            framed = encoded[at + 9 : at + 10] in (b"\x01", b"\x03")
+            sides = encoded[at + 5 : at + 7], encoded[at + 7 : at + 9]
+            height, width = (int.from_bytes(side, "big") for side in sides)
+            size = (width, height) if encoded[at + 9 : at + 10] in (b"\x01", b"\x03") else None
         at += 2 + int.from_bytes(length, "big")
-    return False
+    return None

@@ -1,6 +1,7 @@
 """Everything that can go wrong in a calibration on purpose.
 
 CalibrationError              the calibration cannot be done as asked
+├── RuntimeCrash              onnxruntime has ended the process that it ran in
 └── DataError                 the calibration data cannot be used
     ├── EmptyReader           it has no sample, or none left
     ├── ReaderEndedEarly      it has fewer samples than were promised
@@ -15,12 +16,29 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+from calibrators.shown import printable
+
 #: How many known names a message lists at most.
 _LISTED = 12
 
 
 class CalibrationError(Exception):
-    """Base of all errors that this package raises on purpose."""
+    """Base of all errors that this package raises on purpose.
+
+    Messages hold names out of files, and what other libraries say of them: what a terminal would act on is escaped.
+    """
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(printable(str(message), lines=True))
+
+
+class RuntimeCrash(CalibrationError):
+    """Onnxruntime has ended the process that it ran in; only with ``calibrators.isolation`` can that be an error."""
+
+    def __init__(self, message: str, printed: str = "", *, killed: bool = False) -> None:
+        """``printed``: the end of what the process has printed; ``killed``: another process or the system ended it."""
+        super().__init__(f"{message}; it printed {printed!r}" if printed else message)
+        self.killed = killed
 
 
 class DataError(CalibrationError):

@@ -9,11 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from calibrators.archives import read_headers, require_size, stream_rows
 from calibrators.errors import DataError, SampleMismatch
-from calibrators.samples import Array, InputSpec, Sample, is_empty
+from calibrators.samples import Array, InputSpec, Sample, is_empty, splittable
 
 ARRAY_SUFFIXES = frozenset({".npz", ".npy"})
 #: How the files begin; the latter, that of any zip archive, is also that of an empty one.
+#: Bytes of arrays up to which an archive is read whole.
+_WHOLE = 1 << 26
 _NPY, _ZIP = b"\x93NUMPY", b"PK"
 
 
@@ -24,10 +27,11 @@ def find_files(path: Path, suffixes: frozenset[str]) -> list[Path]:
 
 
 def read_arrays(path: Path, inputs: Sequence[InputSpec]) -> Iterator[Sample]:
-    """The samples, one by one; no file is open between two of them.
+    """The samples, one by one; no file is open between two of them, unless it is a large .npz.
 
     A file is one batch, which `open_reader` splits into samples, unless each array in it has one dimension more than
-    its input: then the first axis counts batches. Such a .npy is read row by row; a .npz has to be read whole.
+    its input: then the first axis counts batches. A .npy, and a large .npz, is read row by row where it is a stack of
+    batches, or a batch that is split.
 
     Args:
         path: a .npz, whose keys are the input names; a .npy, if the model has one input; a folder of either;
@@ -73,9 +77,18 @@ def _read_npz(path: Path, inputs: Sequence[InputSpec]) -> Iterator[Sample]:
     # Opened here, because np.load leaves a broken archive open.
     with _reading(path), path.open("rb") as file:
         _check_magic(path, file.read(len(_NPY)))
-        file.seek(0)
-        with np.load(file, allow_pickle=False) as archive:
-            arrays: Sample = dict(archive)
+        headers = read_headers(file)
+    if sum(header.size for header in headers) > _WHOLE and all(header.dtype is not None for header in headers):
+        rows = _split({header.name: header.shape for header in headers}, inputs, path)
+        if rows is not None:
+            count, batch = rows
+            with _reading(path):
+                yield from stream_rows(path, headers, count, batch=batch)
+            return
+    for header in headers:
+        require_size(path, header, header.size)
+    with _reading(path), path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+        arrays: Sample = dict(archive)
     for name, array in arrays.items():
         if not isinstance(array, np.ndarray):
             raise DataError(f"{path}: what it holds as {name!r} is no array")
@@ -83,10 +96,27 @@ def _read_npz(path: Path, inputs: Sequence[InputSpec]) -> Iterator[Sample]:
         yield {name: array[row] for name, array in arrays.items()}
 
 
+def _split(shapes: Mapping[str, tuple[int, ...]], inputs: Sequence[InputSpec], path: Path) -> tuple[int, bool] | None:
+    """How many samples arrays are cut into, and whether each is a batch of one; None for arrays that stay whole."""
+    rows = _rows(shapes, inputs, path)
+    if isinstance(rows, range):
+        return len(rows), False
+    ranks = {spec.name: len(spec.shape) for spec in inputs if spec.shape is not None}
+    counts = {shape[0] for shape in shapes.values() if shape}
+    fits = ranks == {name: len(shape) for name, shape in shapes.items()} and len(counts) == 1
+    if rows and fits and splittable(inputs, stacked=True):
+        return counts.pop(), True
+    return None
+
+
 def _read_npy(files: Mapping[str, Path], inputs: Sequence[InputSpec]) -> Iterator[Sample]:
     # The maps live no longer than the expressions they stand in: Windows cannot delete a file that is mapped.
     shapes = {name: _map(file).shape for name, file in files.items()}
-    for row in _rows(shapes, inputs, next(iter(files.values()))):
+    path = next(iter(files.values()))
+    rows, split = _rows(shapes, inputs, path), _split(shapes, inputs, path)
+    if split is not None and split[1]:
+        rows = [slice(row, row + 1) for row in range(split[0])]
+    for row in rows:
         yield {name: np.array(_map(file)[row]) for name, file in files.items()}
 
 

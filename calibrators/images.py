@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from calibrators.base import is_number
 from calibrators.encoded import read_encoded
 from calibrators.errors import CalibrationError, DataError
+from calibrators.limits import VARIABLE, tensor_limit
 
 #: What counts as an image. JPEG and PNG can be decoded on every system; others are reported, not passed over.
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp"})
@@ -160,8 +161,9 @@ def _list(numbers: Iterable[float]) -> str:
 def _read_encoded(file: Path) -> bytes:
     """The bytes of a file, if DecodeImage is safe with them."""
     try:
-        return read_encoded(file)
+        return read_encoded(file, tensor_limit())
     except OSError as error:
         raise DataError(f"{file} cannot be read: {error}") from error
     except ValueError as error:
-        raise DataError(str(error)) from error
+        hint = f"; set {VARIABLE} if it is meant" if "allowed" in str(error) else ""
+        raise DataError(f"{error}{hint}") from error

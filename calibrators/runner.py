@@ -11,6 +11,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
+from contextvars import copy_context
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -23,6 +24,8 @@ from calibrators.base import Statistic
 from calibrators.control import Control, Observation, Scope
 from calibrators.errors import CalibrationError, DataError
 from calibrators.extremes import MovingExtremes
+from calibrators.interrupt import Lanes
+from calibrators.isolation import current
 from calibrators.layout import rows
 from calibrators.session import PROTOBUF_LIMIT, estimate_bytes, initializers, open_session
 from calibrators.stored import is_stored
@@ -94,7 +97,9 @@ class _Watch:
         data: bytes | onnx.ModelProto
         if estimate_bytes(model) < PROTOBUF_LIMIT and not any(map(is_stored, initializers(model.graph))):
             data = model.SerializeToString() + extra.SerializeToString()  # protobuf merges what is concatenated
-            key = hashlib.sha256(data + repr(list(scope.flat())).encode()).hexdigest()
+            isolation = current()
+            where = "" if isolation is None else isolation.number  # as threads keep a session from call to call
+            key = hashlib.sha256(data + repr((where, list(scope.flat()))).encode()).hexdigest()
         else:
             data = onnx.ModelProto()
             data.CopyFrom(model)
@@ -121,7 +126,7 @@ class _Watch:
         idle = [self.empty() for _ in range(1 if ordered or cores == 1 else 2)]
         session, iterator, sent, done = _Session.on(self, max(1, cores // len(idle))), iter(samples), 0, 0
         busy: dict[Future[list[Any]], list[Statistic]] = {}
-        with ThreadPoolExecutor(len(idle)) as pool:
+        with Lanes(len(idle)) as pool:
             while True:
                 sample = next(iterator, None) if idle else None
                 if sample is not None:
@@ -151,7 +156,7 @@ class _Watch:
             while True:
                 shard = list(islice(iterator, _SHARD))
                 if shard:
-                    under_way.append((len(shard), executor.submit(_observe_shard, self, shard, sent)))
+                    under_way.append((len(shard), _submit(executor, self, shard, sent)))
                     sent += len(shard)
                 if not under_way:
                     return total
@@ -166,6 +171,13 @@ class _Watch:
                 future.cancel()
 
 
+def _submit(executor: Executor, watch: _Watch, shard: list[Sample], first: int) -> Future[list[Statistic]]:
+    """Give a few samples to an executor. A thread sees whether sessions are isolated; a process is apart already."""
+    if isinstance(executor, ThreadPoolExecutor):
+        return executor.submit(copy_context().run, _observe_shard, watch, shard, first)
+    return executor.submit(_observe_shard, watch, shard, first)
+
+
 def _merge(total: list[Statistic], more: list[Statistic]) -> None:
     for mine, theirs in zip(total, more, strict=True):
         mine.merge(theirs)
@@ -177,7 +189,7 @@ class _Session:
     def __init__(self, scope: Scope, model: bytes | onnx.ModelProto, threads: int, results: Sequence[str] = ()) -> None:
         """``results``: outputs of the model that ``run`` returns."""
         try:
-            self._session = open_session(model, threads=threads)
+            self._session = open_session(model, threads=threads, what="the float model with its tensors exposed")
         except Exception as error:  # onnxruntime raises several unrelated types
             raise CalibrationError(f"onnxruntime cannot open the model with its tensors exposed: {error}") from error
         self._readers: dict[str, list[tuple[int, int | None]]] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, permutations
 from typing import Any, Literal
@@ -67,7 +67,14 @@ def is_empty(shape: Sequence[int], spec: InputSpec) -> bool:
     return len(shape) > 1 and shape[0] == 0 and not (spec.shape is not None and spec.shape[:1] == (0,))
 
 
-def name_arrays(batch: object, inputs: Sequence[InputSpec], index: int, *, labelled: bool = False) -> Sample:
+def name_arrays(
+    batch: object,
+    inputs: Sequence[InputSpec],
+    index: int,
+    *,
+    labelled: bool = False,
+    constants: Collection[str] = (),
+) -> Sample:
     """What a source yields, as one array per input in the order of the inputs.
 
     Args:
@@ -76,6 +83,7 @@ def name_arrays(batch: object, inputs: Sequence[InputSpec], index: int, *, label
         inputs: the model's inputs.
         index: position of the sample in the data, for messages.
         labelled: drop what a tuple holds after the inputs, as a loader of (image, label) pairs needs.
+        constants: names of tensors that have a value in the model, and are not fed for that reason.
 
     Raises:
         SampleMismatch: the batch is none of these, or its names or their number are not the model's.
@@ -98,6 +106,11 @@ def name_arrays(batch: object, inputs: Sequence[InputSpec], index: int, *, label
         raise SampleMismatch(f"sample {index}: got {found}, expected {{name: array}} for the inputs {names}")
 
     for name in arrays:
+        if name in constants and name not in names:
+            raise SampleMismatch(
+                f"sample {index}: {name!r} is an initializer of the model, which is calibrated with the value stored "
+                "there; leave it out of the samples, or store another value"
+            )
         if name not in names:
             raise SampleMismatch(f"sample {index}: the model has no input {name!r}{nearest(name, names)}")
     for name in names:

@@ -9,7 +9,7 @@ import logging
 import math
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,13 @@ import onnx
 from onnx import numpy_helper
 
 from calibrators import extensions
+from calibrators.errors import RuntimeCrash
+from calibrators.interrupt import interruptible
+from calibrators.isolation import current
 from calibrators.processor import saturates
+from calibrators.scratch import ScratchFolder
 from calibrators.stored import copy_values, is_stored, location, place
+from calibrators.worker import Settings, native_session, session_options
 
 #: A protobuf message ends at 2 GiB; above this estimate a model travels through a file with external data.
 PROTOBUF_LIMIT = 1_900_000_000
@@ -45,8 +50,12 @@ def open_session(
     optimize: bool = True,
     lean: bool = False,
     integers: bool | None = None,
+    what: str = "a model",
 ) -> Any:
-    """An ``onnxruntime.InferenceSession`` on the CPU.
+    """Open a session on the CPU: ``run``, ``get_inputs`` and ``get_outputs`` of an ``onnxruntime.InferenceSession``.
+
+    It runs in another process within a block of ``calibrators.isolation.isolated``. Elsewhere a signal handler that
+    raises ends a run of the main thread.
 
     Args:
         model: the model, its serialized bytes, or a file. What a ModelProto has of tensors in files stays there.
@@ -54,24 +63,53 @@ def open_session(
         optimize: apply onnxruntime's graph optimizations.
         lean: leave weights where they are, in files that are mapped into memory, instead of packing them for speed;
             always so for a ModelProto with tensors in files.
+        what: names the model in the error of a crash.
         integers: let onnxruntime make integer operators of those between Q/DQ pairs; it then rounds float weights there
             to 8 bits by scales of its own. True means with the kernels of this processor; by default sums of products
             do not saturate whatever the processor, so that all find the same. Where onnxruntime cannot do that, found
             out here or by the first run, it is as with False: the model is computed as ONNX defines it.
+
+    Raises:
+        RuntimeCrash: the other process died of the model.
     """
     stored = isinstance(model, onnx.ModelProto) and any(map(is_stored, initializers(model.graph)))
     lean = lean or stored
 
     def opened(entry: str) -> Any:
-        return _opened(model, _options(threads, entry, optimize=optimize, lean=lean), stored=stored)
+        settings = Settings(threads, optimize, lean, {entry: "1"} if entry else {})
+        return _opened(model, settings, what, stored=stored)
 
     if integers is None and saturates():
         try:
             return _Unsaturated(opened(PRECISE), lambda: opened(DEFINED))
+        except RuntimeCrash:  # as applications would; that it loads in another way helps nobody
+            raise
         except Exception as error:  # onnxruntime raises several unrelated types
             logger.debug("without saturation onnxruntime does not load the model: %s", error)
             integers = False
     return opened(DEFINED if integers is False else "")
+
+
+class _Session:
+    """An ``onnxruntime.InferenceSession`` in this process, whose runs a signal can end."""
+
+    def __init__(self, source: str | bytes, settings: Settings) -> None:
+        options = session_options(settings)
+        # onnxruntime 1.20 cannot be told to stop loading
+        stop = getattr(options, "set_load_cancellation_flag", lambda _: None)
+        self._session = interruptible(lambda: native_session(source, options), lambda: stop(True))
+        self.settings = settings
+
+    def run(self, names: Sequence[str] | None, feeds: Mapping[str, Any]) -> Any:
+        import onnxruntime as ort
+
+        options = ort.RunOptions()
+        return interruptible(
+            lambda: self._session.run(names, feeds, options), lambda: setattr(options, "terminate", True)
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
 
 
 class _Unsaturated:
@@ -89,6 +127,8 @@ class _Unsaturated:
         reopen, self._reopen = self._reopen, None  # which keeps the model in memory no longer than until now
         try:
             return self._session.run(*arguments, **options)
+        except RuntimeCrash:
+            raise
         except Exception as error:
             if reopen is None:
                 raise
@@ -102,55 +142,37 @@ class _Unsaturated:
 
 def is_defined(session: Any) -> bool:
     """Whether a session keeps Q/DQ pairs and what stands between them apart."""
-    try:
-        return bool(session.get_session_options().get_session_config_entry(DEFINED) == "1")
-    except RuntimeError:  # there is no such entry
-        return False
+    return bool(session.settings.entries.get(DEFINED) == "1")
 
 
-def _options(threads: int, entry: str, *, optimize: bool, lean: bool) -> Any:
-    """Options of onnxruntime, with one more entry."""
-    import onnxruntime as ort
-
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = threads
-    if not optimize:
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    if entry:
-        options.add_session_config_entry(entry, "1")
-    if lean:
-        options.add_session_config_entry("session.disable_prepacking", "1")
-        options.enable_cpu_mem_arena = False  # which keeps what it once held
-        options.execution_order = ort.ExecutionOrder.PRIORITY_BASED  # by default all constants are unpacked first
-    return options
-
-
-def _opened(model: onnx.ModelProto | bytes | Path, options: Any, *, stored: bool) -> Any:
+def _opened(model: onnx.ModelProto | bytes | Path, settings: Settings, what: str, *, stored: bool) -> Any:
     if isinstance(model, onnx.ModelProto):
         if stored:
-            return _open_stored(model, options)
+            return _open_stored(model, settings, what)
         if estimate_bytes(model) > PROTOBUF_LIMIT:
-            return _open_large(model, options)
+            return _open_large(model, settings, what)
         model = model.SerializeToString()
-    return _open(str(model) if isinstance(model, Path) else model, options)
+    return _open(str(model) if isinstance(model, Path) else model, settings, what)
 
 
-def _open(source: str | bytes, options: Any) -> Any:
-    import onnxruntime as ort
+def _open(source: str | bytes, settings: Settings, what: str, *, temporary: Path | None = None) -> Any:
+    """``temporary``: a folder that the other process, if there is one, needs as long as the session."""
+    isolation = current()
 
-    # Without the fallback: there is no other provider to fall back to, and onnxruntime prints it to stdout.
-    settings: dict[str, Any] = {"providers": ["CPUExecutionProvider"], "enable_fallback": 0}
+    def opened(settings: Settings) -> Any:
+        if isolation is not None:
+            return isolation.open(source, settings, what, temporary=temporary)
+        return _Session(source, settings)
+
     try:
-        return ort.InferenceSession(source, options, **settings)
+        return opened(settings)
     except Exception as error:
         if not any(domain in str(error) for domain in extensions.DOMAINS):
             raise
-    options.register_custom_ops_library(extensions.library())
-    return ort.InferenceSession(source, options, **settings)
+    return opened(settings._replace(library=extensions.library()))
 
 
-def _open_stored(model: onnx.ModelProto, options: Any) -> Any:
+def _open_stored(model: onnx.ModelProto, settings: Settings, what: str) -> Any:
     """A session that maps the files of stored tensors, which onnxruntime wants by paths relative to one folder."""
     light = onnx.ModelProto()
     light.CopyFrom(model)
@@ -161,19 +183,25 @@ def _open_stored(model: onnx.ModelProto, options: Any) -> Any:
     except ValueError:  # drives of their own
         root = ""
     if not root or rest > PROTOBUF_LIMIT:
-        return _open_large(model, options)
+        return _open_large(model, settings, what)
     for tensor in stored:
         path, offset, length = location(tensor)
         place(tensor, path.relative_to(root).as_posix(), offset, length)
-    options.add_session_config_entry("session.model_external_initializers_file_folder_path", root)
-    return _open(light.SerializeToString(), options)
+    entries = {**settings.entries, "session.model_external_initializers_file_folder_path": root}
+    return _open(light.SerializeToString(), settings._replace(entries=entries), what)
 
 
-def _open_large(model: onnx.ModelProto, options: Any) -> Any:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "model.onnx"
+def _open_large(model: onnx.ModelProto, settings: Settings, what: str) -> Any:
+    isolation = current()
+    if isolation is not None:
+        folder = isolation.new_folder()
+        path = folder / "model.onnx"
         write_external(model, path, path.with_name("model.onnx.data"))
-        return _open(str(path), options)
+        return _open(str(path), settings, what, temporary=folder)
+    with ScratchFolder(Path(tempfile.gettempdir()), "quark_onnx") as folder:
+        path = folder / "model.onnx"
+        write_external(model, path, path.with_name("model.onnx.data"))
+        return _open(str(path), settings, what)
 
 
 def write_external(model: onnx.ModelProto, path: Path, data: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,6 +10,9 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
+
+from calibrators.errors import DataError
+from calibrators.scratch import ScratchFolder
 
 #: Bytes of arrays that a spool keeps in memory, unless it is told otherwise.
 MEMORY = 1 << 29
@@ -31,7 +33,7 @@ class Spool:
         self._left = memory
         self._samples: list[dict[str, Any] | Path] = []
         self._folder: Path | None = None
-        self._remove: weakref.finalize[[str], Spool] | None = None
+        self._remove: weakref.finalize[[], Spool] | None = None
         for sample in samples:
             self.append(sample)
 
@@ -43,12 +45,17 @@ class Spool:
             self._left -= size
             self._samples.append(dict(sample))
             return
-        if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="quark_onnx_"))
-            self._remove = weakref.finalize(self, shutil.rmtree, str(self._folder), True)
-        path = self._folder / f"{len(self._samples)}.npz"
-        names = np.array(list(sample), dtype=str)
-        np.savez(path, names, *sample.values(), allow_pickle=False)
+        place = Path(tempfile.gettempdir())
+        try:
+            if self._folder is None:
+                folder = ScratchFolder(place, "quark_onnx")
+                self._folder, self._remove = folder.path, weakref.finalize(self, folder.close)
+            path = self._folder / f"{len(self._samples)}.npz"
+            names = np.array(list(sample), dtype=str)
+            np.savez(path, names, *sample.values(), allow_pickle=False)
+        except OSError as error:
+            reason = error.strerror or error
+            raise DataError(f"samples cannot be kept in the temporary folder {place} (see TMPDIR): {reason}") from error
         self._samples.append(path)
 
     def __len__(self) -> int:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from concurrent.futures import Executor
+from functools import wraps
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Protocol, overload
 
 from onnx import ModelProto
 
+from calibrators.isolation import isolated
 from quark_onnx.config import QConfig
-from quark_onnx.errors import ConfigError, nearest
-from quark_onnx.graph import Graph, inlined, widened
-from quark_onnx.job import Job, Result, load, run
+from quark_onnx.errors import ConfigError, crash_errors, nearest
+from quark_onnx.graph import Graph, gather_constants, inlined, widened
+from quark_onnx.graph.io import load
+from quark_onnx.job import Job, Result, run
 from quark_onnx.onnxruntime_spelling import is_onnxruntime_call, translate
 from quark_onnx.passes import CLEANING
 from quark_onnx.plan import Plan, select
@@ -22,6 +26,44 @@ from quark_onnx.steps import clean, make_plan
 Config = QConfig | str | Path | dict[str, Any]
 
 
+class _Quantize(Protocol):
+    """The signature of ``quantize``."""
+
+    def __call__(
+        self,
+        model: str | Path | ModelProto,
+        data: Any,
+        config: Config = "A8W8",
+        output: str | Path | None = None,
+        *,
+        executor: Executor | None = None,
+        progress: bool | None = False,
+        external: bool = False,
+        resume: str | Path | None = None,
+        isolate: bool = False,
+    ) -> Result: ...
+
+
+def _isolatable(function: Callable[..., Result]) -> _Quantize:
+    """Add the keyword ``isolate`` to a function whose first argument is a model."""
+
+    @wraps(function)
+    def wrapped(*arguments: Any, isolate: bool = False, **keywords: Any) -> Result:
+        if isolate not in (True, False):
+            raise ConfigError(f"isolate is {isolate!r}; it must be True or False")
+        model = arguments[0] if arguments else keywords.get("model")
+        with crash_errors(model), isolated(isolate):
+            return function(*arguments, **keywords)
+
+    signature = inspect.signature(function)
+    isolate = inspect.Parameter("isolate", inspect.Parameter.KEYWORD_ONLY, default=False, annotation="bool")
+    wrapped.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[*signature.parameters.values(), isolate]
+    )
+    return wrapped
+
+
+@_isolatable
 def quantize(
     model: str | Path | ModelProto,
     data: Any,
@@ -41,6 +83,9 @@ def quantize(
         external: keep large tensors in a file beside the output, also where one file would hold them.
         resume: a folder in which optimizers keep each layer that is done; the same call, after it was interrupted,
             finds them there and goes on. The result is that of a run without interruption.
+        isolate: run onnxruntime in another process, started for this call. A native crash then is a
+            ``RuntimeCrashError``, or is worked around with a note in the report; otherwise it ends this process.
+            The result is the same.
 
     Raises:
         QuarkError: see ``quark_onnx.errors``; nothing is written.
@@ -68,6 +113,7 @@ def quantize_dynamic(
     output: str | Path | None = None,
     *,
     progress: bool | None = False,
+    isolate: bool = False,
 ) -> ModelProto:
     """Quantize weights now, and what they are multiplied by as the model runs. No data is needed.
 
@@ -75,6 +121,7 @@ def quantize_dynamic(
         config: its weights and overrides count; activations become uint8 with a scale that each run computes, and
             products are written as MatMulInteger and ConvInteger, unless the config has dynamic activations and says
             otherwise.
+        isolate: as for ``quantize``.
 
     Returns:
         The quantized model. Its inputs and outputs are those of the float model.
@@ -91,7 +138,7 @@ def quantize_dynamic(
     config, dynamic = QConfig.of(config), QConfig.of("DYNAMIC")
     if config.activation is None or not config.activation.dynamic:
         config = config.with_(activation=dynamic.activation, form=dynamic.form)
-    return quantize(model, None, config, output, progress=progress).model
+    return quantize(model, None, config, output, progress=progress, isolate=isolate).model
 
 
 def quantize_weights(
@@ -100,11 +147,13 @@ def quantize_weights(
     output: str | Path | None = None,
     *,
     progress: bool | None = False,
+    isolate: bool = False,
 ) -> ModelProto:
     """Quantize the weights alone; activations stay float. No data is needed.
 
     Args:
         config: its weights and overrides count.
+        isolate: as for ``quantize``.
 
     Returns:
         The quantized model. Its inputs and outputs are those of the float model.
@@ -118,7 +167,8 @@ def quantize_weights(
     >>> [node.op_type for node in quantize_weights(dense).graph.node]
     ['DequantizeLinear', 'MatMul']
     """
-    return quantize(model, None, QConfig.of(config).with_(activation=None), output, progress=progress).model
+    config = QConfig.of(config).with_(activation=None)
+    return quantize(model, None, config, output, progress=progress, isolate=isolate).model
 
 
 @overload
@@ -132,6 +182,7 @@ def quantize_static(
     progress: bool | None = False,
     external: bool = False,
     resume: str | Path | None = None,
+    isolate: bool = False,
 ) -> ModelProto: ...
 
 
@@ -149,8 +200,8 @@ def quantize_static(*arguments: Any, **keywords: Any) -> ModelProto:
     """Quantize a float model to integers with scales measured on calibration data.
 
     Called as ``quantize_static(model, data, config="A8W8", output=None, *, executor=None, progress=False,
-    external=False, resume=None)``, or with the arguments of ``onnxruntime.quantization.quantize_static``, which are
-    translated.
+    external=False, resume=None, isolate=False)``, or with the arguments of
+    ``onnxruntime.quantization.quantize_static``, which are translated.
 
     Args:
         model: path of the float model, or a ModelProto, which is not changed.
@@ -161,7 +212,7 @@ def quantize_static(*arguments: Any, **keywords: Any) -> ModelProto:
         output: where to write the model; None only returns it.
         executor: any ``concurrent.futures.Executor``; calibration is sharded over it, with the same result.
         progress: show a progress bar on stderr; None shows it on a terminal only.
-        external, resume: as for ``quantize``.
+        external, resume, isolate: as for ``quantize``.
 
     Returns:
         The quantized model. Its inputs and outputs are those of the float model.
@@ -170,8 +221,11 @@ def quantize_static(*arguments: Any, **keywords: Any) -> ModelProto:
         QuarkError: the model, the data or a setting is wrong, or the result misses ``config.min_sqnr``.
     """
     if is_onnxruntime_call(arguments, keywords):
+        isolate = keywords.pop("isolate", False)  # which onnxruntime does not have
         theirs = translate(arguments, keywords)
-        return quantize(theirs.model, theirs.data, theirs.config, theirs.output, external=theirs.external).model
+        return quantize(
+            theirs.model, theirs.data, theirs.config, theirs.output, external=theirs.external, isolate=isolate
+        ).model
     try:
         call = inspect.signature(quantize).bind(*arguments, **keywords)
     except TypeError as error:
@@ -186,4 +240,5 @@ def plan_for(model: str | Path | ModelProto, config: Config = "A8W8") -> Plan:
     config = QConfig.of(config)
     graph = Graph.of(widened(inlined(load(model)))[0])
     select(graph, config)  # patterns are held against the graph that the user knows
+    gather_constants(graph, keep_inputs=config.keep_initializer_inputs)
     return make_plan(clean(graph, CLEANING)[0] if config.prepare else graph, config, strict=False)

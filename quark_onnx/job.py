@@ -10,20 +10,32 @@ from typing import Any
 
 from onnx import ModelProto
 
+from calibrators.isolation import current
 from calibrators.session import model_bytes
 from calibrators.spool import Spool
 from quark_onnx.config import QConfig
-from quark_onnx.errors import ModelError, data_errors
-from quark_onnx.graph import Graph, Narrowing, fixed, inlined, store_for, widened
-from quark_onnx.graph.io import check_text, external_files, read
+from quark_onnx.errors import crash_behind, data_errors
+from quark_onnx.graph import (
+    Graph,
+    Narrowing,
+    describe_closed,
+    fixed,
+    gather_constants,
+    inlined,
+    store_for,
+    widened,
+)
+from quark_onnx.graph.io import load
+from quark_onnx.graph.states import states
 from quark_onnx.optimizers import Samples
 from quark_onnx.optimizers.problem import LayerResult
 from quark_onnx.plan import Plan, Quantize, select
 from quark_onnx.progress import Progress
 from quark_onnx.registry import TARGETS
-from quark_onnx.report import OutputError, Report, summarize
+from quark_onnx.report import Report, summarize, verdicts
 from quark_onnx.steps import (
     Before,
+    Finished,
     HoldOut,
     Inside,
     Limits,
@@ -43,6 +55,7 @@ from quark_onnx.steps import (
     give_biases,
     give_up_late,
     guard,
+    hand_back,
     insert,
     keeps_weights_beside,
     lower_opset,
@@ -53,7 +66,9 @@ from quark_onnx.steps import (
     prepare,
     probe,
     quantize_insides,
+    quantized_before,
     raise_opset_for,
+    read_floats,
     reader_for,
     refine,
     search,
@@ -61,6 +76,8 @@ from quark_onnx.steps import (
     share_transposed,
     solve,
     solve_biases,
+    spare_movers,
+    stretch,
     wanted,
     worst_sqnr,
 )
@@ -111,7 +128,8 @@ class _Data:
 class _Planned:
     """The prepared graph, what becomes of its tensors and of those in bodies, and notes for the report.
 
-    The configuration has an override for each node that an optimizer has raised.
+    The configuration has an override for each node that an optimizer has raised. The notes on rewrites of the float
+    graph stand by themselves: they do not hold where the float model is the result.
     """
 
     config: QConfig
@@ -119,6 +137,7 @@ class _Planned:
     plan: Plan
     insides: list[Inside]
     notes: list[str]
+    rewrites: list[str]
 
 
 def run(job: Job, data: Any, executor: Executor | None, progress: bool | None) -> Result:
@@ -129,7 +148,9 @@ def run(job: Job, data: Any, executor: Executor | None, progress: bool | None) -
         return job.finish(job.plan(sample), {}, _Data(sample), progress)
     reader = reader_for(job.graph, data, config)
     first = first_sample(reader)
-    held = HoldOut(reader, remember=config.search)
+    least = len(data) if isinstance(data, list | tuple) else None  # each may be a batch of several samples
+    run = stretch(reader.length or least) if states(job.graph) else range(0)
+    held = HoldOut(reader, remember=config.search, run=run)
     with Spool() as spool:
         if config.rereads:
             _read(held, spool, reader.length, progress)
@@ -143,7 +164,28 @@ def run(job: Job, data: Any, executor: Executor | None, progress: bool | None) -
                 executor=executor,
                 progress=bar.update,
             )
-        return job.finish(planned, ranges, _Data(first, held, spool), progress)
+        return _finished(job, planned, ranges, _Data(first, held, spool), progress)
+
+
+def _finished(job: Job, planned: _Planned, ranges: Ranges, data: _Data, progress: bool | None) -> Result:
+    """Finish a run. If onnxruntime crashes in its own process meanwhile, try a second time without the pairs that it
+    moves, which are behind the crashes that are known.
+    """
+    if current() is None:  # a crash would end this process
+        return job.finish(planned, ranges, data, progress)
+    graph = planned.graph.copy()  # optimizers change it
+    try:
+        return job.finish(planned, ranges, data, progress)
+    except Exception as error:
+        crash = crash_behind(error)
+        again = None if crash is None else spare_movers(graph, planned.config, planned.plan, planned.insides, ranges)
+        if again is None:
+            raise
+        logger.warning("%s; trying again with operators that move values left float", crash)
+    config, plan, insides, ranges, note = again
+    return job.finish(
+        _Planned(config, graph, plan, insides, [*planned.notes, note], planned.rewrites), ranges, data, progress
+    )
 
 
 def _read(held: HoldOut, spool: Spool, length: int | None, progress: bool | None) -> None:
@@ -160,7 +202,11 @@ def _read(held: HoldOut, spool: Spool, length: int | None, progress: bool | None
 
 @dataclass(frozen=True)
 class Job:
-    """What a run starts from: the settings, where the result goes, and the float model."""
+    """What a run starts from: the settings, where the result goes, and the float model with the file it came from.
+
+    Attributes:
+        closed: inputs of the float model that are constants of the result, as they are initializers.
+    """
 
     config: QConfig
     target: Path | None
@@ -171,6 +217,8 @@ class Job:
     narrowing: Narrowing
     resume: Path | None = None
     notes: tuple[str, ...] = ()
+    source: Path | None = None
+    closed: tuple[str, ...] = ()
 
     @classmethod
     def open(
@@ -193,12 +241,17 @@ class Job:
         plain, narrowing = widened(narrow, store)
         graph = graph if plain is narrow else Graph.of(plain)
         graph.store = store
-        reference = Reference(plain, Path(model) if plain is original and isinstance(model, str | Path) else None)
+        source = Path(model) if isinstance(model, str | Path) else None
+        reference = Reference(plain, source if plain is original else None)
+        closed = tuple(gather_constants(graph, keep_inputs=config.keep_initializer_inputs))
+        narrowing.forget_inputs(closed)
         graph, notes = fixed(graph) if config.target else (graph, [])
         if config.target and (why := unfit(TARGETS[config.target], config)):
             logger.warning("%s", why)
             notes.append(why)
-        return cls(config, target, external, original, graph, reference, narrowing, resume, tuple(notes))
+        return cls(
+            config, target, external, original, graph, reference, narrowing, resume, tuple(notes), source, closed
+        )
 
     def close(self) -> None:
         """Remove what was taken out of memory."""
@@ -210,7 +263,7 @@ class Job:
         graph, prepared = prepare(self.graph, self.config, self.reference, sample)
         graph, lowered = lower_opset(graph, self.config.target, self.reference, sample)
         graph, improved = optimize_float(graph, self.config, self.reference, sample, samples, show=progress)
-        notes = [*self.notes, *prepared, *lowered, *improved]
+        rewrites, notes = [*prepared, *lowered, *improved], list[str]()
         give_biases(graph, self.config)
         config, early = self.config, list[str]()
         if any(optimizer.stage == "plan" for optimizer in config.optimizers):  # they build models to measure
@@ -227,7 +280,7 @@ class Job:
         give_up_late(insides, vendor=config.form == "vendor")
         if graph.store is not None:
             notes.append("a large model: it is verified without onnxruntime's graph optimizations, to save memory")
-        return _Planned(config, graph, plan, insides, [*notes, *early, *raised])
+        return _Planned(config, graph, plan, insides, [*notes, *early, *raised], rewrites)
 
     def finish(self, planned: _Planned, ranges: Ranges, data: _Data, progress: bool | None) -> Result:
         """Scales, codes, nodes, file and report."""
@@ -242,34 +295,38 @@ class Job:
         graph, layers = self._refine(planned, params, data, progress, notes)
         solve_biases(graph, plan, params)
         notes += params.notes
-        result = insert(graph, plan, params, vendor=config.form == "vendor")
+        result = insert(graph, plan, params, vendor=config.form == "vendor", lower=config.form != "operators")
         del params  # of a large model they are large
         inside = quantize_insides(result, planned.insides, config)
         notes += inside
         define_functions(result)
         if config.form == "operators":
-            result, fused = fuse(result, data.judges)
-            notes += fused
+            before = quantized_before(graph)
+            result, fused = fuse(result, data.judges, before)
+            notes += [*fused, *read_floats(result, before)]
         notes += share_transposed(result)
-        narrowing, min_sqnr, judges = self.narrowing, config.min_sqnr, data.judges
-        narrowing.store_constants(result)
-        if not inside and not any(isinstance(entry, Quantize) for entry in plan.entries.values()):
-            notes.append("nothing was quantized: the result is the float model")
-            min_sqnr = None  # which it meets
-            if not config.target:  # for which it was legalized
-                result, narrowing, judges = Graph.of(self.original), Narrowing(), []
-        quantized, errors, told = finish(
+        self.narrowing.store_constants(result)
+        quantized_any = bool(inside) or any(isinstance(entry, Quantize) for entry in plan.entries.values())
+        plans = [plan, *all_plans(planned.insides)]
+        if not quantized_any and not config.target:
+            done = hand_back(self.original, self.reference, self.source, self.target, external=self.external)
+            return Result(done.model, plan, self._report(plans, done, [*self.notes, *notes], data, layers))
+        notes = [*self.notes, *planned.rewrites, *notes]
+        notes += [f"{note}; keep_initializer_inputs keeps the interface" for note in describe_closed(self.closed)]
+        if not quantized_any:
+            notes.append(f"nothing was quantized: the result is the float model, prepared for {config.target}")
+        done = finish(
             result,
             self.reference,
-            judges,
+            data.judges,
             self.target,
-            min_sqnr=min_sqnr,
+            min_sqnr=config.min_sqnr if quantized_any else None,  # a float model meets it
             external=self.external,
-            narrowing=narrowing,
+            narrowing=self.narrowing,
             functions=config.functions,
         )
-        report = self._report([plan, *all_plans(planned.insides)], quantized, errors, [*notes, *told], data, layers)
-        return Result(quantized, plan, report)
+        notes += verdicts(done.errors)
+        return Result(done.model, plan, self._report(plans, done, notes, data, layers))
 
     def _refine(
         self, planned: _Planned, params: Params, data: _Data, progress: bool | None, notes: list[str]
@@ -306,15 +363,15 @@ class Job:
     def _report(
         self,
         plans: list[Plan],
-        quantized: ModelProto,
-        errors: list[OutputError],
+        done: Finished,
         notes: list[str],
         data: _Data,
         layers: list[LayerResult],
     ) -> Report:
         operators, kept_nodes, kept_tensors = summarize(*plans)
-        before, after = model_bytes(self.original), model_bytes(quantized)
-        if after > before:
+        notes = [*notes, *done.notes]
+        before, after = model_bytes(self.original), model_bytes(done.model)
+        if after > before and any(count for count, _ in operators.values()):
             notes.append(
                 "the result is larger than the float model: weights stay float, or are small, or are stored more than "
                 "once"
@@ -322,27 +379,15 @@ class Job:
         report = Report(
             config=str(self.config),
             samples=data.count,
-            held_out=len(data.held_out) if errors else 0,
+            held_out=len(data.held_out) if done.errors else 0,
             bytes_before=before,
             bytes_after=after,
             operators=operators,
             kept_nodes=kept_nodes,
             kept_tensors=kept_tensors,
             notes=notes,
-            outputs=errors,
+            outputs=done.errors,
             layers=layers,
         )
         logger.debug("%s", report)
         return report
-
-
-def load(model: str | Path | ModelProto) -> ModelProto:
-    """A model from a path, or the model itself, which is never changed."""
-    if isinstance(model, ModelProto):
-        if files := external_files(model):
-            raise ModelError(f"the weights of the model are not loaded, they lie in {sorted(files)}; pass its path")
-        check_text(model)
-        return model
-    if isinstance(model, str | Path):
-        return read(Path(model))
-    raise ModelError(f"model is a {type(model).__name__}; it must be a path or a ModelProto")

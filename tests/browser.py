@@ -19,7 +19,21 @@ import pytest
 NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 #: Attributes of drawings that are numbers.
 _PLACES = ("x", "y", "cx", "cy", "x1", "x2", "y1", "y2", "width", "height", "r")
-#: Where the page's own measurements are written, to be found in what the browser prints.
+#: The frame that holds the page. Its size is the page's viewport, whatever the size of the browser's window: ordinary
+#: Chromium opens no window narrower than 500 pixels, chromium-headless-shell does.
+_FRAME = """<!DOCTYPE html>
+<html><head><meta charset="utf-8"><meta name="color-scheme" content="light dark"></head>
+<body style="margin: 0">
+<script>
+addEventListener("message", event => {{
+  const out = document.createElement("pre");
+  out.id = "measured"; out.textContent = event.data; document.body.append(out);
+}});
+</script>
+<iframe src="{page}" style="border: 0; width: {width}px; height: {height}px"></iframe>
+</body></html>
+"""
+#: A script that measures the page and sends the result to the frame, to be found in what the browser prints.
 _MEASURE = """
 <script>
 addEventListener("load", () => {
@@ -42,8 +56,7 @@ addEventListener("load", () => {
     ground: getComputedStyle(document.body).backgroundColor, ink: getComputedStyle(document.body).color,
     loaded: performance.getEntriesByType("resource").map(e => e.name),
   };
-  const out = document.createElement("pre");
-  out.id = "measured"; out.textContent = JSON.stringify(found); document.body.append(out);
+  parent.postMessage(JSON.stringify(found), "*");
 });
 </script>
 """
@@ -60,21 +73,31 @@ def browser() -> str:
 
 
 def measured(page: Path, width: int, height: int = 1000, *, dark: bool = False) -> tuple[dict[str, Any], list[str]]:
-    """What a browser lays out of a page in a window of this size, and what it complains about on its console."""
+    """Return what a browser lays out of a page in a viewport of this size, and its complaints on the console."""
     copy = page.with_name(f"measured_{page.name}")
     text = page.read_text(encoding="utf-8")
     copy.write_text(text.replace("</body>", f"{_MEASURE}</body>"), encoding="utf-8")
+    frame = page.with_name(f"frame_{page.name}")
+    frame.write_text(_FRAME.format(page=copy.name, width=width, height=height), encoding="utf-8")
     options = [
-        *("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--enable-logging=stderr"),
-        *(
-            f"--window-size={width},{height}",
-            f"--user-data-dir={page.parent / 'profile'}",
-            "--virtual-time-budget=2000",
-        ),
-        *(["--blink-settings=preferredColorScheme=0"] if dark else []),
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--hide-scrollbars",
+        "--enable-logging=stderr",
+        f"--window-size={max(width, 500)},{height}",
+        f"--user-data-dir={page.parent / 'profile'}",
+        "--virtual-time-budget=2000",
     ]
+    if dark:
+        options.append("--blink-settings=preferredColorScheme=0")
     run = subprocess.run(
-        [browser(), *options, "--dump-dom", copy.as_uri()], capture_output=True, text=True, check=True, timeout=120
+        [browser(), *options, "--dump-dom", frame.as_uri()],
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        check=True,
+        timeout=120,
     )
     result = re.search(r'<pre id="measured">(.*?)</pre>', run.stdout, re.DOTALL)
     assert result, "the page's script did not run"

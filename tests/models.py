@@ -386,6 +386,53 @@ def loop() -> ModelProto:
     )
 
 
+def captured(line: str, **constants: Array) -> ModelProto:
+    """Both branches capture ``t``, which ``line`` computes by moving values of ``h``."""
+    return parse(
+        f"""g (float[1,4,6,6] x, bool c) => (float y) {{
+            [conv] h = Conv <pads = [1,1,1,1]> (x, w)
+            [move] {line}
+            [if] y = If (c) <
+                then_branch = a () => (float p) {{ s = Sigmoid (t) p = ReduceSum <keepdims = 0> (s) }},
+                else_branch = b () => (float q) {{ u = Tanh (t) q = ReduceSum <keepdims = 0> (u) }}
+            >
+        }}""",
+        opset=16,
+        w=weight(8, 4, 3, 3),
+        **constants,
+    )
+
+
+@listed
+def captured_transpose() -> ModelProto:
+    return captured("t = Transpose <perm = [0,2,3,1]> (h)")
+
+
+@listed
+def captured_reshape() -> ModelProto:
+    return captured("t = Reshape (h, shape)", shape=np.int64([8, -1]))
+
+
+@listed
+def captured_squeeze() -> ModelProto:
+    return captured("t = Squeeze (h, axes)", axes=np.int64([0]))
+
+
+@listed
+def captured_unsqueeze() -> ModelProto:
+    return captured("t = Unsqueeze (h, axes)", axes=np.int64([1]))
+
+
+@listed
+def captured_slice() -> ModelProto:
+    return captured("t = Slice (h, starts, ends)", starts=np.int64([0, 2]), ends=np.int64([1, 7]))
+
+
+@listed
+def captured_maxpool() -> ModelProto:
+    return captured("t = MaxPool <kernel_shape = [2,2]> (h)")
+
+
 @listed
 def inner_output() -> ModelProto:
     """A tensor inside the graph is also one of its outputs."""
@@ -480,6 +527,45 @@ def tiny_weight_big_bias() -> ModelProto:
     return parse(
         "g (float[N,3,4,4] x) => (float[N,2,4,4] y) { [conv] y = Conv (x, w, b) }", w=w, b=np.float32([5.0, -4.5])
     )
+
+
+@listed
+def constants_in_branches() -> ModelProto:
+    """The weights are Constant nodes inside the branches of an If."""
+    return parse(
+        f"""g (float[N,8] x, bool c) => (float[N,8] y) {{
+            [choice] y = If (c) <
+                then_branch = t () => (float[N,8] r) {{
+                    w0 = Constant <value = {literal(weight(8, 8))}> ()
+                    [inner1] a = MatMul (x, w0)
+                    [inner2] r = Relu (a) }},
+                else_branch = e () => (float[N,8] s) {{
+                    w1 = Constant <value = {literal(weight(8, 8, seed=1))}> ()
+                    [inner3] t1 = Transpose <perm = [1,0]> (w1)
+                    [inner4] s = MatMul (x, t1) }}>
+        }}"""
+    )
+
+
+@listed
+def constants_in_loop() -> ModelProto:
+    """The weight is a Constant node inside the body of a Loop."""
+    return parse(
+        f"""g (float[N,8] x) => (float[N,8] y) {{
+            three = Constant <value = int64 {{3}}> ()
+            [steps] y = Loop (three, , x) <body = b (int64 i, bool go, float[N,8] v) => (bool on, float[N,8] z) {{
+                on = Identity (go)
+                w = Constant <value = {literal(weight(8, 8))}> ()
+                [inner1] m = MatMul (v, w)
+                [inner2] z = Tanh (m) }}>
+        }}"""
+    )
+
+
+def literal(array: Array) -> str:
+    """A float array as ONNX text writes it."""
+    sizes = ",".join(map(str, array.shape))
+    return f"float[{sizes}] {{{', '.join(repr(float(value)) for value in array.reshape(-1))}}}"
 
 
 @listed

@@ -24,6 +24,7 @@ class Stages:
     ranges: Ranges
     params: Params
     limits: Limits
+    form: str = "qdq"
 
     @classmethod
     def of(cls, model: ModelProto, config: QConfig = TENSOR, data: Sequence[Feeds] = ()) -> Stages:
@@ -32,9 +33,9 @@ class Stages:
         ranges = calibrate(graph, plan, data or samples(model))
         params = solve(graph, plan, ranges)
         solve_biases(graph, plan, params)
-        return cls(graph, plan, ranges, params, Limits(graph, plan, params, config))
+        return cls(graph, plan, ranges, params, Limits(graph, plan, params, config), config.form)
 
     @property
     def model(self) -> ModelProto:
-        """The result."""
-        return insert(self.graph, self.plan, self.params).to_model()
+        """The result, before operators that compute on codes are written."""
+        return insert(self.graph, self.plan, self.params, lower=self.form != "operators").to_model()

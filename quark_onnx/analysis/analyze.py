@@ -10,6 +10,7 @@ from typing import Any
 from onnx import ModelProto
 
 from calibrators.base import is_number
+from calibrators.isolation import isolated
 from calibrators.session import model_bytes
 from quark_onnx.analysis.causes import Evidence, causes_of, nsr
 from quark_onnx.analysis.findings import Analysis, TensorError, Unmatched, WeightError
@@ -17,9 +18,9 @@ from quark_onnx.analysis.match import match
 from quark_onnx.analysis.measure_tensors import Measured, counted, measure_tensors
 from quark_onnx.analysis.reading import Reading
 from quark_onnx.analysis.weights import bins, weight_errors, with_histogram
-from quark_onnx.errors import ConfigError, ModelError, data_errors
-from quark_onnx.graph import Graph, inlined
-from quark_onnx.job import load
+from quark_onnx.errors import ConfigError, ModelError, crash_errors, data_errors
+from quark_onnx.graph import Graph, gather_constants, inlined
+from quark_onnx.graph.io import load
 from quark_onnx.report.measure import decibels
 from quark_onnx.steps import reader_for, with_bodies
 
@@ -28,7 +29,12 @@ PICTURED = 12
 
 
 def analyze(
-    float_model: str | Path | ModelProto, quant_model: str | Path | ModelProto, data: Any, *, limit: int | None = None
+    float_model: str | Path | ModelProto,
+    quant_model: str | Path | ModelProto,
+    data: Any,
+    *,
+    limit: int | None = None,
+    isolate: bool = False,
 ) -> Analysis:
     """Find where a quantized model loses accuracy, tensor by tensor, and why.
 
@@ -37,6 +43,7 @@ def analyze(
         quant_model: the quantized model, from this or any other tool; it must have the same inputs and outputs.
         data: anything that ``quantize_static`` takes as data; twenty samples tell most.
         limit: use at most so many samples.
+        isolate: run onnxruntime in another process, as for ``quantize``.
 
     Raises:
         ConfigError: the limit is no whole number of at least 1.
@@ -54,7 +61,11 @@ def analyze(
     """
     if limit is not None and not (is_number(limit, Integral) and limit > 0):
         raise ConfigError(f"limit is {limit!r}; it must be a whole number of at least 1")
-    before, after = load(float_model), load(quant_model)
+    with crash_errors(float_model, quant_model), isolated(isolate):
+        return _analyzed(load(float_model), load(quant_model), data, limit)
+
+
+def _analyzed(before: ModelProto, after: ModelProto, data: Any, limit: int | None) -> Analysis:
     reference, plain = _read(before)
     other, runnable = _read(after)
     if not other.quantizes():
@@ -81,6 +92,7 @@ def analyze(
 def _read(model: ModelProto) -> tuple[Reading, ModelProto]:
     """A model, looked at, and in a form that onnxruntime runs: with bodies for a vendor's operators that lack them."""
     graph = Graph.of(inlined(with_bodies(model)))
+    gather_constants(graph)
     return Reading(graph), graph.to_model()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from numbers import Integral
 from pathlib import Path
@@ -13,11 +14,13 @@ from onnx import ModelProto
 
 import calibrators
 from calibrators.base import is_number
+from calibrators.isolation import isolated
 from calibrators.session import model_bytes, open_session
-from quark_onnx.errors import ConfigError, DataError, ModelError
+from quark_onnx.errors import ConfigError, DataError, ModelError, crash_errors
 from quark_onnx.graph import Graph
-from quark_onnx.job import load
+from quark_onnx.graph.io import load
 from quark_onnx.report.measure import OutputError, least_sqnr, measure
+from quark_onnx.report.shapes import require_same_shapes, sized_by_data
 from quark_onnx.steps import reader_for, with_bodies
 
 
@@ -43,7 +46,12 @@ class Comparison:
 
 
 def compare(
-    reference: str | Path | ModelProto, other: str | Path | ModelProto, data: Any, *, limit: int | None = None
+    reference: str | Path | ModelProto,
+    other: str | Path | ModelProto,
+    data: Any,
+    *,
+    limit: int | None = None,
+    isolate: bool = False,
 ) -> Comparison:
     """Run two models on the same data and compare their outputs.
 
@@ -52,19 +60,24 @@ def compare(
         other: the quantized model, from this or any other tool; it must have the same outputs.
         data: anything that ``quantize_static`` takes as data.
         limit: use at most so many samples.
+        isolate: run onnxruntime in another process, as for ``quantize``.
 
     Raises:
         ConfigError: the limit is no whole number of at least 1.
-        ModelError: a model cannot be loaded or run, or the outputs do not match.
+        ModelError: a model cannot be loaded or run, or the outputs or their shapes do not match.
         DataError: the data does not fit the reference.
     """
     if limit is not None and not (is_number(limit, Integral) and limit > 0):
         raise ConfigError(f"limit is {limit!r}; it must be a whole number of at least 1")
-    before, after = load(reference), load(other)
+    with crash_errors(reference, other), isolated(isolate):
+        return _compared(load(reference), load(other), data, limit)
+
+
+def _compared(before: ModelProto, after: ModelProto, data: Any, limit: int | None) -> Comparison:
     sessions = []
     for name, model in (("reference", before), ("other", after)):
         try:
-            sessions.append(open_session(with_bodies(model)))
+            sessions.append(open_session(with_bodies(model), what=f"the {name} model"))
         except Exception as error:
             raise ModelError(f"onnxruntime cannot load the {name} model: {error}") from error
     missing = {v.name for v in sessions[0].get_outputs()} - {v.name for v in sessions[1].get_outputs()}
@@ -77,6 +90,7 @@ def compare(
         raise DataError(str(error)) from error
     except Exception as error:  # onnxruntime raises several unrelated types
         raise ModelError(f"the two models cannot be run on the same data: {error}") from error
+    require_same_shapes(outputs, partial(sized_by_data, before))
     return Comparison(counter.count, outputs, model_bytes(before), model_bytes(after))
 
 

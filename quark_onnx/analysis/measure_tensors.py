@@ -62,7 +62,7 @@ class Side:
         exposed.graph.output.extend(ValueInfoProto(name=name) for name in self._names if name not in shown)
         self._title = title
         try:
-            self._session = open_session(exposed, optimize=optimize)
+            self._session = open_session(exposed, optimize=optimize, what=f"the {title} model with its tensors exposed")
         except Exception as error:  # onnxruntime raises several unrelated types
             raise ModelError(f"onnxruntime cannot load the {title} model: {error}") from error
         self._inputs = {value.name for value in self._session.get_inputs()}

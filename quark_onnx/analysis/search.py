@@ -23,8 +23,7 @@ from quark_onnx.api import quantize
 from quark_onnx.config import QConfig, to_dict
 from quark_onnx.errors import ConfigError, DataError, ModelError, QuarkError, data_errors
 from quark_onnx.graph import Graph, inlined
-from quark_onnx.graph.io import staged
-from quark_onnx.job import load
+from quark_onnx.graph.io import load, staged
 from quark_onnx.progress import Progress
 from quark_onnx.report.measure import least_sqnr, measure
 from quark_onnx.steps import Reference, destination, keeps_weights_beside, reader_for, sample_key
@@ -318,7 +317,7 @@ class Search:
 
     def _judged(self, model: ModelProto) -> float:
         try:
-            found = self._sqnr(open_session(model))
+            found = self._sqnr(open_session(model, what="the quantized model"))
         except Exception as error:  # onnxruntime raises several unrelated types
             raise ModelError(f"the quantized model cannot be judged: {error}") from error
         return float("-inf") if found is None else found

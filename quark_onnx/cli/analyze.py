@@ -17,6 +17,7 @@ from quark_onnx.analysis.page import write_page
 from quark_onnx.cli.data import add_data_options, data_of
 from quark_onnx.cli.output import Answer, columns, entry
 from quark_onnx.cli.parsing import Parser, UsageError, add_common_options, count, path
+from quark_onnx.report import decibels, percent, size_change
 
 NAME = "analyze"
 SUMMARY = "find where a quantized model, of any tool, loses accuracy, and why"
@@ -50,11 +51,9 @@ def run(options: Namespace) -> Answer:
     found = analysis.analyze(options.reference, options.other, data_of(options))
     if options.html is not None:
         write_page(found, options.html, options.reference.name, options.other.name)
-    ratio = found.bytes_before / max(1, found.bytes_after)
-    size = f"{found.bytes_before:,} -> {found.bytes_after:,} bytes"
     lines = [
         entry("models", [f"{options.reference}, {options.other}"]),
-        entry("size", [f"{size} ({ratio:.2f}x smaller)" if ratio >= 1 else size]),
+        entry("size", [size_change(found.bytes_before, found.bytes_after)]),
         entry("error", [f"on {found.samples} samples; {_outputs(found)}"]),
         entry("compared", _compared(found, verbose=options.verbose)),
         *_ranking(found, options.top),
@@ -84,7 +83,7 @@ def _check_page(options: Namespace) -> None:
 
 def _outputs(found: Analysis) -> str:
     shown = [
-        f"{o.name} {o.sqnr:.2f} dB" if o.sqnr is not None else f"{o.name} {o.agreement:.2%} equal"
+        f"{o.name} {decibels(o.sqnr)} dB" if o.sqnr is not None else f"{o.name} {percent(o.agreement or 0.0)}% equal"
         for o in found.outputs[:_SHOWN]
     ]
     more = len(found.outputs) - len(shown)
@@ -96,7 +95,8 @@ def _compared(found: Analysis, *, verbose: bool) -> Iterator[str]:
     words = ", ".join(f"{number} by {name}" for name, number in how.items())
     roles = Counter(weight.role for weight in found.weights)
     constants = ", ".join(f"{number} quantized {role}{_plural(role, number)}" for role, number in roles.items())
-    yield f"{len(found.tensors)} tensors ({words})" + (f", {constants}" if constants else "")
+    tensors = f"{len(found.tensors)} tensors ({words})" if words else "no tensor"
+    yield f"{tensors}, {constants}" if constants else tensors
     if rescaled := sum(tensor.rescaled for tensor in found.tensors):
         yield f"{rescaled} of them have channels on other scales, as equalization leaves them; these were taken out"
     shown = found.unmatched if verbose else found.unmatched[:3]

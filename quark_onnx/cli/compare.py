@@ -11,7 +11,7 @@ from quark_onnx.cli.output import Answer, columns, entry
 from quark_onnx.cli.parsing import Parser, add_common_options, path
 from quark_onnx.cli.settings import add_gate_option
 from quark_onnx.errors import AccuracyError
-from quark_onnx.report import OutputError
+from quark_onnx.report import OutputError, decibels, percent, size_change
 
 NAME = "compare"
 SUMMARY = "compare a quantized model, of any tool, with its float original"
@@ -33,11 +33,9 @@ def add_arguments(parser: Parser) -> None:
 
 def run(options: Namespace) -> Answer:
     found = analysis.compare(options.reference, options.other, data_of(options))
-    ratio = found.bytes_before / max(1, found.bytes_after)
-    size = f"{found.bytes_before:,} -> {found.bytes_after:,} bytes"
     lines = [
         entry("models", [f"{options.reference}, {options.other}"]),
-        entry("size", [f"{size} ({ratio:.2f}x smaller)" if ratio >= 1 else size]),
+        entry("size", [size_change(found.bytes_before, found.bytes_after)]),
         entry("error", [f"on {found.samples} samples:"]),
         columns([("output", "SQNR dB", "cosine", "largest error"), *map(_row, found.outputs)]),
     ]
@@ -58,14 +56,13 @@ def _row(output: OutputError) -> tuple[str, str, str, str]:
     if output.random:
         return output.name, "-", "-", "random: another value each time the float model runs"
     if output.sqnr is None:
-        return output.name, "-", "-", f"{output.agreement:.2%} of the values agree"
-    return output.name, f"{output.sqnr:.2f}", f"{output.cosine:.6f}", f"{output.max_error:.4g}"
+        return output.name, "-", "-", f"{percent(output.agreement or 0.0)}% of the values agree"
+    return output.name, decibels(output.sqnr), f"{output.cosine:.6f}", f"{output.max_error:.4g}"
 
 
 def _missed(outputs: list[OutputError], bound: float | None) -> AccuracyError | None:
     below = [o for o in outputs if bound is not None and o.sqnr is not None and o.sqnr < bound]
     if not below:
         return None
-    return AccuracyError(
-        "; ".join(f"output {o.name!r} has {o.sqnr:.2f} dB SQNR" for o in below) + f": below --min-sqnr {bound:g}"
-    )
+    missed = "; ".join(f"output {o.name!r} has {decibels(o.sqnr or 0.0, bound)} dB SQNR" for o in below)
+    return AccuracyError(f"{missed}: below --min-sqnr {bound:g}")

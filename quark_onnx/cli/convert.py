@@ -9,7 +9,7 @@ import quark_onnx
 from quark_onnx.cli.output import Answer, columns, entry
 from quark_onnx.cli.parsing import Parser, add_common_options, add_output_option, add_shape_option, count, path
 from quark_onnx.registry import CONVERSIONS
-from quark_onnx.report import OutputError
+from quark_onnx.report import OutputError, decibels, percent
 
 NAME = "convert"
 SUMMARY = "convert a model: 16-bit floats, fixed shapes, another opset, without Q/DQ pairs, operators on codes"
@@ -29,7 +29,7 @@ exit codes: 0 done; 1 the outputs changed; 2 bad input; 3 internal error; 128 + 
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("model", metavar="MODEL", type=path, help="an .onnx file, of any tool; it is not changed")
     add_output_option(parser, "converted")
-    parser.add_argument("--to", metavar="WHAT", nargs="+", required=True, help=", ".join(CONVERSIONS))
+    parser.add_argument("--to", metavar="WHAT", nargs="+", action="extend", required=True, help=", ".join(CONVERSIONS))
     add_shape_option(parser, "for fixed-shapes: the shape of an input; without one its batch becomes 1")
     parser.add_argument("--opset", metavar="N", type=count, help="for opset: the version to convert to")
     parser.add_argument("--io", action="store_true", help="for float16 and bfloat16: inputs and outputs, too")
@@ -66,5 +66,9 @@ def run(options: Namespace) -> Answer:
 
 def _row(output: OutputError) -> tuple[str, str, str]:
     if output.sqnr is None:
-        return output.name, "-", "random" if output.random else f"{output.agreement:.2%} of the values are equal"
-    return output.name, "equal" if output.sqnr == float("inf") else f"{output.sqnr:.2f}", f"{output.max_error:.4g}"
+        return (
+            output.name,
+            "-",
+            "random" if output.random else f"{percent(output.agreement or 0.0)}% of the values are equal",
+        )
+    return output.name, "equal" if output.sqnr == float("inf") else decibels(output.sqnr), f"{output.max_error:.4g}"

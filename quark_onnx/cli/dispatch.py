@@ -27,12 +27,15 @@ from types import FrameType
 from typing import Any
 
 from calibrators import CalibrationError
+from calibrators.isolation import isolated
+from calibrators.scratch import written
+from calibrators.shown import clipped, printable
 from quark_onnx import __version__
 from quark_onnx.cli import analyze, compare, convert, explain, listing, llm, npu, quantize, search
 from quark_onnx.cli.data import in_flags
 from quark_onnx.cli.output import Answer, error_document, say, to_json
 from quark_onnx.cli.parsing import STDOUT, Parser, UsageError
-from quark_onnx.errors import AccuracyError, PlanError, QuarkError, nearest
+from quark_onnx.errors import AccuracyError, PlanError, QuarkError, crash_errors, nearest
 
 PROGRAM = "quark-onnx"
 #: Each is a module with NAME, SUMMARY, USAGE, EXAMPLE, add_arguments(parser) and run(options) -> Answer.
@@ -55,7 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with _signals_raise():
             options = parse(arguments)
-            with _diagnostics(options.verbose):
+            models = (getattr(options, name, None) for name in ("model", "reference", "other"))
+            with _diagnostics(options.verbose), crash_errors(*models), isolated(options.isolation):
                 answer: Answer = options.run(options)
             return _publish(answer, options)
     except SystemExit as done:  # --help and --version
@@ -135,11 +139,12 @@ def _deliver(document: dict[str, Any], target: str | None) -> None:
     if target == STDOUT:
         say(to_json(document), sys.stdout)
     elif target is not None:
-        Path(target).write_text(to_json(document) + "\n", encoding="utf-8")
+        with written(Path(target)) as file:
+            file.write(to_json(document).encode() + b"\n")
 
 
 def _fail(error: Exception, options: Namespace) -> int:
-    kind, message = type(error).__name__, " ".join(str(error).split())
+    kind, message = type(error).__name__, printable(" ".join(str(error).split()))
     if isinstance(error, QuarkError | CalibrationError) and not isinstance(error, PlanError):
         code, message = GATE if isinstance(error, AccuracyError) else BAD_INPUT, in_flags(message, options)
     elif isinstance(error, MemoryError):
@@ -162,7 +167,7 @@ def _fail(error: Exception, options: Namespace) -> int:
 
 def _complain(text: str) -> None:
     with suppress(OSError):  # a stderr that nobody reads changes nothing
-        say(f"{PROGRAM}: {text}", sys.stderr)
+        say(f"{PROGRAM}: {clipped(text)}", sys.stderr)
 
 
 def _occupy_standard_streams() -> None:

@@ -74,6 +74,7 @@ def ptq_options(parser: Parser) -> None:
     parser.add_argument(
         "--algorithm",
         nargs="+",
+        action="extend",
         default=[],
         metavar="NAME[:SETTING=VALUE,...]",
         help="what chooses better codes than the nearest, in this order: gptq, gptaq, ...; a wrong one lists all",
@@ -90,6 +91,7 @@ def _evaluation_options(parser: Parser) -> None:
     parser.add_argument(
         "--tasks",
         type=lambda text: text.split(","),
+        action="extend",
         metavar="A,B",
         help="score before and after on tasks of lm-eval, or on those in a folder of definitions",
     )
@@ -101,8 +103,8 @@ def _result_options(parser: Parser) -> None:
     parser.add_argument(
         "--export",
         nargs="+",
+        action="extend",
         choices=["hf_format", "gguf", "onnx"],
-        default=["hf_format"],
         help="what OUT holds: a checkpoint (the default), model.gguf for llama.cpp, model.onnx for onnxruntime",
     )
     parser.add_argument(
@@ -125,6 +127,7 @@ def _result_options(parser: Parser) -> None:
 
 def ptq(options: Namespace) -> Answer:
     module = torch_side("quark_onnx.torch.ptq")
+    exports = options.export or ["hf_format"]
     source = torch_side("quark_onnx.torch.float_checkpoint").FloatCheckpoint(
         options.model, trust_code=options.trust_code
     )
@@ -136,7 +139,7 @@ def ptq(options: Namespace) -> Answer:
     config = config if mixture is None else mixture.config
     notes = list[str]()
     exported = torch_side("quark_onnx.torch.exports").exported
-    with exported(options.export, source, config, options.output, notes) as folder:
+    with exported(exports, source, config, options.output, notes) as folder:
         found = module.ptq(
             source,
             folder,
@@ -253,7 +256,7 @@ def _answer(options: Namespace, found: Any, mixture: Any, scores: dict[str, Any]
         "specs": {name: _spec(spec) for name, spec in report.quantized.items()},
         "float": report.kept,
         "notes": report.notes,
-        "exports": options.export,
+        "exports": options.export or ["hf_format"],
         "algorithms": [asdict(outcome) for outcome in report.outcomes],
         "perplexity": {"before": found.before, "after": found.after},
         "tasks": {

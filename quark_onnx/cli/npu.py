@@ -22,7 +22,7 @@ from quark_onnx.cli.parsing import (
 )
 from quark_onnx.cli.settings import add_config_options, add_gate_option, config_of
 from quark_onnx.errors import ConstraintError
-from quark_onnx.job import load
+from quark_onnx.graph.io import load
 from quark_onnx.npu.page import write_page
 from quark_onnx.npu.support import KINDS, RELEASE
 from quark_onnx.registry import RECIPES, TARGETS
@@ -154,7 +154,12 @@ def _cut_options(parser: Parser) -> None:
         help="the two models",
     )
     parser.add_argument(
-        "--at", metavar="TENSOR", nargs="+", default=[], help="where to cut (default: behind the last products)"
+        "--at",
+        metavar="TENSOR",
+        nargs="+",
+        action="extend",
+        default=[],
+        help="where to cut (default: behind the last products)",
     )
 
 
@@ -181,6 +186,7 @@ def _deploy_options(parser: Parser) -> None:
         "--cut",
         metavar="TENSOR",
         nargs="*",
+        action="extend",
         help="cut the model here, by default behind the last products; the second part runs on the CPU",
     )
     behind.add_argument(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from calibrators.shown import printable
 from quark_onnx.errors import QuarkError
 
 #: Version of every JSON document that the command line writes. Keys are added within a version, never renamed.
@@ -31,13 +32,14 @@ class Answer:
 
 
 def say(text: str, stream: TextIO | None) -> None:
-    """Print; what the stream's encoding lacks becomes an escape such as ``\\u0444``.
+    """Print; what the stream's encoding lacks, and what a terminal would act on, becomes an escape such as ``\\u0444``.
 
     A stream that the process was started without is None; for ``print`` that would be stdout.
     """
     if stream is None:
         return
     encoding = getattr(stream, "encoding", None) or "utf-8"
+    text = printable(text, lines=True)
     print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
 
 
@@ -65,7 +67,7 @@ def columns(rows: Iterable[Sequence[str]], indent: str = "  ") -> str:
       name    bits
       uint16  16
     """
-    rows = list(rows)
+    rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
     return "\n".join(indent + line.rstrip() for line in lines)
@@ -73,7 +75,7 @@ def columns(rows: Iterable[Sequence[str]], indent: str = "  ") -> str:
 
 def entry(title: str, lines: Iterable[str]) -> str:
     """Lines behind a title, as the report has them."""
-    return "\n".join(f"{title if not i else '':<9} {line}" for i, line in enumerate(lines))
+    return "\n".join(f"{title if not i else '':<9} {printable(line)}" for i, line in enumerate(lines))
 
 
 def _plain(value: Any) -> Any:

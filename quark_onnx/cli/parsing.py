@@ -56,6 +56,12 @@ def add_common_options(parser: Parser) -> None:
         type=_json_file,
         help="print JSON with a stable schema to stdout, and nothing else there; with FILE.json, write it to that file",
     )
+    group.add_argument(
+        "--no-isolation",
+        dest="isolation",
+        action="store_false",
+        help="run onnxruntime in this process, which a native crash then ends; by default it has one of its own",
+    )
     chatter = group.add_mutually_exclusive_group()
     chatter.add_argument("--quiet", action="store_true", help="print nothing but warnings, errors and JSON")
     chatter.add_argument(

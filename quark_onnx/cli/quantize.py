@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from multiprocessing import connection, get_context, parent_process
 from time import perf_counter
 
+from calibrators.interrupt import stop_all
 from quark_onnx import api
 from quark_onnx.cli.data import add_data_options, data_of
 from quark_onnx.cli.output import Answer, entry
@@ -95,12 +96,16 @@ def run(options: Namespace) -> Answer:
 
 def _complete(report: Report) -> Iterator[str]:
     """What the report only counts or cuts short."""
-    yield from ["", f"{len(report.kept_nodes)} nodes stayed float:"]
-    yield from (f"  {name}: {reason}" for name, reason in report.kept_nodes.items())
-    yield f"{len(report.kept_tensors)} tensors stayed float:"
-    yield from (f"  {name}: {reason}" for name, reason in report.kept_tensors.items())
-    yield f"{len(report.notes)} notes:"
-    yield from (f"  {note}" for note in report.notes)
+    sections = [
+        ("nodes stayed float", [f"{name}: {reason}" for name, reason in report.kept_nodes.items()]),
+        ("tensors stayed float", [f"{name}: {reason}" for name, reason in report.kept_tensors.items()]),
+        ("notes", report.notes),
+    ]
+    yield ""
+    for title, lines in sections:
+        if lines:
+            yield f"{len(lines)} {title}:"
+        yield from (f"  {line}" for line in lines)
 
 
 @contextmanager
@@ -109,23 +114,35 @@ def _workers(number: int) -> Iterator[Executor | None]:
     if number == 1:
         yield None
         return
-    with ProcessPoolExecutor(number, get_context("spawn"), initializer=_start_worker) as pool:
+    context = get_context("spawn")
+    ended, end = context.Pipe(duplex=False)
+    with end, ended, ProcessPoolExecutor(number, context, initializer=_start_worker, initargs=(ended,)) as pool:
         try:
             yield pool
         except BrokenProcessPool as error:
             raise ModelError(
                 f"one of the {number} calibrating processes ended unexpectedly; if memory ran out, try fewer --workers"
             ) from error
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                end.close()  # a signal; the pool would wait for what they run
+            raise
 
 
-def _start_worker() -> None:
-    """Ctrl-C is for the process that this one works for, which stops it; and with that process it ends, however."""
+def _start_worker(ended: connection.Connection) -> None:
+    """Ctrl-C is for the process that this one works for, which stops it; and with that process it ends, however.
+
+    Args:
+        ended: has an end of file once nobody wants what this process computes.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_follow_parent, daemon=True).start()
+    threading.Thread(target=_follow_parent, args=(ended,), daemon=True).start()
 
 
-def _follow_parent() -> None:
+def _follow_parent(ended: connection.Connection) -> None:
     parent = parent_process()
     if parent is not None:
-        connection.wait([parent.sentinel])
+        if parent.sentinel not in connection.wait([parent.sentinel, ended]):
+            stop_all()  # the pool ends the process once its work has ended
+            connection.wait([parent.sentinel])
         os._exit(1)

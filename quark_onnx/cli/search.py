@@ -11,6 +11,7 @@ from quark_onnx.cli.data import add_data_options, data_of
 from quark_onnx.cli.output import Answer, columns, entry
 from quark_onnx.cli.parsing import Parser, UsageError, add_common_options, count, duration, number, path
 from quark_onnx.errors import AccuracyError, ConfigError
+from quark_onnx.report import decibels
 from quark_onnx.steps import destination, keeps_weights_beside
 
 NAME = "search"
@@ -153,6 +154,5 @@ def _size(candidate: Candidate) -> str:
 def _missed(found: SearchResult, target: float | None) -> AccuracyError | None:
     if found.reached or target is None:
         return None
-    return AccuracyError(
-        f"the best candidate, {found.best.name}, has {found.best.score:.2f} dB: below --target {target:g}"
-    )
+    score = decibels(found.best.score or 0.0, below=target)
+    return AccuracyError(f"the best candidate, {found.best.name}, has {score} dB: below --target {target:g}")

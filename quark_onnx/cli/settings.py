@@ -81,6 +81,11 @@ def _add_graph_options(parser: Parser) -> None:
         help="go on with a model that is quantized in part, and leave that part as it is",
     )
     group.add_argument(
+        "--keep-initializer-inputs",
+        action="store_true",
+        help="initializers that are also inputs stay inputs, and float (default: they become constants)",
+    )
+    group.add_argument(
         "--form",
         metavar="FORM",
         help="how the result is written: qdq, Q/DQ pairs; operators, those that compute on codes, where there are any; "
@@ -164,6 +169,8 @@ def config_of(options: Namespace) -> QConfig:
         changes |= {"activation": QConfig.of("DYNAMIC").activation, "form": options.form or "operators"}
     if options.keep_existing:
         changes["keep_existing"] = True
+    if options.keep_initializer_inputs:
+        changes["keep_initializer_inputs"] = True
     if options.no_functions:
         changes["functions"] = False
     if options.no_prepare:

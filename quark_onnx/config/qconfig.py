@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from calibrators import Percentile
 from calibrators.base import is_number
+from calibrators.shown import short
 from quark_onnx.config.spec import QuantizationSpec, check_names
 from quark_onnx.config.text import format_call, parse_call
 from quark_onnx.dtypes import INT8, UINT8
@@ -36,7 +37,7 @@ def _strings(value: Any, where: str) -> tuple[str, ...]:
     except TypeError:
         items = (None,)
     if not all(isinstance(item, str) for item in items):
-        raise ConfigError(f"{where} is {value!r}; it must be a name or a list of names")
+        raise ConfigError(f"{where} is {short(value)}; it must be a name or a list of names")
     return items
 
 
@@ -44,11 +45,13 @@ def _optimizers(value: Any) -> tuple[Any, ...]:
     """Optimizers from what a user may write: one or several, texts among them."""
     given = (value,) if isinstance(value, str) or hasattr(value, "stage") else value
     if not isinstance(given, list | tuple):
-        raise ConfigError(f"optimizers is {value!r}; it must be a list of optimizers{nearest('', OPTIMIZERS)}")
+        raise ConfigError(f"optimizers is {short(value)}; it must be a list of optimizers{nearest('', OPTIMIZERS)}")
     found = tuple(parse_optimizer(item) if isinstance(item, str) else item for item in given)
     for item in found:
         if isinstance(item, type) or not hasattr(item, "stage"):
-            raise ConfigError(f"optimizers holds {item!r}; it must be an optimizer or a name{nearest('', OPTIMIZERS)}")
+            raise ConfigError(
+                f"optimizers holds {short(item)}; it must be an optimizer or a name{nearest('', OPTIMIZERS)}"
+            )
     return found
 
 
@@ -117,7 +120,7 @@ class Override:
         object.__setattr__(self, "nodes", _strings(self.nodes, "nodes of an override"))
         object.__setattr__(self, "op_types", _strings(self.op_types, "op_types of an override"))
         if not isinstance(self.between, list | tuple):
-            raise ConfigError(f"between of an override is {self.between!r}; it takes two sets of names")
+            raise ConfigError(f"between of an override is {short(self.between)}; it takes two sets of names")
         ends = tuple(_strings(end, "between of an override") for end in self.between)
         object.__setattr__(self, "between", ends)
         if len(ends) not in (0, 2):
@@ -125,7 +128,7 @@ class Override:
         if not (self.nodes or self.op_types or self.between):
             raise ConfigError("an override names no nodes; give nodes, op_types or between")
         if not isinstance(self.keep, bool):
-            raise ConfigError(f"keep of the override for {self.where} is {self.keep!r}; it must be true or false")
+            raise ConfigError(f"keep of the override for {self.where} is {short(self.keep)}; it must be true or false")
         if not (self.keep or self.activation or self.weight):
             raise ConfigError(f"the override for {self.where} changes nothing; give keep, activation or weight")
         if self.keep and (self.activation or self.weight):
@@ -133,7 +136,7 @@ class Override:
         for name in ("activation", "weight"):
             spec = getattr(self, name)
             if spec is not None and not isinstance(spec, QuantizationSpec):
-                raise ConfigError(f"{name} of the override for {self.where} is {spec!r}, not a QuantizationSpec")
+                raise ConfigError(f"{name} of the override for {self.where} is {short(spec)}, not a QuantizationSpec")
         _check_granularity(self.activation, self.weight, f" of the override for {self.where}")
 
     @property
@@ -164,13 +167,15 @@ class QConfig:
         target: what the result is for ("npu", "phx", "stx", ...): its constraints on power-of-two scales are met. Empty
             for none.
         keep_existing: leave what is quantized already as it is and go on with the rest, instead of refusing the model.
+        keep_initializer_inputs: initializers that are also inputs stay inputs whose values callers may override; they
+            are not quantized then. By default they become constants, as no caller overrides a weight.
         prepare: fold and clean the float graph first.
         form: "qdq" leaves operators between Q/DQ pairs; "operators" writes those of ONNX and onnxruntime that compute
             on codes (MatMulInteger, ConvInteger, MatMulNBits), where there are any; "vendor" writes Q/DQ pairs, also
             those of 16-bit floats, as ExtendedQuantizeLinear and ExtendedDequantizeLinear of AMD's domain.
         functions: nodes of a vendor's domain carry a body of standard operators, so that every runtime runs them.
-        max_opset: the model's opset is not raised beyond this one, None for no limit. Q/DQ pairs of 4, 8 and 16 bits
-            are then written in the com.microsoft domain, which has them at any opset.
+        max_opset: the model's opset is not raised beyond this one, None for no limit. Q/DQ pairs of 4, 8 and 16 bits,
+            and weights in blocks, are then written in the com.microsoft domain, which has them at any opset.
         min_sqnr: the least acceptable signal-to-noise ratio of any output, in dB; None asks for none.
 
     >>> config = QConfig.of("A8W8").with_(calibrator="entropy", per_channel=True)
@@ -190,6 +195,7 @@ class QConfig:
     search: int = 0
     target: str = ""
     keep_existing: bool = False
+    keep_initializer_inputs: bool = False
     prepare: bool = True
     form: str = "qdq"
     functions: bool = True
@@ -198,7 +204,7 @@ class QConfig:
 
     def __post_init__(self) -> None:
         if not isinstance(self.overrides, list | tuple):
-            raise ConfigError(f"overrides is {self.overrides!r}; it must be a list of Override")
+            raise ConfigError(f"overrides is {short(self.overrides)}; it must be a list of Override")
         object.__setattr__(self, "overrides", tuple(self.overrides))
         object.__setattr__(self, "op_types", _strings(self.op_types, "op_types"))
         object.__setattr__(self, "nodes", _strings(self.nodes, "nodes"))
@@ -206,16 +212,16 @@ class QConfig:
         for name in ("activation", "weight"):
             spec = getattr(self, name)
             if spec is not None and not isinstance(spec, QuantizationSpec):
-                raise ConfigError(f"{name} is {spec!r}; it must be a QuantizationSpec or None")
+                raise ConfigError(f"{name} is {short(spec)}; it must be a QuantizationSpec or None")
         object.__setattr__(self, "optimizers", _optimizers(self.optimizers))
         if self.form not in FORMS:
-            raise ConfigError(f"form is {self.form!r}; it must be one of: {', '.join(FORMS)}")
-        for name in ("bias", "safe", "keep_existing", "prepare", "functions"):
+            raise ConfigError(f"form is {short(self.form)}; it must be one of: {', '.join(FORMS)}")
+        for name in ("bias", "safe", "keep_existing", "keep_initializer_inputs", "prepare", "functions"):
             if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"{name} is {getattr(self, name)!r}; it must be true or false")
+                raise ConfigError(f"{name} is {short(getattr(self, name))}; it must be true or false")
         for override in self.overrides:
             if not isinstance(override, Override):
-                raise ConfigError(f"overrides holds {override!r}, which is not an Override")
+                raise ConfigError(f"overrides holds {short(override)}, which is not an Override")
         _check_granularity(self.activation, self.weight)
         if self.activation is not None and self.activation.dynamic and self.form == "operators":
             for spec in (self.weight, *(override.weight for override in self.overrides)):
@@ -230,15 +236,20 @@ class QConfig:
                     "saturate is false; the vendor's float16 saturates: set it to true, or choose form qdq"
                 )
         if type(self.search) is not int or self.search < 0:
-            raise ConfigError(f"search is {self.search!r}; it must be a number of samples, 0 or more")
+            raise ConfigError(f"search is {short(self.search)}; it must be a number of samples, 0 or more")
         if self.max_opset is not None and (type(self.max_opset) is not int or self.max_opset < _LEAST_OPSET):
-            raise ConfigError(f"max_opset is {self.max_opset!r}; it must be an opset, {_LEAST_OPSET} or higher")
+            raise ConfigError(f"max_opset is {short(self.max_opset)}; it must be an opset, {_LEAST_OPSET} or higher")
         if self.min_sqnr is not None and not (is_number(self.min_sqnr) and abs(self.min_sqnr) < _GREATEST_SQNR):
-            raise ConfigError(f"min_sqnr is {self.min_sqnr!r}; it must be a number of decibels")
+            raise ConfigError(f"min_sqnr is {short(self.min_sqnr)}; it must be a number of decibels")
         if not isinstance(self.target, str):
-            raise ConfigError(f"target is {self.target!r}; it must be the name of a target, or empty")
+            raise ConfigError(f"target is {short(self.target)}; it must be the name of a target, or empty")
         if self.target and len(TARGETS):  # they may not be loaded yet
             TARGETS[self.target]
+        if self.target and self.keep_initializer_inputs:
+            raise ConfigError(
+                f"keep_initializer_inputs is true, but the target {self.target} takes no initializers as inputs; leave "
+                "out one of the two"
+            )
         for op_type in self.op_types:
             if len(RULES):  # the rules may not be loaded yet; then the plan will look
                 RULES[op_type]
@@ -255,7 +266,7 @@ class QConfig:
         if isinstance(config, str | Path) and str(config).lower().endswith((".yaml", ".yml")):
             return load_yaml(Path(config))
         if isinstance(config, Path) or (isinstance(config, str) and Path(config).suffix):
-            raise ConfigError(f"config {str(config)!r} is neither a preset's name nor a .yaml or .yml file")
+            raise ConfigError(f"config {short(str(config))} is neither a preset's name nor a .yaml or .yml file")
         if isinstance(config, str):
             preset = PRESETS[config.upper()]
             assert isinstance(preset, QConfig)

@@ -8,11 +8,18 @@ from typing import Any
 
 import yaml
 
+from calibrators.limits import read_text
+from calibrators.shown import short
 from quark_onnx.config.qconfig import Override, QConfig
 from quark_onnx.config.spec import QuantizationSpec, check_names
 from quark_onnx.config.text import format_call
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.registry import PRESETS
+
+#: Bytes of a file: one with an override for each of 10,000 nodes has a fifth of it.
+_BYTES = 1 << 22
+#: Values that a file may hold, with every alias written out: a hundred times those of the largest in use.
+_VALUES = 100_000
 
 
 def to_dict(config: QConfig) -> dict[str, Any]:
@@ -42,14 +49,14 @@ def from_dict(data: dict[str, Any]) -> QConfig:
     changes = dict(_mapping(data, "the config"))
     preset = changes.pop("preset", "A8W8")
     if not isinstance(preset, str | QConfig):
-        raise ConfigError(f"preset is {preset!r}; it must be a preset's name{nearest(str(preset), PRESETS)}")
+        raise ConfigError(f"preset is {short(preset)}; it must be a preset's name{nearest(str(preset), PRESETS)}")
     base: QConfig = preset if isinstance(preset, QConfig) else PRESETS[preset.upper()]
     for name in ("activation", "weight"):
         if name in changes:
             changes[name] = _spec(changes[name], getattr(base, name), name)
     if "overrides" in changes:
         if not isinstance(changes["overrides"], list | tuple):
-            raise ConfigError(f"overrides is {changes['overrides']!r}; it must be a list")
+            raise ConfigError(f"overrides is {short(changes['overrides'])}; it must be a list")
         changes["overrides"] = tuple(_override(item, base) for item in changes["overrides"])
     return base.with_(**changes)
 
@@ -75,22 +82,42 @@ def _spec(data: Any, base: QuantizationSpec | None, where: str) -> QuantizationS
 
 def _mapping(data: Any, where: str) -> dict[str, Any]:
     if not isinstance(data, dict):
-        raise ConfigError(f"{where} is {data!r}; it must be a mapping of settings")
+        raise ConfigError(f"{where} is {short(data)}; it must be a mapping of settings")
     for name in data:
         if not isinstance(name, str):
-            raise ConfigError(f"{where} has no setting {name!r}; settings have names")
+            raise ConfigError(f"{where} has no setting {short(name)}; settings have names")
     return data
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that is given twice, of which YAML would take the last."""
+    """Refuses a key that is given twice, of which YAML would take the last, and aliases that make much of little."""
+
+    def construct_document(self, node: yaml.Node) -> Any:
+        if _expanded(node, {}) > _VALUES:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"its aliases stand for more than {_VALUES:,} values", node.start_mark
+            )
+        return super().construct_document(node)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         for place, key in enumerate(keys):
             if key in keys[:place]:
-                raise yaml.constructor.ConstructorError(None, None, f"{key!r} is given twice", node.start_mark)
+                raise yaml.constructor.ConstructorError(None, None, f"{short(key)} is given twice", node.start_mark)
         return super().construct_mapping(node, deep)
+
+
+def _expanded(node: yaml.Node, known: dict[int, int]) -> int:
+    """How many values a node stands for, with every alias written out; beyond the limit for one that holds itself."""
+    if id(node) not in known:
+        known[id(node)] = _VALUES + 1  # until it is known: who meets it before that is inside of it
+        parts: list[yaml.Node] = []
+        if isinstance(node, yaml.MappingNode):
+            parts = [part for entry in node.value for part in entry]
+        elif isinstance(node, yaml.SequenceNode):
+            parts = node.value
+        known[id(node)] = 1 + sum(_expanded(part, known) for part in parts)
+    return known[id(node)]
 
 
 def load_yaml(path: Path) -> QConfig:
@@ -100,7 +127,7 @@ def load_yaml(path: Path) -> QConfig:
         ConfigError: the file is missing, is no YAML, or describes no config; the message names it.
     """
     try:
-        data = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        data = yaml.load(read_text(path, _BYTES), _Loader)
     except OSError as error:
         raise ConfigError(f"config file {path} cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import calibrators
 from calibrators import CalibrationError, Calibrator, Grid, MinMax
+from calibrators.shown import short
 from quark_onnx.config.text import format_call, parse_call
 from quark_onnx.dtypes import INT8, DType, Float4, Integer, Scaled
 from quark_onnx.errors import ConfigError, nearest
@@ -83,19 +84,21 @@ class QuantizationSpec:
         if isinstance(self.calibrator, str):
             object.__setattr__(self, "calibrator", parse_calibrator(self.calibrator))
         if not isinstance(self.dtype, DType):
-            raise ConfigError(f"dtype is {self.dtype!r}; it must be a number format{nearest('', DTYPES)}")
+            raise ConfigError(f"dtype is {short(self.dtype)}; it must be a number format{nearest('', DTYPES)}")
         for name in ("symmetric", "per_channel", "pow2", "narrow", "reduce_range", "saturate", "dynamic"):
             if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"{name} is {getattr(self, name)!r}; it must be true or false")
+                raise ConfigError(f"{name} is {short(getattr(self, name))}; it must be true or false")
         if type(self.block_size) is not int or self.block_size < 0:
-            raise ConfigError(f"block_size is {self.block_size!r}; it must be a number of values, or 0 for no blocks")
+            raise ConfigError(
+                f"block_size is {short(self.block_size)}; it must be a number of values, or 0 for no blocks"
+            )
         if self.solver not in SOLVERS:
-            raise ConfigError(f"solver is {self.solver!r}; it must be one of: {', '.join(SOLVERS)}")
+            raise ConfigError(f"solver is {short(self.solver)}; it must be one of: {', '.join(SOLVERS)}")
         if self.scale not in self.SCALES:
-            raise ConfigError(f"scale is {self.scale!r}; it must be one of: {', '.join(self.SCALES)}")
+            raise ConfigError(f"scale is {short(self.scale)}; it must be one of: {', '.join(self.SCALES)}")
         if self.scale == "float16" and not self.measured:
             why = "each run computes it, in float32" if self.dynamic else f"{self.dtype.name} has none"
-            raise ConfigError(f"scale is {self.scale!r}; {why}")
+            raise ConfigError(f"scale is {short(self.scale)}; {why}")
         if self.solver == "hqq" and (self.symmetric or not self.block_size):
             raise ConfigError("solver hqq moves the zero points of blocks; set symmetric to false and a block_size")
         self._check_codes()
@@ -106,7 +109,7 @@ class QuantizationSpec:
             )
         if isinstance(self.calibrator, type) or not hasattr(self.calibrator, "statistic"):
             raise ConfigError(
-                f"calibrator is {self.calibrator!r}; it must be a calibrator or a name"
+                f"calibrator is {short(self.calibrator)}; it must be a calibrator or a name"
                 f"{nearest('', calibrators.CALIBRATORS)}"
             )
 
@@ -171,7 +174,7 @@ def check_names(given: Any, cls: type[Any]) -> None:
     known = [f.name for f in fields(cls)]
     for name in given:
         if name not in known:
-            raise ConfigError(f"{cls.__name__} has no setting {name!r}{nearest(str(name), known)}")
+            raise ConfigError(f"{cls.__name__} has no setting {short(name)}{nearest(str(name), known)}")
 
 
 def parse_calibrator(text: str) -> Calibrator:

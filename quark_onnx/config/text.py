@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
+from calibrators.shown import short
 from quark_onnx.errors import ConfigError
 
 
@@ -23,12 +24,12 @@ def parse_call(text: str, what: str, *, words: bool = True) -> tuple[str, dict[s
     for part in filter(None, rest.split(",")):
         key, equals, value = part.partition("=")
         if not equals:
-            raise ConfigError(f"{what} {text!r}: {part!r} is not of the form setting=value")
+            raise ConfigError(f"{what} {short(text)}: {short(part)} is not of the form setting=value")
         if key.strip() in settings:
-            raise ConfigError(f"{what} {text!r}: {key.strip()!r} is given twice")
+            raise ConfigError(f"{what} {short(text)}: {short(key.strip())} is given twice")
         settings[key.strip()] = found = _value(value.strip())
         if isinstance(found, str) and not words:
-            raise ConfigError(f"{what} {text!r}: {found!r} is neither a number nor true or false")
+            raise ConfigError(f"{what} {short(text)}: {short(found)} is neither a number nor true or false")
     return name.strip(), settings
 
 

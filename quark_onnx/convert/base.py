@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from quark_onnx.graph import Graph
-from quark_onnx.graph.bodies import bodies, put_back
+from quark_onnx.graph.bodies import in_bodies
 from quark_onnx.steps import Sample
 
 #: Whether the converted model computes what the model did: in floats as in codes; but for codes that are rounded
@@ -67,13 +67,7 @@ def conversion(name: str, keeps: Keeps, reads: Sequence[str] = ()) -> Callable[[
 def everywhere(graph: Graph, rewrite: Callable[[Graph], int]) -> int:
     """Rewrite a graph in place, and the bodies of its nodes, however deep; how many places were."""
     count = rewrite(graph)
-    for body in list(bodies(graph)):
-        inner = Graph(body.model, store=graph.store)
-        inner.reserve(graph.names)
-        inside = everywhere(inner, rewrite)
-        if inside:
-            put_back(graph, body, inner)
-            count += inside
+    count += in_bodies(graph, lambda inner: everywhere(inner, rewrite))
     if count:
         graph.drop_unused()
     return count

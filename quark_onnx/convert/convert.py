@@ -19,9 +19,9 @@ from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.functions import DOMAINS
 from quark_onnx.fusions.base import CONTRIB
 from quark_onnx.graph import Graph, inlined, store_for
-from quark_onnx.graph.io import loaded, read, staged
+from quark_onnx.graph.io import load, loaded, read, staged
 from quark_onnx.graph.node import inner_nodes
-from quark_onnx.job import load
+from quark_onnx.graph.sizes import check_sizes
 from quark_onnx.registry import CONVERSIONS
 from quark_onnx.report import OutputError
 from quark_onnx.steps import OLD_DOMAIN, Reference, check, define_functions, destination, keeps_weights_beside
@@ -108,8 +108,11 @@ def convert(
         for each in chosen:
             stage, step = _apply(each, stage, settings)
             steps.append(step)
-        result = _tidied(stage.graph) if any(step.notes for step in steps) else copy(original)
-        written = _finished(result, first, target, external=external)
+        if any(step.notes for step in steps):
+            written = _finished(_tidied(stage.graph), first, target, external=external)
+        else:
+            source = Path(model) if isinstance(model, str | Path) else None
+            written = _finished(copy(original), first, target, external=external, source=source)
         return Converted(written, steps, model_bytes(original), model_bytes(written))
     finally:
         if store is not None:
@@ -176,16 +179,23 @@ def _tidied(graph: Graph) -> ModelProto:
     return model
 
 
-def _finished(model: ModelProto, first: Stage, target: Path | None, *, external: bool) -> ModelProto:
-    """The model, which has been checked and, with a target, written; what lies in files is read from there."""
+def _finished(
+    model: ModelProto, first: Stage, target: Path | None, *, external: bool, source: Path | None = None
+) -> ModelProto:
+    """The model, which has been checked and, with a target, written; what lies in files is read from there.
+
+    Args:
+        source: the file that the model was read from, if nothing in it was converted.
+    """
     original = first.graph.to_model()
     if target is None:
         check(model, original, "converted")
         return loaded(model)
-    with staged(model, target, external=external) as path:
+    check_sizes(model)  # or it could not be read back
+    with staged(model, target, external=external, source=source) as path:
         check(path, original, "converted")
         plain = Reference(original, optimize=False)
-        if _opens(plain) and not _opens(Reference(model, path, optimize=False)):
+        if _opens(plain) and not _opens(Reference(model, path, optimize=False, what="the converted model")):
             logger.warning("onnxruntime loads the model on its CPU provider no more, which lacks kernels for it")
     return read(target)
 

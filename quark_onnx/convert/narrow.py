@@ -19,9 +19,8 @@ from onnx import TensorProto, TypeProto, defs, numpy_helper
 from quark_onnx.convert.base import Settings, conversion
 from quark_onnx.dtypes import BFLOAT16, FLOAT16, Half
 from quark_onnx.errors import ModelError
-from quark_onnx.graph import Graph, Node, cast_interface
+from quark_onnx.graph import Graph, Node, cast_interface, store_constants
 from quark_onnx.graph.bodies import bodies, put_back
-from quark_onnx.passes import store_constants
 from quark_onnx.plan.existing import is_quantizing
 
 _TENSOR = {FLOAT16.onnx: "tensor(float16)", BFLOAT16.onnx: "tensor(bfloat16)"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from functools import cached_property
+from functools import cached_property, partial
 
 from onnx import ModelProto, TensorProto
 
@@ -11,6 +11,7 @@ from quark_onnx.convert.base import Conversion
 from quark_onnx.errors import AccuracyError, ModelError
 from quark_onnx.graph import HALVES, Graph, cast_interface, widened
 from quark_onnx.report import OutputError, measure
+from quark_onnx.report.shapes import require_same_shapes, sized_by_data
 from quark_onnx.steps import Reference, Sample, probe, with_bodies
 from quark_onnx.steps.run import agree
 
@@ -39,13 +40,13 @@ class Stage:
         bare.set_functions([])  # of a converted model they may be for another opset
         model = with_bodies(bare.to_model())
         try:
-            reference = Reference(_wide_interface(model), optimize=False)
+            reference = Reference(_wide_interface(model), optimize=False, what="the model")
             reference.session  # noqa: B018  (whether it opens is the question)
         except ModelError:
             rounded = _rounded(model, self.graph)
             if rounded is model:
                 raise
-            reference = Reference(rounded, optimize=False)
+            reference = Reference(rounded, optimize=False, what="the model")
             reference.session  # noqa: B018
         return reference
 
@@ -97,7 +98,8 @@ def verify(conversion: Conversion, before: Stage, after: Stage) -> list[OutputEr
 
     Raises:
         AccuracyError: a conversion that keeps the function has changed an output.
-        ModelError: onnxruntime could load the model, and cannot load what became of it.
+        ModelError: onnxruntime could load the model, and cannot load what became of it; or an output has another
+            shape.
     """
     if not before.loads:
         logger.warning("%s: onnxruntime cannot load the model; nothing could be verified", conversion.name)
@@ -118,6 +120,7 @@ def verify(conversion: Conversion, before: Stage, after: Stage) -> list[OutputEr
                 [found_out] = [each for each in errors if each.name == name]
                 far = f": it has {found_out.sqnr:.1f} dB SQNR" if found_out.sqnr is not None else ""
                 raise AccuracyError(f"{conversion.name} changes output {name!r}{far}; nothing was written")
+    require_same_shapes(errors, partial(sized_by_data, before.reference.model))
     for each in errors:
         if each.broken:
             where = f"output {each.name!r} has {each.broken} values that are finite in one of the models alone"

@@ -1,7 +1,7 @@
 """BFPQuantizeDequantize as an ONNX function: block floating point, plain or with sub-blocks (MX4, MX6, MX9).
 
 Computes what ``quark_onnx.kernels.blockfloat`` does, bit for bit, with operators of opset 17 that are the same up to
-opset 27.
+opset 28.
 """
 
 from __future__ import annotations

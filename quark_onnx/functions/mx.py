@@ -1,7 +1,7 @@
 """MXQuantizeDequantize as an ONNX function: the microscaling formats MXFP8, MXFP6, MXFP4 and MXINT8.
 
 Computes what ``quark_onnx.kernels.blockfloat`` does, bit for bit, with operators of opset 17 that are the same up to
-opset 27.
+opset 28.
 """
 
 from __future__ import annotations

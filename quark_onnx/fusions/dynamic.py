@@ -10,7 +10,7 @@ from onnx import TensorProto
 from calibrators.layout import turned
 from quark_onnx.fusions.base import Codes, codes_of, replace, stored_codes, value, zero_points
 from quark_onnx.graph import Graph, Node
-from quark_onnx.graph.layers import unscaled
+from quark_onnx.graph.layers import plain_matrix
 
 
 def matmul_integer(graph: Graph, node: Node) -> bool:
@@ -21,7 +21,7 @@ def matmul_integer(graph: Graph, node: Node) -> bool:
     transposed = bool(node.attribute("transB", 0))
     stored, scale = value(graph, w.codes), value(graph, w.scale)
     columns = 0 if transposed else stored.ndim - 1
-    if stored.ndim != 2 or node.attribute("transA", 0) or not unscaled(node):
+    if not plain_matrix(node, stored.shape):
         return False
     if scale.ndim and w.axis % stored.ndim != columns:
         return False

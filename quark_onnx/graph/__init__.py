@@ -1,11 +1,13 @@
 """ONNX graphs: an index over protobuf, the verbs that edit it, and files."""
 
 from quark_onnx.graph.channels import channels_last
+from quark_onnx.graph.constants import describe_closed, gather_constants, overridable, store_constants
 from quark_onnx.graph.fixed import fixed
 from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.halves import HALVES, Narrowing, add_narrow, cast_interface, widened
 from quark_onnx.graph.inlined import inlined
 from quark_onnx.graph.node import Node
+from quark_onnx.graph.shape_arithmetic import ShapeArithmetic
 from quark_onnx.graph.store import Store, store_for
 from quark_onnx.graph.walk import reach
 
@@ -14,13 +16,18 @@ __all__ = [
     "Graph",
     "Narrowing",
     "Node",
+    "ShapeArithmetic",
     "Store",
     "add_narrow",
     "cast_interface",
     "channels_last",
+    "describe_closed",
     "fixed",
+    "gather_constants",
     "inlined",
+    "overridable",
     "reach",
+    "store_constants",
     "store_for",
     "widened",
 ]

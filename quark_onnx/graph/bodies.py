@@ -6,14 +6,16 @@ shares with its surroundings is a weight there, too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, ValueInfoProto, helper
 
+from calibrators.session import tensor_bytes
 from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.node import Node
+from quark_onnx.graph.shapes import LARGE, ir_version_for
 
 
 @dataclass(frozen=True)
@@ -34,16 +36,20 @@ class Body:
     borrowed: frozenset[str]
 
 
-def bodies(graph: Graph, *nodes: Node) -> Iterator[Body]:
-    """The subgraphs of a graph's nodes, or of some of them; not those inside them."""
+def bodies(graph: Graph, *nodes: Node, weights: bool = True) -> Iterator[Body]:
+    """The subgraphs of a graph's nodes, or of some of them; not those inside them.
+
+    Args:
+        weights: large constants of the surroundings are copied; without them they are inputs of the model.
+    """
     for node in nodes or graph.nodes:
         for attribute in node.to_proto().attribute if node.has_subgraph else ():
             single = attribute.type == AttributeProto.GRAPH
             for place, body in enumerate([attribute.g] if single else attribute.graphs):
-                yield _taken_out(graph, node, attribute.name, place, body)
+                yield _taken_out(graph, node, attribute.name, place, body, weights)
 
 
-def _taken_out(graph: Graph, node: Node, attribute: str, place: int, body: GraphProto) -> Body:
+def _taken_out(graph: Graph, node: Node, attribute: str, place: int, body: GraphProto, weights: bool) -> Body:
     proto = GraphProto()
     proto.CopyFrom(body)
     proto.name = proto.name or "body"
@@ -55,13 +61,13 @@ def _taken_out(graph: Graph, node: Node, attribute: str, place: int, body: Graph
         if name in own or not _reads(proto, name):
             continue
         borrowed.add(name)
-        if graph.is_constant(name):
+        if graph.is_constant(name) and (weights or tensor_bytes(graph.initializers[name]) <= LARGE):
             proto.initializer.append(graph.initializers[name])
         else:
             proto.input.append(_value(graph, name))
     model = graph.shell()
     model.graph.CopyFrom(proto)
-    model.ir_version = max(model.ir_version, 4)
+    model.ir_version = max(ir_version_for(model), 4)
     return Body(node, attribute, place, model, frozenset(borrowed))
 
 
@@ -100,3 +106,21 @@ def put_back(graph: Graph, body: Body, changed: Graph) -> None:
     graph.set_body(body.node, body.attribute, body.place, proto)
     for entry in model.opset_import:
         graph.import_domain(entry.domain, entry.version)
+
+
+def in_bodies(graph: Graph, rewrite: Callable[[Graph], int]) -> int:
+    """Rewrite the bodies of a graph's nodes in place, not those inside them; return how many places were rewritten.
+
+    Args:
+        graph: the graph.
+        rewrite: changes a body, taken out as a graph of its own, and returns at how many places.
+    """
+    count = 0
+    for body in list(bodies(graph)):
+        inner = Graph(body.model, store=graph.store)
+        inner.reserve(graph.names)
+        inside = rewrite(inner)
+        if inside:
+            put_back(graph, body, inner)
+            count += inside
+    return count

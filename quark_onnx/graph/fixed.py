@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from onnx import ModelProto, ValueInfoProto, helper
 
 from quark_onnx.errors import ConfigError, nearest
+from quark_onnx.graph.constants import describe_closed, overridable
 from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.shapes import infer_values, is_static, sizes_of
 
@@ -30,18 +31,20 @@ def fixed(
     Raises:
         ConfigError: there is no such input, or its shape is another one.
     """
-    fed = [value for value in graph.inputs if value.name not in graph.initializers]
-    now = {value.name: graph.shape(value.name) for value in fed}
+    notes = list[str]()
+    if overridable(graph):
+        graph = graph.copy()
+        notes += describe_closed(graph.close_inputs())
+    now = {value.name: graph.shape(value.name) for value in graph.inputs}
     changed = {name: sizes for name, sizes in _wanted(now, shapes or {}, batch).items() if tuple(sizes) != now[name]}
     open_ = {value.name for value in graph.outputs if not is_static(graph.shape(value.name))}
-    if not changed and len(fed) == len(graph.inputs) and not open_:
-        return graph, []
-    notes = [f"input {name!r} has the shape {list(sizes)}" for name, sizes in changed.items()]
-    notes += [f"input {v.name!r} is a constant" for v in graph.inputs if v.name in graph.initializers]
+    if not changed and not open_:
+        return graph, notes
+    notes[:0] = [f"input {name!r} has the shape {list(sizes)}" for name, sizes in changed.items()]
     model = graph.to_model()
     inner, outputs = model.graph, list(graph.outputs)
     del inner.input[:], inner.output[:]
-    inner.input.extend(_declared(value, changed.get(value.name)) for value in fed)
+    inner.input.extend(_declared(value, changed.get(value.name)) for value in graph.inputs)
     inner.output.extend(outputs)
     if changed:
         del inner.value_info[:]

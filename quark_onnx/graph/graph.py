@@ -18,7 +18,7 @@ from onnx import FunctionProto, GraphProto, ModelProto, TensorProto, ValueInfoPr
 from calibrators.stored import values
 from quark_onnx.errors import ModelError
 from quark_onnx.graph.node import STANDARD_DOMAINS, Node, all_names, name_apart, sparse_names
-from quark_onnx.graph.shapes import infer_values, least_ir_version, sizes_of
+from quark_onnx.graph.shapes import infer_values, ir_version_for, sizes_of
 from quark_onnx.graph.store import Store
 from quark_onnx.graph.walk import copy_fields, in_order
 
@@ -64,9 +64,11 @@ class Graph:
         self._arrays: dict[str, NDArray[Any]] = {}
         self._counter: Counter[str] = Counter()
         self._made: dict[tuple[str, ...], list[str]] = {}
-        self._drop_shadowed_inputs()
         name_apart(self.nodes, self.fresh)
         self._index()
+        if model.ir_version < 4:  # which wants every initializer among the inputs, although nobody feeds it
+            self.close_inputs()
+            model.ir_version = 4
         self._sort()
         self.infer()
 
@@ -200,7 +202,6 @@ class Graph:
         array = np.ascontiguousarray(array).reshape(array.shape)
         tensor = self.store.put(name, array) if self.store else numpy_helper.from_array(array, name)
         self._arrays.pop(name, None)
-        self._shell.ir_version = max(self._shell.ir_version, least_ir_version(tensor.data_type))
         self.initializers[name] = tensor
         return name
 
@@ -216,6 +217,13 @@ class Graph:
         self.inputs.append(helper.make_tensor_value_info(name, elem_type, shape))
         self._input_names.add(name)
         return name
+
+    def close_inputs(self) -> list[str]:
+        """Turn initializers that are also inputs, which callers may override, into constants; return their names."""
+        names = [value.name for value in self.inputs if value.name in self.initializers]
+        self.inputs = [value for value in self.inputs if value.name not in self.initializers]
+        self._input_names.difference_update(names)
+        return names
 
     def remove(self, nodes: Iterable[Node]) -> None:
         """Take nodes out of the graph; what they read and computed stays."""
@@ -333,6 +341,7 @@ class Graph:
         """The model, with nodes in topological order; independent of this graph."""
         model = self._skeleton()
         model.graph.initializer.extend(self.initializers.values())
+        model.ir_version = ir_version_for(model)
         return model
 
     def _skeleton(self) -> ModelProto:
@@ -361,12 +370,6 @@ class Graph:
         self._values = {**self._values, **inferred, **declared}
 
     # -- inside ----------------------------------------------------------------------------------------------------
-
-    def _drop_shadowed_inputs(self) -> None:
-        """Before IR version 4 every initializer had to be listed as an input, although nobody feeds it."""
-        if self._shell.ir_version < 4:
-            self.inputs = [value for value in self.inputs if value.name not in self.initializers]
-            self._shell.ir_version = 4
 
     def _index(self) -> None:
         self._producers: dict[str, Node] = {}

@@ -36,6 +36,11 @@ class Narrowing:
     def __bool__(self) -> bool:
         return bool(self.inputs or self.outputs or self.constants)
 
+    def forget_inputs(self, names: Iterable[str]) -> None:
+        """Take inputs that became constants out of the interface."""
+        for name in names:
+            self.inputs.pop(name, None)
+
     def store_constants(self, graph: Graph) -> None:
         """Store in 16 bits again what is left of the constants, with a Cast behind them."""
         for name, kind in self.constants.items():
@@ -51,7 +56,12 @@ class Narrowing:
 
     def restore_interface(self, model: ModelProto) -> ModelProto:
         """A copy of a model whose inputs and outputs have their types back."""
-        return cast_interface(model, self.inputs, self.outputs, TensorProto.FLOAT)
+        result = cast_interface(model, self.inputs, self.outputs, TensorProto.FLOAT)
+        for tensor in result.graph.initializer:
+            if tensor.name in self.inputs:  # the stored value of an input has the type of the input
+                dtype = helper.tensor_dtype_to_np_dtype(self.inputs[tensor.name])
+                tensor.CopyFrom(numpy_helper.from_array(values(tensor).astype(dtype), tensor.name))
+        return result
 
 
 def cast_interface(model: ModelProto, inputs: dict[str, int], outputs: dict[str, int], inside: int) -> ModelProto:

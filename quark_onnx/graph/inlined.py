@@ -8,6 +8,7 @@ from onnx import ModelProto, inliner
 
 from quark_onnx.errors import ModelError
 from quark_onnx.functions import DOMAINS
+from quark_onnx.graph.fields import check_fields
 
 logger = logging.getLogger(__name__)
 
@@ -31,4 +32,5 @@ def inlined(model: ModelProto) -> ModelProto:
     except Exception as error:  # the inliner raises several unrelated types
         raise ModelError(f"the functions of the model cannot be written out: {error}") from error
     result.graph.initializer.extend(model.graph.initializer)
+    check_fields(result)  # a call leaves out inputs that the body needs
     return result

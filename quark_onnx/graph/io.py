@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import stat
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from google.protobuf.message import DecodeError, EncodeError, Message
+from google.protobuf.message import DecodeError, EncodeError
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 from onnx.external_data_helper import uses_external_data
 
+from calibrators.limits import regular_size
+from calibrators.scratch import ScratchFolder
 from calibrators.session import estimate_bytes, initializers, tensor_bytes, tensor_size, write_external
 from calibrators.stored import load_values, locate
 from quark_onnx.errors import ModelError
 from quark_onnx.graph import store
+from quark_onnx.graph.fields import check_fields, check_tensor
 from quark_onnx.graph.node import subgraphs
+from quark_onnx.graph.sizes import check_sizes
+from quark_onnx.graph.variadic import check_variadic
 
+#: Bytes that a protobuf message can have.
+_MESSAGE = 2**31 - 1
 #: A protobuf message ends at 2 GiB; above this size tensors go to a file beside the model.
 EXTERNAL_DATA_LIMIT = 1_900_000_000
 
@@ -41,6 +48,8 @@ def read(path: Path) -> ModelProto:
                 locate(tensor, *place)
             else:
                 _load_external(tensor, *place)
+                check_tensor(tensor)
+    check_sizes(model)
     return model
 
 
@@ -56,6 +65,20 @@ def loaded(model: ModelProto) -> ModelProto:
     return result
 
 
+def load(model: str | Path | ModelProto) -> ModelProto:
+    """A model from a path, or the model itself, which is never changed."""
+    if isinstance(model, ModelProto):
+        if files := external_files(model):
+            raise ModelError(f"the weights of the model are not loaded, they lie in {sorted(files)}; pass its path")
+        check_fields(model)
+        check_variadic(model)
+        check_sizes(model)
+        return model
+    if isinstance(model, str | Path):
+        return read(Path(model))
+    raise ModelError(f"model is a {type(model).__name__}; it must be a path or a ModelProto")
+
+
 def read_stored(path: Path) -> ModelProto:
     """The model in a file as it is stored there: what lies in other files is not loaded.
 
@@ -64,9 +87,13 @@ def read_stored(path: Path) -> ModelProto:
     Raises:
         ModelError: the file is missing or malformed; the message names it.
     """
-    if path.is_dir():
-        raise ModelError(f"{path} is a folder; give the .onnx file in it")
     try:
+        if path.is_dir():
+            raise ModelError(f"{path} is a folder; give the .onnx file in it")
+        if (size := regular_size(path)) > _MESSAGE:
+            raise ModelError(
+                f"model file {path} has {size:,} bytes; a protobuf message ends at 2 GB: use external data"
+            )
         data = path.read_bytes()
     except (OSError, ValueError) as error:  # a ValueError is a path that no file can have
         raise ModelError(f"model file {path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
@@ -79,27 +106,14 @@ def read_stored(path: Path) -> ModelProto:
     if not model.HasField("graph") or (not model.opset_import and not model.graph.node):
         raise ModelError(f"model file {path} holds no graph; is it an ONNX model?")
     try:
-        check_text(model)
+        check_fields(model)
     except ModelError as error:
         raise ModelError(f"model file {path} is damaged: {error}") from error
+    try:
+        check_variadic(model)
+    except ModelError as error:
+        raise ModelError(f"model file {path} is not valid: {error}") from error
     return model
-
-
-def check_text(message: Message) -> None:
-    """Names are UTF-8, or nothing that comes after can rely on them; protobuf parses any bytes.
-
-    Raises:
-        ModelError: a text somewhere in the message, such as a node's name, is not.
-    """
-    for field, value in message.ListFields():
-        if field.type == field.TYPE_STRING:
-            for text in [value] if isinstance(value, str | bytes) else value:
-                if isinstance(text, bytes):  # which is how protobuf hands out what it cannot decode
-                    kind = message.DESCRIPTOR.name.removesuffix("Proto")
-                    raise ModelError(f"the {field.name} of a {kind} is no UTF-8 text: {text[:80]!r}")
-        elif field.type == field.TYPE_MESSAGE:
-            for part in [value] if isinstance(value, Message) else value:
-                check_text(part)
 
 
 def _tensors(model: ModelProto) -> Iterator[tuple[TensorProto, bool]]:
@@ -139,13 +153,24 @@ def _find(tensor: TensorProto, model: Path) -> tuple[Path, int, int]:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
             raise ModelError(f"{where} is a folder or a device, not a file")
+        if status.st_nlink > 1:
+            raise ModelError(
+                f"{where} has {status.st_nlink} hard links, so that it may be another file of this machine under a "
+                "harmless name (onnx refuses it, too); replace it by a copy of itself"
+            )
         rest = max(0, status.st_size - (offset or 0))
         if rest < (length or 0):
             raise ModelError(f"{where} ends after {rest} of {length} bytes from offset {offset or 0}")
     except OSError as error:
         raise ModelError(f"{where} cannot be read: {error.strerror}") from error
-    size = tensor_size(tensor)  # which a tensor need not say
-    return path, min(offset or 0, status.st_size), min(rest, size) if length is None else length
+    check_tensor(tensor)
+    size = tensor_size(tensor)
+    if length not in (None, size):
+        raise ModelError(
+            f"tensor {tensor.name!r} of shape {list(tensor.dims)} needs {size:,} bytes, and its external data has the "
+            f"length {length:,}"
+        )
+    return path, min(offset or 0, status.st_size), min(rest, size)  # a length need not be said
 
 
 def _load_external(tensor: TensorProto, path: Path, offset: int, length: int) -> None:
@@ -208,7 +233,7 @@ def data_file(path: Path) -> Path:
 
 
 @contextmanager
-def staged(model: ModelProto, path: Path, *, external: bool) -> Iterator[Path]:
+def staged(model: ModelProto, path: Path, *, external: bool, source: Path | None = None) -> Iterator[Path]:
     """Write ``model`` to ``path`` atomically: the body of the ``with`` gets the file to verify before it is renamed.
 
     The files are written into a temporary folder beside ``path``. Whatever goes wrong, in the writing or in the body,
@@ -218,25 +243,29 @@ def staged(model: ModelProto, path: Path, *, external: bool) -> Iterator[Path]:
         model: what to write; it is not changed.
         path: the model file; external data goes to ``<name>.data`` beside it.
         external: write external data even below the protobuf limit.
+        source: a file that holds just this model, whose bytes are copied where it needs no external data.
     """
+    check_fields(model)  # nothing is written that could not be read again
     data = data_file(path).name
     beside = external or estimate_bytes(model) > EXTERNAL_DATA_LIMIT
     if beside and data_file(path).exists() and not _is_own(path, data):
         raise ModelError(f"{path} needs {data_file(path)} for its weights, which exists and is not an earlier output's")
     with _writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        folder = tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.")
-    with folder as name:
-        temporary = Path(name) / path.name
+        scratch = ScratchFolder(path.parent, path.name)
+    with scratch as folder:
+        temporary = folder / path.name
         with _writing(path):
             if beside:
                 write_external(model, temporary, temporary.with_name(data))
+            elif source is not None:
+                shutil.copyfile(source, temporary)
             else:
                 temporary.write_bytes(loaded(model).SerializeToString())
         yield temporary
         with _writing(path):
-            if (Path(name) / data).exists():
-                (Path(name) / data).replace(path.parent / data)
+            if (folder / data).exists():
+                (folder / data).replace(path.parent / data)
             else:
                 with contextlib.suppress(FileNotFoundError):
                     _remove_stale(path, path.parent / data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -100,6 +101,18 @@ class Layer:
             graph.append_input(self.node, name)
         else:
             graph.set_input(self.node, 2, name)
+
+
+def plain_matrix(node: Node, shape: Sequence[object]) -> bool:
+    """Return whether a node is a MatMul or an unscaled Gemm that multiplies rows by one matrix on its right.
+
+    Args:
+        node: the operator.
+        shape: that of its second input.
+    """
+    if node.kind == "Gemm":
+        return unscaled(node) and not node.attribute("transA", 0)
+    return node.kind == "MatMul" and len(shape) == 2
 
 
 def unscaled(node: Node) -> bool:

@@ -11,6 +11,7 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
 from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.node import Node
+from quark_onnx.graph.shapes import ir_version_for
 
 
 def segment(
@@ -41,6 +42,7 @@ def segment(
             part.initializer.append(graph.initializers[name])
             part.input.extend(value for value in graph.inputs if value.name == name)  # a default is no constant
     part.output.extend(ValueInfoProto(name=name) for name in results)
+    model.ir_version = ir_version_for(model)
     return model
 
 

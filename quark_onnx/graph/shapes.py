@@ -8,14 +8,17 @@ from collections.abc import Iterable, Mapping, Sequence
 import onnx
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
-from calibrators.session import tensor_bytes
+from calibrators.session import initializers, tensor_bytes
+from quark_onnx.graph.node import STANDARD_DOMAINS, subgraphs
 from quark_onnx.graph.windows import POOLS, without_those_in_padding
 
 logger = logging.getLogger(__name__)
 
 #: The contents of initializers above this size in bytes do not matter for shapes; leaving them out makes large models
 #: cheap.
-_LARGE = 4096
+LARGE = 4096
+#: Elements of a vector beyond which onnx's data propagation is left out.
+_LONG = 1 << 20
 #: Operators of com.microsoft and of AMD's domains, and those that onnx infers alike and knows at any opset.
 _TWINS = {
     "QuantizeLinear": "QuantizeLinear",
@@ -52,7 +55,7 @@ def infer_values(skeleton: ModelProto, initializers: Iterable[TensorProto]) -> d
     """
     declared = {value.name for value in skeleton.graph.input}
     for tensor in initializers:
-        if tensor_bytes(tensor) <= _LARGE:
+        if tensor_bytes(tensor) <= LARGE:
             skeleton.graph.initializer.append(tensor)
         elif tensor.name not in declared:
             value = helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
@@ -60,6 +63,7 @@ def infer_values(skeleton: ModelProto, initializers: Iterable[TensorProto]) -> d
     for node in skeleton.graph.node:
         if node.domain in _DOMAINS and node.op_type in _TWINS:
             node.domain, node.op_type = "", _TWINS[node.op_type]
+    import_all(skeleton)
     values = _inferred(skeleton)
     while _has_too_many_windows(skeleton, values):
         del skeleton.graph.value_info[:]  # what follows from it
@@ -67,15 +71,40 @@ def infer_values(skeleton: ModelProto, initializers: Iterable[TensorProto]) -> d
     return values
 
 
+def import_all(model: ModelProto) -> None:
+    """Import the domains of all nodes: inference gives up on the whole model over one that is missing."""
+    known = {"" if entry.domain in STANDARD_DOMAINS else entry.domain for entry in model.opset_import}
+    todo, found = [model.graph], set[str]()
+    while todo:
+        for node in todo.pop().node:
+            found.add("" if node.domain in STANDARD_DOMAINS else node.domain)
+            todo += subgraphs(node)
+    for domain in sorted(found - known):
+        version = 1 if domain else onnx.defs.onnx_opset_version()
+        model.opset_import.append(helper.make_opsetid(domain, version))
+
+
 def _inferred(model: ModelProto) -> dict[str, ValueInfoProto]:
-    for mode in ({"data_prop": True}, {}):
+    values = dict[str, ValueInfoProto]()
+    for propagate in (False, True):
+        if propagate and has_long_vector((*model.graph.input, *values.values())):
+            break
         try:
-            inferred = onnx.shape_inference.infer_shapes(model, **mode)
+            inferred = onnx.shape_inference.infer_shapes(model, data_prop=propagate)
         except Exception as error:  # several unrelated types, and custom operators may raise anything
-            logger.debug("shape inference %s failed: %s", mode, error)
+            logger.debug("shape inference (data_prop=%s) failed: %s", propagate, error)
         else:
-            return {value.name: value for value in (*inferred.graph.value_info, *inferred.graph.output)}
-    return {}
+            values = {value.name: value for value in (*inferred.graph.value_info, *inferred.graph.output)}
+    return values
+
+
+def has_long_vector(values: Iterable[ValueInfoProto]) -> bool:
+    """Whether a tensor of one axis is so long that data propagation would exhaust memory.
+
+    onnx 1.23 takes it for a shape, and allocates some 50 bytes for each of its elements, whatever its type.
+    """
+    shapes = (value.type.tensor_type.shape.dim for value in values)
+    return any(len(dims) == 1 and dims[0].dim_value > _LONG for dims in shapes)
 
 
 def _has_too_many_windows(model: ModelProto, values: Mapping[str, ValueInfoProto]) -> bool:
@@ -109,6 +138,7 @@ _IR_VERSIONS = {
 }
 
 
-def least_ir_version(elem_type: int) -> int:
-    """The first IR version that has a ``TensorProto.DataType``; 1 for those that were always there."""
-    return _IR_VERSIONS.get(elem_type, 1)
+def ir_version_for(model: ModelProto) -> int:
+    """Return the IR version of a model, or the first one that has all types of its constants if that is higher."""
+    types = {tensor.data_type for tensor in initializers(model.graph)}
+    return max([model.ir_version, *(_IR_VERSIONS.get(elem_type, 1) for elem_type in types)])

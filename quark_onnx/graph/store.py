@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import gettempdir
 from typing import Any
 
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, numpy_helper
 
+from calibrators.scratch import ScratchFolder
 from calibrators.session import PAGE, estimate_bytes
 from calibrators.stored import locate
+from quark_onnx.errors import ModelError
 
 #: Tensors of fewer bytes stay in memory.
 LEAST = 1 << 16
@@ -27,9 +30,13 @@ class Store:
 
     def __init__(self, near: Path | None = None) -> None:
         """``near``: a file that will be written; without it the system's folder for temporary files is used."""
-        folder = None if near is None else next(parent for parent in near.absolute().parents if parent.exists())
-        self._folder = TemporaryDirectory(prefix=".weights.", dir=folder, ignore_cleanup_errors=True)
-        self._path = Path(self._folder.name) / "weights.bin"
+        folder = Path(gettempdir())
+        if near is not None:
+            folder = next(parent for parent in near.absolute().parents if parent.exists())
+        self._near = near
+        with self._writing():
+            self._folder = ScratchFolder(folder, "weights")
+        self._path = self._folder.path / "weights.bin"
 
     def put(self, name: str, array: NDArray[Any]) -> TensorProto:
         """A tensor whose values are in a file, or in memory if they are few."""
@@ -40,7 +47,7 @@ class Store:
     def put_parts(self, name: str, shape: tuple[int, ...], parts: Iterable[NDArray[Any]]) -> TensorProto:
         """A tensor whose values come a part at a time, in the order of the array."""
         length, kind = 0, int(TensorProto.FLOAT)
-        with self._path.open("ab") as file:
+        with self._writing(), self._path.open("ab") as file:
             offset = file.seek(0, os.SEEK_END)
             offset += file.write(bytes(-offset % PAGE))
             for part in parts:
@@ -58,7 +65,17 @@ class Store:
 
     def close(self) -> None:
         """Remove the file."""
-        self._folder.cleanup()
+        self._folder.close()
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Name the place that the user knows where it is full."""
+        try:
+            yield
+        except OSError as error:
+            place = f"the folder of {self._near}" if self._near else f"the temporary folder {gettempdir()} (see TMPDIR)"
+            reason = error.strerror or error
+            raise ModelError(f"weights cannot be worked on in {place}: {reason}") from error
 
 
 def store_for(model: ModelProto, near: Path | None) -> Store | None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import TypeVar
+
+from calibrators.interrupt import Lanes
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -27,7 +28,7 @@ def side_by_side(work: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
     if len(items) == 1:
         yield work(items[0])
         return
-    with ThreadPoolExecutor(cores) as pool:
+    with Lanes(cores) as pool:
         todo = iter(items)
         running = [pool.submit(work, item) for item in islice(todo, 2 * cores)]
         while running:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from onnx import ModelProto
 
+from calibrators.shown import printable
 from quark_onnx.graph import Graph
-from quark_onnx.job import load
+from quark_onnx.graph.io import load
 from quark_onnx.npu.finding import Finding
 from quark_onnx.npu.pairs import Pairs
 from quark_onnx.npu.scales import scale_findings
@@ -39,7 +40,7 @@ class Check:
     def __str__(self) -> str:
         warnings = len(self.findings) - self.errors
         head = f"{self.kind} model for {self.target.name}: {self.errors} errors, {warnings} warnings"
-        return "\n".join([head, *map(str, self.findings)])
+        return "\n".join([head, *(printable(str(finding)) for finding in self.findings)])
 
 
 def check(model: str | Path | ModelProto, target: str = "npu", *, kind: str = "") -> Check:

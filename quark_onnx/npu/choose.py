@@ -8,9 +8,9 @@ from pathlib import Path
 from onnx import ModelProto
 
 from quark_onnx.config import QConfig
-from quark_onnx.graph import Graph, Node, inlined, reach
+from quark_onnx.graph import Graph, Node, gather_constants, inlined, reach
+from quark_onnx.graph.io import load
 from quark_onnx.graph.layers import LAYERS
-from quark_onnx.job import load
 from quark_onnx.npu.recipes import Recipe
 from quark_onnx.registry import RECIPES, TARGETS
 
@@ -52,7 +52,9 @@ def choose(model: str | Path | ModelProto, target: str = "stx") -> Choice:
     'recipe classifier: 1 convolutions, 0 of them depthwise'
     """
     row = TARGETS[target]
-    name, reason = _kind(Graph.of(inlined(load(model))))
+    graph = Graph.of(inlined(load(model)))
+    gather_constants(graph)
+    name, reason = _kind(graph)
     recipe = RECIPES[name]
     if recipe.preset in row.presets:
         return Choice(recipe, recipe.config, reason)

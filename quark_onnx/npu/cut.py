@@ -12,11 +12,11 @@ from pathlib import Path
 
 from onnx import ModelProto, ValueInfoProto, helper
 
+from calibrators.shown import printable
 from quark_onnx.errors import ConfigError, ModelError, nearest
 from quark_onnx.graph import Graph, Node, inlined, reach, widened
-from quark_onnx.graph.io import staged
+from quark_onnx.graph.io import load, staged
 from quark_onnx.graph.layers import LAYERS
-from quark_onnx.job import load
 from quark_onnx.steps import Reference, destination, keeps_weights_beside, probe
 from quark_onnx.steps.run import agree
 
@@ -40,7 +40,7 @@ class Parts:
     def __str__(self) -> str:
         sizes = f"{len(self.first.graph.node)} and {len(self.second.graph.node)} nodes"
         checked = "" if self.verified else "; it runs on no random input, so that nothing was verified"
-        return f"cut at {', '.join(self.tensors)}: {sizes}{checked}"
+        return printable(f"cut at {', '.join(self.tensors)}: {sizes}{checked}")
 
 
 def cut(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import tempfile
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,13 +19,14 @@ from onnx import ModelProto, helper
 from calibrators import encoded
 from calibrators.data import Reader
 from calibrators.images import ImageSpec, image_model
+from calibrators.scratch import ScratchFolder
 from calibrators.session import open_session
+from calibrators.shown import printable
 from quark_onnx.api import quantize
 from quark_onnx.config import QConfig
-from quark_onnx.errors import ConfigError, ConstraintError, data_errors
+from quark_onnx.errors import ConfigError, ConstraintError, ModelError, data_errors
 from quark_onnx.graph import Graph, widened
-from quark_onnx.graph.io import staged
-from quark_onnx.job import load
+from quark_onnx.graph.io import load, staged
 from quark_onnx.npu.check import Check, check
 from quark_onnx.npu.cut import Parts
 from quark_onnx.npu.legalize import legalize
@@ -78,7 +78,7 @@ class Bundle:
         quality = [] if self.report is None else [f"worst output: {self.report.worst_sqnr:.1f} dB"]
         head = f"{self.kind} model for {self.forecast.target.name} in {self.folder}"
         return "\n".join(
-            [head, *(f"legalized: {note}" for note in self.notes), *quality, str(self.check), str(self.forecast)]
+            [head, *(printable(f"legalized: {n}") for n in self.notes), *quality, str(self.check), str(self.forecast)]
         )
 
 
@@ -166,7 +166,7 @@ def _place(folder: Path) -> Path:
         made = [parent for parent in place.parents if not parent.exists()]
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{place.name}."):
+            with ScratchFolder(place.parent, place.name):
                 pass
         finally:
             for parent in made:
@@ -196,11 +196,17 @@ def _put(bundle: Bundle, model: ModelProto, samples: Sequence[Sample]) -> None:
     """Write the folder beside its place, and move it there."""
     place = bundle.folder
     place.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{place.name}.") as name:
-        inside = Path(name) / place.name
-        inside.mkdir()
-        _write(inside, bundle, model, samples)
-        _replace(inside, place, Path(name))
+    try:
+        with ScratchFolder(place.parent, place.name) as folder:
+            inside = folder / place.name
+            inside.mkdir()
+            _write(inside, bundle, model, samples)
+            _replace(inside, place, folder)
+    except (OSError, ModelError) as error:  # which name a file inside the temporary folder
+        cause = error if isinstance(error, OSError) else error.__cause__
+        if not isinstance(cause, OSError):
+            raise
+        raise ModelError(f"{place} cannot be written: {cause.strerror or cause}") from error
 
 
 def _write(folder: Path, bundle: Bundle, model: ModelProto, samples: Sequence[Sample]) -> None:
@@ -244,7 +250,7 @@ def _write(folder: Path, bundle: Bundle, model: ModelProto, samples: Sequence[Sa
 
 def _record(folder: Path, samples: Sequence[Sample]) -> None:
     """Samples, and what the model computes of them on the CPU."""
-    session = open_session(folder / _MODEL)
+    session = open_session(folder / _MODEL, what="the quantized model")
     for part in ("samples", "outputs"):
         (folder / part).mkdir()
     for place, sample in enumerate(samples):

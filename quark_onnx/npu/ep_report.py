@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from calibrators.limits import read_text
 from quark_onnx.errors import ConfigError
 from quark_onnx.npu.preflight import Preflight
 
@@ -64,7 +65,7 @@ def read_report(path: str | Path) -> EPReport:
         ConfigError: there is no such file, or it is none.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_text(Path(path))
     except (OSError, ValueError) as error:  # a ValueError is a path that no file can have, or no text
         raise ConfigError(f"report {path} cannot be read: {error}") from error
     try:

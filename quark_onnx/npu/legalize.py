@@ -8,13 +8,13 @@ from pathlib import Path
 
 from onnx import ModelProto
 
+from calibrators.shown import printable
 from quark_onnx.errors import ModelError
 from quark_onnx.graph import Graph, channels_last, fixed, inlined
 from quark_onnx.graph.channels import LAST
-from quark_onnx.graph.io import loaded, staged
+from quark_onnx.graph.io import load, loaded, staged
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
 from quark_onnx.graph.shapes import is_static
-from quark_onnx.job import load
 from quark_onnx.passes import CLEANING, LEGALIZING, SPELLING, fold_shapes, whole_gelu
 from quark_onnx.registry import TARGETS
 from quark_onnx.steps import Reference, Sample, destination, keeps_weights_beside, lower_opset, probe, rewritten
@@ -34,7 +34,7 @@ class Legalized:
     notes: tuple[str, ...]
 
     def __str__(self) -> str:
-        return "\n".join(self.notes or ("nothing was to be rewritten",))
+        return "\n".join(map(printable, self.notes or ("nothing was to be rewritten",)))
 
 
 def legalize(

@@ -12,19 +12,20 @@ from pathlib import Path
 
 from onnx import ModelProto, TensorProto
 
+from calibrators.shown import printable
 from quark_onnx.errors import ConfigError
-from quark_onnx.graph import Graph, inlined
+from quark_onnx.graph import Graph, gather_constants, inlined
 from quark_onnx.graph.codes import beyond_pairs
 from quark_onnx.graph.cost import operations
+from quark_onnx.graph.io import load
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
-from quark_onnx.job import load
 from quark_onnx.npu.check import kind_of
 from quark_onnx.npu.pairs import Pairs
 from quark_onnx.npu.partition import EDGE, edges, expected_edges, pieces
 from quark_onnx.npu.placement import ABORT, CPU, NPU, Case, Verdict, verdict, verdict_of, whole_model
 from quark_onnx.npu.support import KINDS, RELEASE, RELEASES
-from quark_onnx.passes import store_constants
 from quark_onnx.registry import TARGETS
+from quark_onnx.report import percent
 from quark_onnx.targets import Target
 
 _WIDE = frozenset({TensorProto.INT16, TensorProto.UINT16})
@@ -74,7 +75,7 @@ class Preflight:
         counts = ", ".join(f"{count} on {device}" for device, count in self.counts.items())
         head = [
             f"forecast for {self.target.name} ({self.kind}, Ryzen AI {self.release}): {counts}; "
-            f"{self.subgraphs} pieces with {100 * self.share:.1f} % of {sum(self.operations) / 1e9:.2f} GOPs"
+            f"{self.subgraphs} pieces with {percent(self.share, 1)} % of {sum(self.operations) / 1e9:.2f} GOPs"
         ]
         reasons = Counter(
             (v.device, v.op_type, v.reason, v.mend, v.confidence) for v in self.verdicts if v.device != NPU
@@ -84,7 +85,7 @@ class Preflight:
             advice = f"; {mend}" if mend else ""
             more = f" and {count - 1} more" if count > 1 else ""
             head.append(f"{device}: {op_type} {first}{more}: {reason} ({confidence}){advice}")
-        return "\n".join(head)
+        return "\n".join(map(printable, head))
 
 
 def preflight(
@@ -109,7 +110,7 @@ def preflight(
     if release not in RELEASES:
         raise ConfigError(f"release is {release!r}; known are: {', '.join(RELEASES)}")
     graph = Graph.of(inlined(load(model)))
-    store_constants(graph)
+    gather_constants(graph)
     known = _kind(Pairs(graph))
     case = Case(graph, row, known or kind or row.presets[0], release, bool(known))
     nodes = [node for node in graph.nodes if node.op_type not in QUANTIZE | DEQUANTIZE]

@@ -51,7 +51,7 @@ def _called(kind: int) -> str:
 
 def _run(tail: ModelProto, arrays: Mapping[str, Any]) -> None:
     try:
-        session = open_session(tail)
+        session = open_session(tail, what="the model behind")
         session.run(None, {value.name: arrays[value.name] for value in session.get_inputs()})
     except Exception as error:  # onnxruntime raises many unrelated types
         raise ModelError(f"the model behind cannot be run on what the one in front computes: {error}") from error

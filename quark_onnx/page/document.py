@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import tempfile
 from collections.abc import Iterable
 from html import escape
 from pathlib import Path
 
+from calibrators.scratch import written
 from quark_onnx.page.style import CSS
 
 #: What HTML forbids, in whatever way it is written.
@@ -40,19 +39,7 @@ def write_whole(path: Path, text: str) -> None:
     """Write to a temporary file beside ``path`` first, so that ``path`` is the whole text or what it was.
 
     Raises:
-        OSError: the folder cannot be written to.
+        OSError: the folder cannot be written to; the error names ``path``.
     """
-    try:
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.absolute().parent)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error
-    temporary = Path(name)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-        temporary.chmod(0o644)
-        temporary.replace(path)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error
-    finally:
-        temporary.unlink(missing_ok=True)
+    with written(path) as file:
+        file.write(text.encode())

@@ -3,10 +3,10 @@
 from quark_onnx.passes.base import Pass
 from quark_onnx.passes.batch_norm_to_conv import batch_norm_to_conv
 from quark_onnx.passes.fold_batch_norm import fold_batch_norm
-from quark_onnx.passes.fold_constants import fold_constants, store_constants
+from quark_onnx.passes.fold_constants import fold_constants
 from quark_onnx.passes.fold_shapes import fold_shapes
 from quark_onnx.passes.mean_to_pool import mean_to_pool
-from quark_onnx.passes.opsets import at_opset, raise_opset
+from quark_onnx.passes.opsets import at_opset, raise_opset, to_opset
 from quark_onnx.passes.own_parameters import own_parameters
 from quark_onnx.passes.plain_gemm import plain_gemm
 from quark_onnx.passes.remove_identity import remove_identity
@@ -54,7 +54,7 @@ __all__ = [
     "remove_identity",
     "split_large_pools",
     "split_to_slices",
-    "store_constants",
+    "to_opset",
     "whole_gelu",
     "whole_image_norms",
     "whole_norms",

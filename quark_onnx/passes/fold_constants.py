@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from calibrators.session import open_session
-from quark_onnx.graph import Graph, Node
+from calibrators.session import open_session, tensor_bytes
+from quark_onnx.graph import Graph, Node, store_constants
 from quark_onnx.passes.base import register
 
 logger = logging.getLogger(__name__)
@@ -52,51 +52,29 @@ def fold_constants(graph: Graph) -> int:
     return count + len(done)
 
 
-def store_constants(graph: Graph) -> int:
-    """Turn Constant nodes into initializers; how many."""
-    nodes = [node for node in graph.nodes if node.kind == "Constant"]
-    done = []
-    for node in nodes:
-        tensor = _constant(node)
-        if tensor is not None:
-            tensor.name = node.outputs[0]
-            graph.initializers[node.outputs[0]] = tensor
-            done.append(node)
-    graph.remove(done)
-    return len(done)
-
-
-def _constant(node: Node) -> TensorProto | None:
-    """The tensor of a Constant node; None for strings and sparse tensors."""
-    tensor = node.attribute("value")
-    if tensor is not None:
-        copy = TensorProto()
-        copy.CopyFrom(tensor)
-        return copy
-    for name, dtype in (
-        ("value_float", np.float32),
-        ("value_floats", np.float32),
-        ("value_int", np.int64),
-        ("value_ints", np.int64),
-    ):
-        value = node.attribute(name)
-        if value is not None:
-            return numpy_helper.from_array(np.array(value, dtype))
-    return None
-
-
 def _foldable(graph: Graph) -> list[Node]:
     known: set[str] = set()
     result = []
+    budget = sum(math.prod(tensor.dims) for tensor in graph.initializers.values())
     for node in graph.nodes:
         if node.domain or node.op_type in _RANDOM | _QUANTIZED or node.captures or node.has_subgraph or not node.inputs:
             continue
         if not all(not name or name in known or graph.is_constant(name) for name in node.inputs):
             continue
+        if any(_is_larger(graph, name, budget) for name in node.outputs):
+            continue  # the result would be thrown away
         if all(not name or graph.elem_type(name) in _EXCHANGED for name in node.outputs):
             result.append(node)
             known.update(node.outputs)
     return result
+
+
+def _is_larger(graph: Graph, name: str, budget: int) -> bool:
+    """Whether a tensor is known to be too large to be kept, before it is computed."""
+    shape = graph.shape(name) or ()
+    size = math.prod(each for each in shape if isinstance(each, int))
+    width = tensor_bytes(TensorProto(data_type=graph.elem_type(name)))
+    return size * width > _LARGE and size > budget
 
 
 def _compute(graph: Graph, nodes: list[Node], wanted: list[str]) -> dict[str, np.ndarray]:

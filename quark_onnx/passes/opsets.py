@@ -5,18 +5,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator
 
-from onnx import ModelProto, OperatorSetIdProto, defs, helper, version_converter
+from onnx import GraphProto, ModelProto, NodeProto, OperatorSetIdProto, defs, helper, version_converter
 
 from calibrators.session import tensor_bytes
 from quark_onnx.errors import ModelError
-from quark_onnx.graph import Graph, Node
-from quark_onnx.graph.node import STANDARD_DOMAINS, inner_nodes
-from quark_onnx.passes.fold_constants import store_constants
+from quark_onnx.graph import Graph, Node, gather_constants
+from quark_onnx.graph.node import STANDARD_DOMAINS, inner_nodes, subgraphs
 
 logger = logging.getLogger(__name__)
 
 #: Initializers above this size in bytes travel around the converter, which serializes the model several times.
 _LARGE = 4096
+#: Where operators are during a conversion that onnx does not define.
+_HIDDEN = "quark_onnx.hidden"
 
 
 def raise_opset(model: ModelProto, opset: int) -> ModelProto | None:
@@ -60,10 +61,13 @@ def to_opset(model: ModelProto, opset: int) -> ModelProto:
     light.graph.initializer.extend(kept)
     added = [name for name in heavy if name not in declared]
     light.graph.input.extend(helper.make_tensor_value_info(n, heavy[n].data_type, heavy[n].dims) for n in added)
+    hidden = _hide_runtime_operators(light)
     try:
         converted = version_converter.convert_version(light, opset)
     except Exception as error:  # the converter raises several unrelated types
         raise ModelError(f"onnx cannot convert the model to opset {opset}: {error}") from error
+    if hidden:
+        _show_runtime_operators(converted.graph)
     result = ModelProto()
     result.CopyFrom(model)
     result.graph.CopyFrom(converted.graph)
@@ -75,8 +79,49 @@ def to_opset(model: ModelProto, opset: int) -> ModelProto:
     result.opset_import.extend(_raised(model.opset_import, opset))
     graph = Graph(result)
     graph.require(opset)
-    store_constants(graph)  # what was an attribute, as the bounds of Clip, has become a Constant node
+    # What was an attribute, as the bounds of Clip, has become a Constant node.
+    gather_constants(graph, keep_inputs=True)
     return graph.to_model()
+
+
+def _hide_runtime_operators(model: ModelProto) -> bool:
+    """Move operators that onnx does not define at the model's opset to a domain that its converter leaves alone.
+
+    onnxruntime has operators of its own in the standard domain, at every opset: SimplifiedLayerNormalization, and
+    LayerNormalization before opset 17, as its transformer optimizer and onnxruntime-genai's model builder write them.
+    """
+    version = max((entry.version for entry in model.opset_import if entry.domain in STANDARD_DOMAINS), default=0)
+    hidden = False
+    for node in _nodes(model.graph) if version else ():
+        if node.domain in STANDARD_DOMAINS and not _is_defined(node.op_type, version):
+            node.domain = _HIDDEN
+            hidden = True
+    if hidden:
+        model.opset_import.append(helper.make_opsetid(_HIDDEN, 1))
+    return hidden
+
+
+def _show_runtime_operators(graph: GraphProto) -> None:
+    """Move the operators back that `_hide_runtime_operators` has moved."""
+    for node in _nodes(graph):
+        if node.domain == _HIDDEN:
+            node.domain = ""
+
+
+def _nodes(graph: GraphProto) -> Iterator[NodeProto]:
+    """The nodes of a graph and of the bodies in it."""
+    for node in graph.node:
+        yield node
+        for body in subgraphs(node):
+            yield from _nodes(body)
+
+
+def _is_defined(op_type: str, version: int) -> bool:
+    try:
+        defs.get_schema(op_type, version, "")
+    except defs.SchemaError:
+        return False
+    return True
 
 
 def _raised(imports: Iterable[OperatorSetIdProto], opset: int) -> Iterator[OperatorSetIdProto]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from calibrators.shown import printable
 from quark_onnx.graph import Node
 from quark_onnx.plan.entries import Keep, Use
 from quark_onnx.plan.plan import Plan
@@ -12,19 +13,16 @@ def explain(plan: Plan) -> str:
     return "\n".join(_paragraph(plan, node) for node in plan.graph.nodes)
 
 
-def _shown(name: str) -> str:
-    """A name as it may be printed: what would move the cursor or end the line is written as an escape."""
-    return name if name.isprintable() else name.encode("unicode_escape").decode()
-
-
 def _paragraph(plan: Plan, node: Node) -> str:
     reason = plan.kept.get(node.name)
-    lines = [f"{_shown(node.name)} ({_shown(node.kind)})" + (f"  float: {reason}" if reason else "")]
+    lines = [f"{printable(node.name)} ({printable(node.kind)})" + (f"  float: {reason}" if reason else "")]
     for sign, tensors in (("<", node.inputs), (">", node.outputs)):
         for tensor in filter(None, tensors):
             use = plan.use(tensor, node) if sign == "<" else Use(tensor)
             entry = plan.entries.get(use)
             root = plan.entry(use)
             if entry is not None:
-                lines.append(f"  {sign} {_shown(tensor)}: {_shown(str(root if isinstance(root, Keep) else entry))}")
+                lines.append(
+                    f"  {sign} {printable(tensor)}: {printable(str(root if isinstance(root, Keep) else entry))}"
+                )
     return "\n".join(lines)

@@ -8,14 +8,17 @@ from onnx import TensorProto
 from quark_onnx.config import QuantizationSpec
 from quark_onnx.dtypes import Block, Integer
 from quark_onnx.errors import PlanError
-from quark_onnx.graph import Graph, Node
+from quark_onnx.graph import Graph, Node, ShapeArithmetic
 from quark_onnx.plan.entries import BiasOf, Entry, Keep, Quantize, SameAs, Use
+from quark_onnx.plan.integer import has_integer_product
 from quark_onnx.plan.select import NodeSpec
 
 #: Constants from here on mean "never", as in attention masks; a scale that spans them leaves nothing for real values.
 HUGE = 1e4
 #: Blocks of more values are no longer than the axis that they lie along.
 _LARGEST_BLOCK = 256
+#: Why an initializer stays float that is an input as well.
+OVERRIDABLE = "it is an input, whose stored value callers may override (keep_initializer_inputs)"
 
 
 class Plan:
@@ -30,6 +33,7 @@ class Plan:
         safe: rules leave float what few bits are known to ruin.
         fuses: operators that compute on codes will be written.
         aligns: what is pooled has to keep its scale, as the integer engine of the target wants it.
+        shapes: which tensors are shape arithmetic and never quantized.
     """
 
     def __init__(
@@ -40,12 +44,14 @@ class Plan:
         safe: bool = True,
         fuses: bool = False,
         aligns: bool = False,
+        shapes: ShapeArithmetic | None = None,
     ) -> None:
         self.graph = graph
         self.specs = specs
         self.safe = safe
         self.fuses = fuses
         self.aligns = aligns
+        self.shapes = shapes or ShapeArithmetic.of(graph)
         self.entries: dict[Use, Entry] = {}
         self.kept: dict[str, str] = {}
         self.spoken: set[str] = set()
@@ -61,11 +67,12 @@ class Plan:
 
         Args:
             bounds: the range of their values, where it is known.
-            along: the axis over which ``node`` sums their products: the one that blocks run along. Scales that are
-                computed as the model runs are for such tensors alone, and only beside a constant weight, as nothing is
-                gained by them elsewhere.
+            along: the axis over which ``node`` sums their products: the one that blocks run along.
         """
         spec = self.specs[node].activation
+        if spec is not None and spec.dynamic:
+            self._dynamic(node, tensors, spec)
+            return
         for tensor in tensors:
             if spec is None or self.ineligible(tensor) or not self._holds(tensor, spec):
                 continue
@@ -74,9 +81,9 @@ class Plan:
                 axis = self._channels(tensor)
             if self.graph.is_constant(tensor):
                 # its values are known, so there is nothing to clip away
-                known = spec.with_(calibrator="minmse" if spec.pow2 else "minmax", dynamic=False)
+                known = spec.with_(calibrator="minmse" if spec.pow2 else "minmax")
                 self._put(node, tensor, Quantize(known, axis))
-            elif not spec.dynamic or (along is not None and any(map(self.graph.is_constant, node.inputs[:2]))):
+            else:
                 self._put(node, tensor, Quantize(spec, axis, bounds))
 
     def weight(self, node: Node, tensor: str, axis: int | None, along: int | None = None) -> None:
@@ -149,7 +156,12 @@ class Plan:
 
     def keep_for(self, node: Node, tensor: str, reason: str) -> None:
         """``node`` reads the float value of a tensor, whatever others do."""
-        if self.specs[node].activation is not None and not self.ineligible(tensor):
+        if self.static(node) and not self.ineligible(tensor):
+            self.entries[Use(tensor, node.name)] = Keep(reason)
+
+    def keep_exact(self, node: Node, tensor: str, reason: str) -> None:
+        """``node`` reads a tensor that others may read rounded, as it computes a shape of it."""
+        if self.quantized(tensor, node):
             self.entries[Use(tensor, node.name)] = Keep(reason)
 
     def keep_node(self, node: Node, reason: str) -> None:
@@ -158,7 +170,7 @@ class Plan:
 
     def without(self, kind: type[Entry]) -> Plan:
         """A copy that lacks the entries of one kind: their tensors stay float."""
-        copy = Plan(self.graph, self.specs, safe=self.safe, fuses=self.fuses, aligns=self.aligns)
+        copy = Plan(self.graph, self.specs, safe=self.safe, fuses=self.fuses, aligns=self.aligns, shapes=self.shapes)
         copy.entries = {use: entry for use, entry in self.entries.items() if not isinstance(entry, kind)}
         copy.kept, copy.spoken = dict(self.kept), set(self.spoken)
         return copy
@@ -202,12 +214,15 @@ class Plan:
             return f"its type is {TensorProto.DataType.Name(kind).lower() if known else kind}"
         if tensor in self.graph.sparse:
             return "it is sparse"
+        if tensor in self.graph.initializers and self.graph.is_input(tensor):
+            return OVERRIDABLE
         if 0 in (self.graph.shape(tensor) or ()):
             return "it has no elements"
         array = self.graph.constant(tensor)
         if array is not None and not np.isfinite(array).all():
             return "it holds values that are not finite"
-        return ""
+        why = self.shapes.reason(tensor)
+        return f"it {why}" if why else ""
 
     def coarse(self, node: Node) -> bool:
         """Whether ``node`` is to be safe from too few bits: it is asked for less than 16."""
@@ -235,6 +250,20 @@ class Plan:
         return array is not None and array.size > 0 and array.dtype.kind == "f" and bool(np.abs(array).max() >= HUGE)
 
     # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _dynamic(self, node: Node, tensors: tuple[str, ...], spec: QuantizationSpec) -> None:
+        """Quantize the activation of an integer product with the scale of each run, for this product alone.
+
+        Every other reader reads the float tensor: its arithmetic is float, so that rounding gains nothing there.
+        Constants stay float unless they are weights.
+        """
+        weight = self.specs[node].weight
+        if weight is None or not has_integer_product(self.graph, node, weight):
+            return
+        tensor = node.inputs[0]
+        stays = isinstance(self.entries.get(self.use(tensor, node)), Keep)
+        if tensor in tensors and not stays and not self.ineligible(tensor) and not self.graph.is_constant(tensor):
+            self.entries[Use(tensor, node.name)] = Quantize(spec)
 
     def _put(self, node: Node, tensor: str, entry: Entry) -> None:
         everybody = Use(tensor)

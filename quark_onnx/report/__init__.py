@@ -1,6 +1,18 @@
 """What a run did and how good its result is."""
 
+from quark_onnx.report.figures import decibels, percent, size_change
+from quark_onnx.report.loop import measure_loop, verdicts
 from quark_onnx.report.measure import OutputError, measure
 from quark_onnx.report.report import Report, summarize
 
-__all__ = ["OutputError", "Report", "measure", "summarize"]
+__all__ = [
+    "OutputError",
+    "Report",
+    "decibels",
+    "measure",
+    "measure_loop",
+    "percent",
+    "size_change",
+    "summarize",
+    "verdicts",
+]

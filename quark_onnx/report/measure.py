@@ -23,7 +23,9 @@ class OutputError:
             alone; None where sqnr is.
         agreement: share of equal values, where sqnr is None.
         broken: values that are finite on one side alone.
+        steps: over so many samples each model was fed with its own states; 0 where each sample was run by itself.
         random: the reference itself gives another value each time it runs, so that the error means nothing.
+        shapes: the first shapes of the reference and of the other model that differ, as text; None where none do.
     """
 
     name: str
@@ -33,6 +35,8 @@ class OutputError:
     agreement: float | None
     random: bool = False
     broken: int = 0
+    shapes: tuple[str, str] | None = None
+    steps: int = 0
 
 
 #: An output with at least this SQNR in dB is no random one, and one whose repetition reaches the second number neither.
@@ -100,12 +104,18 @@ def _leaves(value: Any) -> list[NDArray[Any]]:
     return [np.asarray(value)]
 
 
+def _as_text(shapes: list[tuple[int, ...]]) -> str:
+    """Shapes of the arrays of one output: one of them, or those of a sequence or a map."""
+    return str(shapes[0]) if len(shapes) == 1 else str(shapes)
+
+
 class Total:
     """The error of one output, sample by sample."""
 
     def __init__(self) -> None:
         self.signal = self.noise = self.product = self.energy = 0.0
         self.largest, self.equal, self.count, self.broken, self.floating = 0.0, 0, 0, 0, True
+        self.shapes: tuple[str, str] | None = None
 
     @property
     def agreement(self) -> float:
@@ -115,7 +125,9 @@ class Total:
         before, after = _leaves(reference), _leaves(other)
         self.floating &= bool(before) and all(leaf.dtype.kind == "f" for leaf in before)
         self.count += sum(leaf.size for leaf in before)
-        if [leaf.shape for leaf in before] != [leaf.shape for leaf in after]:
+        shapes = [leaf.shape for leaf in before], [leaf.shape for leaf in after]
+        if shapes[0] != shapes[1]:
+            self.shapes = self.shapes or (_as_text(shapes[0]), _as_text(shapes[1]))
             self.count += not before
             self.noise = self.largest = float("inf")
             return
@@ -138,11 +150,12 @@ class Total:
 
     def result(self, name: str) -> OutputError:
         if not self.floating:
-            return OutputError(name, None, None, None, self.agreement)
+            return OutputError(name, None, None, None, self.agreement, shapes=self.shapes)
         norm = np.sqrt(self.signal * self.energy)
         cosine = float(self.product / norm) if norm else float(self.signal == self.energy)
         cosine = cosine if np.isfinite(self.noise) else float("nan")
-        return OutputError(name, decibels(self.signal, self.noise), cosine, self.largest, None, broken=self.broken)
+        sqnr = decibels(self.signal, self.noise)
+        return OutputError(name, sqnr, cosine, self.largest, None, broken=self.broken, shapes=self.shapes)
 
 
 def decibels(signal: float, noise: float) -> float:

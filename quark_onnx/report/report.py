@@ -7,8 +7,10 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from calibrators.shown import printable
 from quark_onnx.optimizers.problem import LayerResult
 from quark_onnx.plan import Keep, Plan
+from quark_onnx.report.figures import decibels, percent, size_change
 from quark_onnx.report.measure import OutputError, least_sqnr
 
 #: Version of the dictionary form.
@@ -57,27 +59,25 @@ class Report:
         return {"schema": SCHEMA, "quantized_nodes": self.quantized, **_plain(asdict(self))}
 
     def __str__(self) -> str:
-        size = f"{self.bytes_before:,} -> {self.bytes_after:,} bytes"
-        ratio = self.bytes_before / max(1, self.bytes_after)
         if self.held_out:
             where = f"{self.held_out} held-out samples"
         elif self.samples:
             where = "calibration samples (too few to hold any out)"
         else:
             where = "one random sample, as there is no data: it tells that the model runs, and little more"
-        lines = [f"size      {size} ({ratio:.2f}x smaller)" if ratio >= 1 else f"size      {size}"]
+        lines = [f"size      {size_change(self.bytes_before, self.bytes_after)}"]
         total = sum(count for _, count in self.operators.values())
         calibrated = f", calibrated on {self.samples} samples" if self.samples else ""
         lines.append(f"quantized {self.quantized} of {total} nodes{calibrated}")
         if not self.quantized:
-            lines.append("          nothing in this model could be quantized; it is returned as it was")
+            lines.append("          nothing in this model could be quantized")
         if self.outputs:
             lines += [f"error     on {where}:", *(f"  {_output(o)}" for o in self.outputs)]
         if self.kept_nodes:
             lines.append("float     " + "; ".join(f"{n} {why}" for why, n in _grouped(self.kept_nodes)))
         lines += _section("kept", [f"{name}: {why}" for name, why in self.kept_tensors.items()])
         lines += _section("notes", self.notes)
-        return "\n".join(lines)
+        return "\n".join(map(printable, lines))
 
 
 def summarize(*plans: Plan) -> tuple[dict[str, tuple[int, int]], dict[str, str], dict[str, str]]:
@@ -107,9 +107,11 @@ def _output(o: OutputError) -> str:
     if o.random:
         return f"{o.name}: random, another value each time the float model runs"
     if o.sqnr is None:
-        return f"{o.name}: {o.agreement:.2%} of the values agree"
+        return f"{o.name}: {percent(o.agreement or 0.0)}% of the values agree"
     broken = f", {o.broken} values are finite in one of the models alone" if o.broken else ""
-    return f"{o.name}: SQNR {o.sqnr:.2f} dB, cosine {o.cosine:.6f}, largest error {o.max_error:.4g}{broken}"
+    after = f" after {o.steps} samples with its own state" if o.steps else ""
+    error = f"SQNR {decibels(o.sqnr)} dB, cosine {o.cosine:.6f}, largest error {o.max_error:.4g}"
+    return f"{o.name}{after}: {error}{broken}"
 
 
 def _grouped(reasons: dict[str, str]) -> list[tuple[str, int]]:

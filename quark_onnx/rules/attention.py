@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quark_onnx.graph import Node
 from quark_onnx.plan import Plan
-from quark_onnx.rules.base import rule, spared, summed
+from quark_onnx.rules.base import rule, spared
 
 _MS = "com.microsoft::"
 _REASON = "no runtime has an integer form of it: its scores would have no scale"
@@ -31,7 +31,7 @@ def decoding(node: Node, plan: Plan) -> None:
 
 def _project(node: Node, plan: Plan, x: str, w: str, bias: str) -> None:
     if plan.graph.is_constant(w):
-        plan.activation(node, x, along=summed(node, plan, -1))
+        plan.activation(node, x, along=-1)
         plan.weight(node, w, axis=1, along=0)
         plan.bias(node, bias, x, w)
 

@@ -78,11 +78,6 @@ _MASKING = frozenset({"Add", "Sub", "Sum", "Where", "Min", "Max"})
 _CARRYING = frozenset({"Mul", "Div", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Identity", "Clip"})
 
 
-def summed(node: Node, plan: Plan, axis: int) -> int | None:
-    """The axis of the sum, for an operator that no integer form is written of: a scale of each run is no use there."""
-    return axis if plan.static(node) else None
-
-
 def decides(node: Node, plan: Plan) -> bool:
     """Whether its result ends in a root, a logarithm or a denominator, shifted and bounded by constants at most.
 

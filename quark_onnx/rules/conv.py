@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quark_onnx.graph import Node
 from quark_onnx.plan import Plan
-from quark_onnx.rules.base import rule, summed
+from quark_onnx.rules.base import rule
 
 
 @rule("Conv")
@@ -31,7 +31,7 @@ def conv_transpose(node: Node, plan: Plan) -> None:
 def fused_conv(node: Node, plan: Plan) -> None:
     """Like Conv; what is added to the product and the result are quantized too."""
     x, w, bias, added = (node.input(place) for place in range(4))
-    plan.activation(node, x, along=summed(node, plan, 1))
+    plan.activation(node, x, along=1)
     plan.weight(node, w, axis=0, along=1)
     plan.bias(node, bias, x, w)
     plan.activation(node, added, node.outputs[0])
@@ -41,7 +41,7 @@ def fused_conv(node: Node, plan: Plan) -> None:
 def deform_conv(node: Node, plan: Plan) -> None:
     """Like Conv; the offsets and their mask stay float, as they are positions."""
     x, w, bias = node.input(0), node.input(1), node.input(3)
-    plan.activation(node, x, along=summed(node, plan, 1))
+    plan.activation(node, x, along=1)
     plan.weight(node, w, axis=0, along=1)
     plan.bias(node, bias, x, w)
     plan.activation(node, node.outputs[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from quark_onnx.dtypes import BFLOAT16
 from quark_onnx.graph import Node
 from quark_onnx.plan import Plan
 from quark_onnx.rules.base import rule, spare_masked, spared, steered
@@ -11,6 +12,7 @@ _POLE = "it is steepest where its input is smallest, and few codes do not tell s
 _EDGE = "it is steepest at the ends of its domain, which rounding may leave"
 _ANGLE = "an angle of many turns leaves few codes to one turn"
 _JUMP = "it jumps: a step of the input decides between two values"
+_REMAINDER = "no engine without float32 computes a remainder, but that for bfloat16"
 _PRODUCT = "errors multiply with each factor"
 _SCORES = "it is the logarithm of probabilities, whose differences count"
 _PART = "it is the inner part of a decomposed Gelu, whose errors the rest of it multiplies"
@@ -20,7 +22,7 @@ _WHY = {
     **dict.fromkeys(("Log", "Sqrt", "Reciprocal", "ReduceLogSum"), _POLE),
     **dict.fromkeys(("Asin", "Acos", "Acosh", "Atanh"), _EDGE),
     **dict.fromkeys(("Sin", "Cos", "Tan"), _ANGLE),
-    **dict.fromkeys(("Ceil", "Floor", "Round", "Sign", "Mod", "Hardmax", "ThresholdedRelu", "Shrink"), _JUMP),
+    **dict.fromkeys(("Ceil", "Floor", "Round", "Sign", "Hardmax", "ThresholdedRelu", "Shrink"), _JUMP),
     **dict.fromkeys(("ReduceProd", "CumProd"), _PRODUCT),
     **dict.fromkeys(("LogSoftmax", "ReduceLogSumExp"), _SCORES),
     "Erf": _PART,
@@ -40,3 +42,15 @@ def delicate(node: Node, plan: Plan) -> None:
     plan.activation(node, node.outputs[0], bounds=_BOUNDS.get(node.kind))
     if node.kind in ("Exp", "LogSoftmax"):
         spare_masked(node, plan)
+
+
+@rule("Mod")
+def remainder(node: Node, plan: Plan) -> None:
+    """Round nothing for an engine that has no Mod: of those without float32, only the one for bfloat16 has it."""
+    spec = plan.specs[node].activation
+    if steered(node, plan, node.inputs[0]) or spared(node, plan, _JUMP) or spec is None:
+        return
+    if plan.rounds_results(node) and spec.dtype is not BFLOAT16:
+        plan.keep_node(node, _REMAINDER)
+    else:
+        plan.activation(node, node.inputs[0], node.outputs[0])

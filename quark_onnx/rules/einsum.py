@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quark_onnx.graph import Node
 from quark_onnx.plan import Plan
-from quark_onnx.rules.base import rule, steered, summed
+from quark_onnx.rules.base import rule, steered
 
 
 @rule("Einsum")
@@ -21,7 +21,7 @@ def einsum(node: Node, plan: Plan) -> None:
             own = _axis(term, [letter for letter in term if letter in result and letter not in others])
             plan.weight(node, tensor, axis=own, along=shared)
         else:
-            plan.activation(node, tensor, along=None if shared is None else summed(node, plan, shared))
+            plan.activation(node, tensor, along=shared)
     products = len(node.inputs) == 2 and any(letter not in result for letter in "".join(terms))
     if plan.rounds_results(node) or not products:
         plan.activation(node, node.outputs[0])

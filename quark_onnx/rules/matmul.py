@@ -9,7 +9,7 @@ from __future__ import annotations
 from quark_onnx.graph import Node
 from quark_onnx.graph.layers import unscaled
 from quark_onnx.plan import Plan
-from quark_onnx.rules.base import rule, summed
+from quark_onnx.rules.base import rule
 
 
 @rule("MatMul")
@@ -52,7 +52,7 @@ def fused_matmul(node: Node, plan: Plan) -> None:
             axis = (0 if along == -1 else 1) if len(shape) == 2 else None
             plan.weight(node, tensor, axis=axis, along=len(shape) + along)
         else:
-            plan.activation(node, tensor, along=summed(node, plan, along))
+            plan.activation(node, tensor, along=along)
     if plan.rounds_results(node):
         plan.activation(node, node.outputs[0])
 
@@ -60,7 +60,7 @@ def fused_matmul(node: Node, plan: Plan) -> None:
 @rule("com.microsoft::GemmFastGelu")
 def gemm_gelu(node: Node, plan: Plan) -> None:
     """Input and weight along its output axis; the result where there is no float32."""
-    plan.activation(node, node.input(0), along=summed(node, plan, -1))
+    plan.activation(node, node.input(0), along=-1)
     plan.weight(node, node.input(1), axis=1, along=0)
     if plan.rounds_results(node):
         plan.activation(node, node.outputs[0])
@@ -71,7 +71,7 @@ def gemm(node: Node, plan: Plan) -> None:
     """``alpha * A * B + beta * C``: B is the weight along its output axis; C an int32 bias if it is added unscaled."""
     a, b, c = node.input(0), node.input(1), node.input(2)
     along = 0 if node.attribute("transA", 0) else 1
-    plan.activation(node, a, along=along if node.kind == "Gemm" else summed(node, plan, along))
+    plan.activation(node, a, along=along)
     axis = 0 if node.attribute("transB", 0) else 1
     plan.weight(node, b, axis, along=1 - axis)
     channels = (plan.graph.shape(b) or ())[axis : axis + 1]

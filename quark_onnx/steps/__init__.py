@@ -1,9 +1,10 @@
 """quantize_static in reading order, one file a step."""
 
 from quark_onnx.steps.bodies import OLD_DOMAIN, RENAMED, define_functions, with_bodies
-from quark_onnx.steps.calibrate import HoldOut, Ranges, calibrate
+from quark_onnx.steps.calibrate import HoldOut, Ranges, calibrate, stretch
 from quark_onnx.steps.destination import destination, keeps_weights_beside
-from quark_onnx.steps.finish import check, finish
+from quark_onnx.steps.dynamic import quantized_before, read_floats
+from quark_onnx.steps.finish import Finished, check, finish, hand_back
 from quark_onnx.steps.fuse import Agreement, fuse
 from quark_onnx.steps.guard import guard
 from quark_onnx.steps.insert import insert
@@ -23,6 +24,7 @@ from quark_onnx.steps.search import search
 from quark_onnx.steps.settle import Limits, settle
 from quark_onnx.steps.share import share_transposed
 from quark_onnx.steps.solve import Params, solve, solve_biases
+from quark_onnx.steps.spare_movers import spare_movers
 from quark_onnx.steps.tolerate import tolerated
 from quark_onnx.steps.worth import Before, worst_sqnr
 
@@ -31,6 +33,7 @@ __all__ = [
     "RENAMED",
     "Agreement",
     "Before",
+    "Finished",
     "HoldOut",
     "Inside",
     "Limits",
@@ -52,6 +55,7 @@ __all__ = [
     "give_biases",
     "give_up_late",
     "guard",
+    "hand_back",
     "input_specs",
     "insert",
     "keeps_weights_beside",
@@ -63,7 +67,9 @@ __all__ = [
     "prepare",
     "probe",
     "quantize_insides",
+    "quantized_before",
     "raise_opset_for",
+    "read_floats",
     "reader_for",
     "refine",
     "rewritten",
@@ -73,6 +79,8 @@ __all__ = [
     "share_transposed",
     "solve",
     "solve_biases",
+    "spare_movers",
+    "stretch",
     "tolerated",
     "wanted",
     "with_bodies",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 from onnx import ModelProto, NodeProto, TensorProto
 
 from quark_onnx.dtypes import BODY_OPSET
 from quark_onnx.errors import ModelError
 from quark_onnx.functions import DOMAIN, DOMAINS, definitions
 from quark_onnx.graph import Graph, Node
+from quark_onnx.graph.bodies import bodies, put_back
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE, subgraphs
 
 #: Where AMD's operators were before, and what those are called today that are known here (amd-quark 0.13, which still
@@ -45,28 +48,55 @@ def define_functions(graph: Graph) -> None:
 
 def with_bodies(model: ModelProto) -> ModelProto:
     """A model that computes the same and that onnxruntime runs: AMD's operators have their names of today, and bodies;
-    the model itself where none lacks one.
+    the model itself where none lacks one. Operators in the subgraphs of If, Loop and Scan count.
 
     Raises:
         ModelError: one cannot be computed.
     """
     carried = {(function.domain, function.name) for function in model.functions}
     known = {*DOMAINS, OLD_DOMAIN}
-    if all(node.domain not in known or (node.domain, node.op_type) in carried for node in model.graph.node):
+    operators = {(node.domain, node.op_type) for node in _all_nodes(model.graph.node) if node.domain in known}
+    if operators <= carried:
         return model
     graph = Graph.of(model)
-    for node in list(graph.nodes):
-        if node.domain == OLD_DOMAIN and node.op_type in RENAMED:
-            node.rename(RENAMED[node.op_type], DOMAIN)
-        if node.domain == DOMAIN and node.op_type in QUANTIZE | DEQUANTIZE:
-            _standardize(graph, node)
-        elif node.domain == DOMAIN and graph.shape(node.inputs[0]) == ():
-            graph.bypass(node)  # a block of one number, for which the bodies have no axis
+    _modernize(graph)
     try:
         define_functions(graph)
     except ModelError as error:
         raise ModelError(f"the vendor's operators of the model cannot be run: {error}") from error
     return graph.to_model()
+
+
+def _all_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
+    """Yield nodes and those in their subgraphs."""
+    for node in nodes:
+        yield node
+        for body in subgraphs(node):
+            yield from _all_nodes(body.node)
+
+
+def _modernize(graph: Graph) -> bool:
+    """Give AMD's operators their names of today, or ONNX's, also in subgraphs; return whether there were any."""
+    changed = False
+    for node in list(graph.nodes):
+        if node.domain == OLD_DOMAIN and node.op_type in RENAMED:
+            node.rename(RENAMED[node.op_type], DOMAIN)
+            changed = True
+        if node.domain != DOMAIN:
+            continue
+        if node.op_type in QUANTIZE | DEQUANTIZE:
+            _standardize(graph, node)
+            changed = True
+        elif graph.shape(node.inputs[0]) == ():
+            graph.bypass(node)  # a block of one number, for which the bodies have no axis
+            changed = True
+    for body in list(bodies(graph)):
+        inner = Graph(body.model)
+        inner.reserve(graph.names)
+        if _modernize(inner):
+            put_back(graph, body, inner)
+            changed = True
+    return changed
 
 
 def _standardize(graph: Graph, node: Node) -> None:

@@ -23,6 +23,8 @@ Ranges = dict[Use, Statistic]
 
 #: One sample in so many is held out, from the middle of each stretch, and at most so many in all.
 _EVERY, _AT_MOST = 20, 4
+#: Of a recurrent model, one sample in so many, all of them from one stretch, and at most so many.
+_RUN_EVERY, _RUN_AT_MOST = 5, 32
 
 
 def calibrate(
@@ -116,6 +118,19 @@ def _unfit(statistic: Statistic) -> str:
     return ""
 
 
+def stretch(length: int | None) -> range:
+    """Return the places of the consecutive samples that are held out of so many; none where there are too few.
+
+    Args:
+        length: number of samples; None if it is not known.
+    """
+    if length is None:
+        return range(_EVERY // 2, _EVERY // 2 + _AT_MOST)
+    count = min(_RUN_AT_MOST, length // _RUN_EVERY)
+    start = min(_EVERY // 2, length // 2)
+    return range(start, start + count) if count > 1 else range(0)
+
+
 class HoldOut:
     """Diverts a few samples from calibration, for measuring the result.
 
@@ -125,8 +140,10 @@ class HoldOut:
         count: how many samples went on to calibration.
     """
 
-    def __init__(self, samples: Iterable[Any], *, remember: int = 0) -> None:
+    def __init__(self, samples: Iterable[Any], *, remember: int = 0, run: range = range(0)) -> None:
+        """``run``: places of consecutive samples to hold out, as recurrent models need; else single ones are."""
         self._source = samples
+        self._run = run
         self._remember = remember
         self.samples: list[Any] = []
         self.first: list[Any] = []
@@ -134,7 +151,8 @@ class HoldOut:
 
     def __iter__(self) -> Iterator[Any]:
         for index, sample in enumerate(self._source):
-            if index % _EVERY == _EVERY // 2 and len(self.samples) < _AT_MOST:
+            single = index % _EVERY == _EVERY // 2 and len(self.samples) < _AT_MOST
+            if index in self._run if self._run else single:
                 self.samples.append(sample)
             else:
                 if self.count < self._remember:

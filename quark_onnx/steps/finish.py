@@ -5,20 +5,26 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import onnx
 from onnx import ModelProto
 
+from calibrators.isolation import release
 from calibrators.processor import ADVICE, BETTER, SATURATION, saturates
 from calibrators.session import PROTOBUF_LIMIT, estimate_bytes, is_defined, open_session
 from quark_onnx.errors import AccuracyError, ModelError
 from quark_onnx.functions.float4 import as_standard
 from quark_onnx.graph import Graph, Narrowing
-from quark_onnx.graph.io import loaded, staged
+from quark_onnx.graph.io import external_files, loaded, read_stored, staged
 from quark_onnx.graph.node import QUANTIZE
+from quark_onnx.graph.states import State, states
+from quark_onnx.report.figures import decibels, percent
+from quark_onnx.report.loop import measure_loop
 from quark_onnx.report.measure import OutputError, measure
+from quark_onnx.report.shapes import require_same_shapes, sized_by_data
 from quark_onnx.steps.run import Reference, Sample
 
 logger = logging.getLogger(__name__)
@@ -54,6 +60,7 @@ def finish(
 ) -> Finished:
     """The finished model, which has been checked, loaded and run, and its error at each output on the samples.
 
+    A model with recurrent states is also run over all samples with its own states.
     With an ``output`` it is the temporary file that is checked and run, before it is renamed.
 
     Args:
@@ -72,7 +79,7 @@ def finish(
     model = graph.to_model()
     lean = graph.store is not None
     codes = any(node.op_type in QUANTIZE | {"DynamicQuantizeLinear"} for node in graph.nodes)
-    gate = _Gate(reference, samples, min_sqnr, lean, codes)
+    gate = _Gate(reference, samples, min_sqnr, lean, codes, states(graph))
     found: tuple[list[OutputError], list[str]] | None = None
     bare = bool(model.functions) and not functions
     if narrowing or bare or output is None:
@@ -92,7 +99,33 @@ def finish(
             found = gate.passed(path)
         elif not bare:
             _load(path, lean=lean)
+        release()  # Windows does not rename a file that is mapped into memory
     return Finished(loaded(model), *found)
+
+
+def hand_back(
+    model: ModelProto, reference: Reference, source: Path | None, output: Path | None, *, external: bool = False
+) -> Finished:
+    """Return a copy of the float model, and write it as it is: nothing in it was quantized.
+
+    Args:
+        source: the file that the model was read from, whose very bytes are written unless ``external``.
+
+    Raises:
+        ModelError: the file cannot be written, or onnxruntime cannot load the model.
+    """
+    reference.session  # noqa: B018  (what is written has been loaded, also where nothing was measured)
+    note = "nothing was quantized: the result is the float model"
+    if output is not None:
+        with staged(model, output, external=external, source=source):
+            pass
+        if beside := external_files(read_stored(output)):
+            note += f"; its weights are in {sorted(beside)[0]!r}"
+        elif external:
+            note += "; its weights are in the file itself"
+    result = ModelProto()
+    result.CopyFrom(loaded(model))
+    return Finished(result, [], [note])
 
 
 @dataclass(frozen=True)
@@ -104,6 +137,7 @@ class _Gate:
     min_sqnr: float | None
     lean: bool
     codes: bool  # activations are rounded, so that there may be sums of 8-bit products
+    states: Sequence[State] = ()
 
     def passed(self, model: ModelProto | Path) -> tuple[list[OutputError], list[str]]:
         """The error at each output where sums do not saturate, and what is to be said of this processor."""
@@ -131,24 +165,33 @@ class _Gate:
 
     def _measured(self, session: Any) -> list[OutputError]:
         try:
-            return measure(self.reference.session, session, self.samples)
+            errors = measure(self.reference.session, session, self.samples)
+            if not any(error.shapes for error in errors):
+                errors += measure_loop(self.reference.session, session, self.samples, self.states)
         except Exception as error:
             raise ModelError(f"the quantized model cannot be measured against the float one: {error}") from error
+        require_same_shapes(errors, partial(sized_by_data, self.reference.model))
+        return errors
 
     def _require(self, errors: list[OutputError]) -> None:
         if self.min_sqnr is None:
             return
-        measured = [(e.sqnr, e.name) for e in errors if e.sqnr is not None]
+        measured = [(e.sqnr, e.name, e.steps) for e in errors if e.sqnr is not None]
         if not measured:
             raise AccuracyError(
                 f"no output has float values to measure the {self.min_sqnr:g} dB asked for on; nothing was written"
             )
-        worst, name = min(measured)
+        worst, name, steps = min(measured)
         if worst < self.min_sqnr:
+            reached = decibels(worst, below=self.min_sqnr)
             raise AccuracyError(
-                f"output {name!r} has {worst:.2f} dB SQNR, below the {self.min_sqnr:g} dB asked for: "
+                f"output {name!r} has {reached} dB SQNR{_in_loop(steps)}, below the {self.min_sqnr:g} dB asked for: "
                 "the model is not usable, and nothing was written"
             )
+
+
+def _in_loop(steps: int) -> str:
+    return f" after {steps} samples with its own state" if steps else ""
 
 
 class _Loss(NamedTuple):
@@ -166,7 +209,8 @@ class _Loss(NamedTuple):
             return cls(lost / _WORSE, text) if lost >= _WORSE else None
         if exact.agreement is not None and here.agreement is not None:
             lost = exact.agreement - here.agreement
-            text = f"output {exact.name!r} agrees in {here.agreement:.1%} there, in {exact.agreement:.1%} elsewhere"
+            shares = percent(here.agreement, 1), percent(exact.agreement, 1)
+            text = f"output {exact.name!r} agrees in {shares[0]}% there, in {shares[1]}% elsewhere"
             return cls(lost / _OTHER, text) if lost >= _OTHER else None
         return None
 
@@ -178,7 +222,7 @@ def _unmeasured() -> list[str]:
 def _load(model: ModelProto | Path, *, lean: bool = False, integers: bool | None = None) -> Any:
     """A session on the model."""
     try:  # of a large model the optimizer would make copies of the weights
-        return open_session(model, lean=lean, optimize=not lean, integers=integers)
+        return open_session(model, lean=lean, optimize=not lean, integers=integers, what="the quantized model")
     except Exception as error:  # onnxruntime raises several unrelated types
         hint = (
             "; it loads without onnxruntime's graph optimizations, so that one of them is at fault: leave out the node"
@@ -191,7 +235,7 @@ def _load(model: ModelProto | Path, *, lean: bool = False, integers: bool | None
 
 def _loads_plainly(model: ModelProto | Path) -> bool:
     try:
-        open_session(model, optimize=False)
+        open_session(model, optimize=False, what="the quantized model")
     except Exception:  # onnxruntime raises several unrelated types
         return False
     return True

@@ -17,6 +17,7 @@ from quark_onnx.fusions import FUSIONS, INTEGER_PRODUCTS
 from quark_onnx.graph import Graph
 from quark_onnx.graph.bodies import bodies, put_back
 from quark_onnx.report.measure import least_sqnr, measure
+from quark_onnx.steps.blocks import lower_blocks
 from quark_onnx.steps.run import Sample
 
 logger = logging.getLogger(__name__)
@@ -39,25 +40,32 @@ Place = tuple[Kind, str]
 _ATTEMPTS = 16
 
 
-def fuse(graph: Graph, samples: Sequence[Sample]) -> tuple[Graph, list[str]]:
+def fuse(graph: Graph, samples: Sequence[Sample], before: Collection[str] = frozenset()) -> tuple[Graph, list[str]]:
     """A copy of a graph with Q/DQ pairs in which operators compute on codes, and what was done, for the report.
 
     All kinds of fusion are verified together on the first samples. Only if the copy does not run there, or computes
     something else, they are added kind by kind, and the nodes, or whole kinds, that break it are left out.
+
+    Args:
+        before: nodes that touched codes before this run, as ``quantized_before`` names them; they stay as they are.
     """
-    fused, done = _fused(graph, None)
+    plain = graph.copy()
+    plain = plain if lower_blocks(plain) else graph
+    fused, done = _lowered(graph, None, before)
     if not done:
-        return graph, []
-    check = Agreement(graph, samples[:SAMPLES])
+        return plain, []
+    check = Agreement(plain, samples[:SAMPLES])
     if not check.objection(fused):
         return fused, [*_counted(done), *_slow(fused)]
     kept, notes = list[Place](), list[str]()
     for kind, names in done.items():
         places = [(kind, name) for name in names]
-        broken = _culprits(places, kept, lambda chosen: check.objection(_fused(graph, chosen)[0]), [_ATTEMPTS])
+        broken = _culprits(
+            places, kept, lambda chosen: check.objection(_lowered(graph, chosen, before)[0]), [_ATTEMPTS]
+        )
         kept += [place for place in places if place not in broken]
         notes += _left_out(kind, places, broken)
-    result, done = _fused(graph, kept) if kept else (graph, {})
+    result, done = _lowered(graph, kept, before) if kept else (plain, {})
     return result, [*_counted(done), *_slow(result), *notes]
 
 
@@ -92,16 +100,29 @@ def _left_out(kind: Kind, places: Sequence[Place], broken: dict[Place, str]) -> 
     return notes
 
 
-def _fused(graph: Graph, places: Collection[Place] | None, where: str = "") -> tuple[Graph, dict[Kind, list[str]]]:
+def _lowered(
+    graph: Graph, places: Collection[Place] | None, before: Collection[str]
+) -> tuple[Graph, dict[Kind, list[str]]]:
+    """A copy with fusions at these places, in which the blocks that no fusion took are such as onnxruntime reads."""
+    fused, done = _fused(graph, places, before)
+    if lower_blocks(fused):
+        fused.infer()
+    return fused, done
+
+
+def _fused(
+    graph: Graph, places: Collection[Place] | None, before: Collection[str], where: str = ""
+) -> tuple[Graph, dict[Kind, list[str]]]:
     """A copy with fusions at these places, None for all, in the bodies of its nodes, too; and which nodes they took.
 
     Args:
+        before: names of nodes that are left alone.
         where: goes before the names of nodes, to tell those of bodies apart.
     """
     fused, done = graph.copy(), dict[Kind, list[str]]()
     for node in reversed(list(fused.nodes)):  # a clip makes way for the operator in front of it
-        if not any(name and fused.producer(name) is node for name in node.outputs):
-            continue  # another fusion took it
+        if where + node.name in before or not any(name and fused.producer(name) is node for name in node.outputs):
+            continue  # it was there before this run, or another fusion took it
         for fusion in FUSIONS.get(node.kind, ()):
             kind, name = (fusion.__name__, node.kind), where + node.name
             if (places is None or (kind, name) in places) and fusion(fused, node):
@@ -110,7 +131,7 @@ def _fused(graph: Graph, places: Collection[Place] | None, where: str = "") -> t
     for body in list(bodies(fused)):
         inner = Graph(body.model)
         inner.reserve(fused.names)
-        inner, inside = _fused(inner, places, f"{where}{body.node.name}/{body.attribute}/")
+        inner, inside = _fused(inner, places, before, f"{where}{body.node.name}/{body.attribute}/")
         if inside:
             put_back(fused, body, inner)
             for kind, names in inside.items():
@@ -146,7 +167,7 @@ class Agreement:
     def objection(self, fused: Graph) -> str:
         """Why a graph cannot take the place of the one with pairs; empty if it can."""
         try:
-            session = open_session(fused.to_model())
+            session = open_session(fused.to_model(), what="the quantized model with operators on codes")
             worst = self._agreement(session)
         except Exception as error:  # onnxruntime raises several unrelated types
             return f"onnxruntime does not run it ({error})"

@@ -15,14 +15,18 @@ from calibrators import QParams, quantize
 from quark_onnx.config import QuantizationSpec
 from quark_onnx.dtypes import INT32, Block, Float4, Half, Integer, Scaled
 from quark_onnx.functions import DOMAIN, float4
+from quark_onnx.fusions.base import CONTRIB
 from quark_onnx.graph import Graph, Node, add_narrow
 from quark_onnx.graph.clipping import clip_bounds
+from quark_onnx.graph.moved import pair_moved
 from quark_onnx.plan import BiasOf, Entry, Keep, Plan, Quantize, Use, fused_into
 from quark_onnx.steps.apart import behind_softmax, from_readers, is_small, moves_codes
+from quark_onnx.steps.blocks import lower_blocks
 from quark_onnx.steps.opsets import newest_with_pairs
 from quark_onnx.steps.solve import Params
 
-_CONTRIB = "com.microsoft"
+#: First opsets whose DequantizeLinear has a scale for each channel, and for each block.
+_AXIS_OPSET, _BLOCK_OPSET = 13, 21
 
 
 @dataclass(frozen=True)
@@ -35,17 +39,25 @@ class _Scale:
     zero_point: str
 
 
-def insert(graph: Graph, plan: Plan, params: Params, *, vendor: bool = False) -> Graph:
+def insert(graph: Graph, plan: Plan, params: Params, *, vendor: bool = False, lower: bool = True) -> Graph:
     """A copy of ``graph`` in which every planned tensor passes through a Q/DQ pair or is stored quantized.
 
     An activation gets one pair, which everybody reads; a reader with an entry of its own gets a second pair behind it.
     A graph output keeps its name. A Relu or Clip that saturation makes superfluous is dropped.
+
     Args:
+        graph: the float graph.
+        plan: what becomes of its tensors.
+        params: the scales.
         vendor: write all pairs as operators of that domain, instead of those of ONNX where it has them.
+        lower: write weights in blocks so that onnxruntime reads them at any opset; without it they are left in a form
+            that only ``fuse`` understands.
     """
     writer = _Writer(graph, plan, params, vendor=vendor)
     writer.drop_clipping()
     writer.write_all()
+    if lower:
+        lower_blocks(writer.graph)
     writer.graph.drop_unused()
     return writer.graph
 
@@ -69,6 +81,7 @@ class _Writer:
         self.params = params
         self._scales: dict[Use, _Scale] = {}
         self._shared: dict[str, str] = {}
+        self._dynamics: dict[str, str] = {}
         self._nodes = {node.name: node for node in self.graph.nodes}
 
     def write_all(self) -> None:
@@ -78,6 +91,7 @@ class _Writer:
             own.setdefault(use.tensor, []).append(use)
         for tensor, uses in own.items():
             self._write(tensor, sorted(uses, key=lambda use: use.node is not None))
+        pair_moved(self.graph)
 
     def drop_clipping(self) -> None:
         """Drop each Relu and Clip whose bounds are the ends of the grid by which everybody reads its result."""
@@ -133,7 +147,7 @@ class _Writer:
         if isinstance(entry, Quantize) and isinstance(entry.spec.dtype, Block):
             return self._block(source, use, entry.spec.dtype, entry.axis, result)
         if isinstance(entry, Quantize) and entry.spec.dynamic:
-            return self._dynamic(source, use, result)
+            return self._dynamic(source)
         if constant:
             return self._constant(use.tensor, use, root)
         return self._pair(source, use, self._scale(root), result)
@@ -178,14 +192,15 @@ class _Writer:
         self.graph.add("Min", [source, greatest], [result], name=f"{result}_Min")
         return result
 
-    def _dynamic(self, source: str, use: Use, result: str) -> str:
-        """Let the model compute the scale itself; the name of what DQ computes, ``result`` if it is given."""
-        stem = use_name(use)
-        parts = [self.graph.fresh(f"{stem}_{part}") for part in ("quantized", "scale", "zero_point")]
-        result = result or self.graph.fresh(f"{stem}_dequantized")
-        self.graph.add("DynamicQuantizeLinear", [source], parts, name=f"{stem}_DynamicQuantizeLinear")
-        self.graph.add("DequantizeLinear", parts, [result], name=f"{stem}_DequantizeLinear")
-        return result
+    def _dynamic(self, source: str) -> str:
+        """Compute scale and codes of a tensor at each run, once for all who read them; the name of what DQ computes."""
+        if source not in self._dynamics:
+            parts = [self.graph.fresh(f"{source}_{part}") for part in ("quantized", "scale", "zero_point")]
+            result = self.graph.fresh(f"{source}_dequantized")
+            self.graph.add("DynamicQuantizeLinear", [source], parts, name=f"{source}_DynamicQuantizeLinear")
+            self.graph.add("DequantizeLinear", parts, [result], name=f"{source}_DequantizeLinear")
+            self._dynamics[source] = result
+        return self._dynamics[source]
 
     def _cast(self, source: str, use: Use, spec: QuantizationSpec, result: str, constant: bool) -> str:
         """Cast a tensor to 16 bits and back; a constant is stored in 16 bits."""
@@ -283,8 +298,8 @@ class _Writer:
             attributes.setdefault("axis", 0)  # onnx's evaluator does not know the default of a function's attribute
         elif not known or (self.vendor and not params.block_size and dtype.bits >= 8 and isinstance(dtype, Integer)):
             op_type, domain = f"Extended{op_type}", DOMAIN
-        elif not max(dtype.min_opset, 13 if params.axis is not None else 0) <= self.graph.opset <= newest_with_pairs():
-            domain = _CONTRIB
+        elif not _least_opset(dtype, params) <= self.graph.opset <= newest_with_pairs():
+            domain = CONTRIB
         if domain:
             self.graph.import_domain(domain)
         self.graph.add(op_type, inputs, [output], name=f"{use_name(use)}_{op_type}", domain=domain, **attributes)
@@ -305,6 +320,13 @@ class _LiveWriter(_Writer):
         if root not in self.names:
             return super()._constant(tensor, use, root)
         return self._pair(tensor, use, self._scale(root))
+
+
+def _least_opset(dtype: Scaled, params: QParams) -> int:
+    """First opset whose DequantizeLinear reads such codes."""
+    if params.block_size:
+        return max(dtype.min_opset, _BLOCK_OPSET)
+    return dtype.min_opset if params.axis is None else max(dtype.min_opset, _AXIS_OPSET)
 
 
 def _ends(dtype: Half) -> tuple[tuple[str, float], tuple[str, float]]:

@@ -11,11 +11,13 @@ from calibrators import Statistic
 from calibrators.control import Control, Scope
 from quark_onnx.config import Override, QConfig
 from quark_onnx.dtypes import BODY_OPSET
-from quark_onnx.graph import Graph, Node
+from quark_onnx.graph import Graph, Node, ShapeArithmetic, overridable
 from quark_onnx.graph.bodies import Body, bodies
-from quark_onnx.plan import EXCLUDED, Keep, Plan, Quantize, Use, select
+from quark_onnx.graph.states import State, states
+from quark_onnx.plan import EXCLUDED, OVERRIDABLE, Keep, Plan, Quantize, Use, select
 from quark_onnx.steps.make_plan import make_plan
 from quark_onnx.steps.opsets import contributed
+from quark_onnx.steps.states import inner_states
 
 _CONTROL = frozenset({"If", "Loop", "Scan"})
 #: Before this opset a Scan ran over batches.
@@ -49,13 +51,24 @@ class Inside:
     ranges: dict[Use, Statistic] = field(default_factory=dict)
 
 
-def plan_insides(graph: Graph, config: QConfig) -> list[Inside]:
+def plan_insides(
+    graph: Graph,
+    config: QConfig,
+    shapes: ShapeArithmetic | None = None,
+    recurrent: Sequence[State] | None = None,
+) -> list[Inside]:
     """Plans of the bodies of a graph's nodes; what cannot be measured is planned without activations that have to be.
 
     What a body hands out keeps its value: what reads it outside decides.
+
+    Args:
+        shapes: which tensors are shape arithmetic; None to find out, which is right for a graph that is no body.
+        recurrent: states that run from step to step; None for those that the graph's interface tells of.
     """
     if not any(node.has_subgraph for node in graph.nodes):
         return []
+    shapes = shapes or ShapeArithmetic.of(graph)
+    outer = states(graph) if recurrent is None else recurrent
     chosen, found = select(graph, config.with_(keep_existing=True), strict=False), list[Inside]()
     for body in bodies(graph):
         if body.node.kind not in _CONTROL or chosen[body.node].keep == EXCLUDED:
@@ -64,13 +77,17 @@ def plan_insides(graph: Graph, config: QConfig) -> list[Inside]:
         own = config if played else _unmeasured(config)
         inner = Graph(body.model)
         inner.reserve(graph.names)
-        plan = make_plan(inner, own.with_(keep_existing=True), strict=False)
+        known = shapes.inside(body)
+        carried = inner_states(graph, outer, body)
+        plan = make_plan(inner, own.with_(keep_existing=True), strict=False, shapes=known, recurrent=carried)
         if config.safe:
             _spare_carried(plan, body)
+        for name in body.borrowed.intersection(overridable(graph)):
+            plan.keep(name, OVERRIDABLE)
         for value in inner.outputs:
             if Use(value.name) in plan.entries:
                 plan.entries[Use(value.name)] = Keep("a body hands it out")
-        found.append(Inside(body, inner, plan, plan_insides(inner, own), played))
+        found.append(Inside(body, inner, plan, plan_insides(inner, own, known, carried), played))
     return found
 
 

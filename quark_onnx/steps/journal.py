@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from calibrators.scratch import sweep_files, written
 from quark_onnx.errors import ConfigError
 from quark_onnx.optimizers import LayerOptimizer, Samples
 from quark_onnx.optimizers.problem import LayerResult, Problem, Solution
@@ -36,6 +36,7 @@ def check_folder(folder: Path | None) -> None:
         return
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        sweep_files(folder)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
@@ -105,9 +106,8 @@ class Journal:
         if self._folder is None:
             return
         path = self._folder / f"{key}.npz"
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
         try:
-            with temporary.open("wb") as file:
+            with written(path) as file:
                 np.savez(
                     file,
                     weight=solution.weight,
@@ -115,12 +115,8 @@ class Journal:
                     factor=solution.factors,
                     result=json.dumps(asdict(result)),
                 )
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
         except OSError as error:  # hours of work are not to be lost for want of a place to note them
             logger.warning("resume: %s could not be kept in %s: %s", result.name, self._folder, error)
-            temporary.unlink(missing_ok=True)
 
 
 def sample_key(sample: Mapping[str, Any], before: str = "") -> str:

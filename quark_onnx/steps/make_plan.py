@@ -2,34 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-
-import onnx
 
 import quark_onnx.rules
 import quark_onnx.targets  # noqa: F401  (importing registers rules and targets)
 from quark_onnx.config import QConfig
-from quark_onnx.errors import ModelError
-from quark_onnx.graph import Graph, Node
-from quark_onnx.plan import BiasOf, Keep, Plan, Quantize, SameAs, Use, select
+from quark_onnx.graph import Graph, ShapeArithmetic, overridable
+from quark_onnx.graph.states import State, states
+from quark_onnx.plan import OVERRIDABLE, BiasOf, Keep, Plan, Quantize, SameAs, Use, select
 from quark_onnx.registry import RULES, TARGETS
 from quark_onnx.rules.passthrough import HANDING_ON, REARRANGING
+from quark_onnx.steps.states import spare_states
 
 
-def make_plan(graph: Graph, config: QConfig, *, strict: bool = True) -> Plan:
-    """The plan of a graph, before anything was measured; ``strict``: every pattern of the config has to match."""
+def make_plan(
+    graph: Graph,
+    config: QConfig,
+    *,
+    strict: bool = True,
+    shapes: ShapeArithmetic | None = None,
+    recurrent: Sequence[State] | None = None,
+) -> Plan:
+    """The plan of a graph, before anything was measured.
+
+    Args:
+        strict: every pattern of the config has to match.
+        shapes: which tensors are shape arithmetic; None to find out, which is right for a graph that is no body.
+        recurrent: states that run from step to step; None for those that the graph's interface tells of.
+    """
     aligns = bool(config.target) and TARGETS[config.target].integer_engine
     specs = select(graph, config, strict=strict)
-    plan = Plan(graph, specs, safe=config.safe, fuses=config.form == "operators", aligns=aligns)
+    plan = Plan(graph, specs, safe=config.safe, fuses=config.form == "operators", aligns=aligns, shapes=shapes)
+    for name in overridable(graph):
+        plan.keep(name, OVERRIDABLE)
+    if config.safe and not config.target:
+        spare_states(plan, states(graph) if recurrent is None else recurrent)
     for node in graph.nodes:
         rule = RULES.get(node.kind)
-        _check_arity(node, graph.opset)
         if plan.specs[node].keep:
             plan.keep_node(node, plan.specs[node].keep)
         elif node.float_reason and not plan.rounds_results(node):
             plan.keep_node(node, node.float_reason)
         elif rule is None:
             plan.keep_node(node, "there is no rule for this operator")
+        elif why := plan.shapes.computed_by(node):
+            plan.keep_node(node, why)
         else:
             rule(node, plan)
     _hand_on(plan)
@@ -39,26 +57,8 @@ def make_plan(graph: Graph, config: QConfig, *, strict: bool = True) -> Plan:
         plan.entries.update(floats)
     _lift(plan)
     _spare_float_readers(plan)
+    _spare_shapes(plan)
     return plan
-
-
-def _check_arity(node: Node, opset: int) -> None:
-    """Rules read a node's required inputs and outputs without asking whether they are there."""
-    if node.domain or not onnx.defs.has(node.op_type):
-        return
-    try:
-        schema = onnx.defs.get_schema(node.op_type, opset)
-    except onnx.defs.SchemaError:
-        return  # the operator is newer than the model's opset: onnxruntime will say so
-    for what, names, formal in (("inputs", node.inputs, schema.inputs), ("outputs", node.outputs, schema.outputs)):
-        needed = [
-            place for place, p in enumerate(formal) if p.option == onnx.defs.OpSchema.FormalParameterOption.Single
-        ]
-        if any(place >= len(names) or not names[place] for place in needed):
-            found = f"{what} {list(names)}" if any(names) else f"no {what}"
-            raise ModelError(
-                f"node {node.name!r} ({node.op_type}) has {found}; it needs {[formal[place].name for place in needed]}"
-            )
 
 
 def _hand_on(plan: Plan) -> None:
@@ -105,3 +105,10 @@ def _spare_float_readers(plan: Plan) -> None:
         for reader in plan.graph.consumers(use.tensor):
             if reader.name in plan.kept:
                 plan.entries[Use(use.tensor, reader.name)] = Keep("its reader is a float node and so is its producer")
+
+
+def _spare_shapes(plan: Plan) -> None:
+    """What computes a shape, or is read as one, reads constants and pixels unrounded that others read rounded."""
+    for node in plan.graph.nodes:
+        for tensor, reason in plan.shapes.exact_inputs(node, plan.graph.opset).items():
+            plan.keep_exact(node, tensor, reason)

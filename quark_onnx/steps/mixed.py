@@ -143,7 +143,7 @@ class _Search:
         """The goal where one node alone is quantized; of weights, where its weight alone is."""
         config = self._config.with_(nodes=(name,))
         config = config.with_(activation=None) if self._settings.of_weights else config
-        return self._measured(make_plan(self._graph, config, strict=False))
+        return self._measured(self._plan_of(config))
 
     def _raisable(self, node: Node) -> bool:
         """Whether a node has something to be raised."""
@@ -156,8 +156,11 @@ class _Search:
     def _goal(self, names: tuple[str, ...]) -> float:
         """The goal where these nodes are raised."""
         if names not in self._goals:
-            self._goals[names] = self._measured(make_plan(self._graph, self._with(names), strict=False))
+            self._goals[names] = self._measured(self._plan_of(self._with(names)))
         return self._goals[names]
+
+    def _plan_of(self, config: QConfig) -> Plan:
+        return make_plan(self._graph, config, strict=False, shapes=self._plans[0].shapes)
 
     def _measured(self, plan: Plan) -> float:
         model = self._built(plan)
@@ -212,7 +215,7 @@ class _Search:
                 continue
             key = (Use(use.tensor), entry)
             if key not in self._solved:
-                single = Plan(self._graph, plan.specs)
+                single = Plan(self._graph, plan.specs, shapes=plan.shapes)
                 single.entries[use] = entry
                 self._solved[key] = solve(self._graph, single, {use: ranges[use]} if use in ranges else {})
                 self._solved[key].table = {Use(use.tensor): each for each in self._solved[key].table.values()}

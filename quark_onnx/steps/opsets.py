@@ -12,8 +12,8 @@ from quark_onnx.config import QConfig
 from quark_onnx.dtypes import BODY_OPSET, Integer
 from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.graph import Graph
-from quark_onnx.passes import at_opset, raise_opset
-from quark_onnx.plan import Plan, Quantize
+from quark_onnx.passes import at_opset, raise_opset, to_opset
+from quark_onnx.plan import Plan, Quantize, Use
 from quark_onnx.registry import TARGETS
 from quark_onnx.steps.prepare import unchanged
 from quark_onnx.steps.run import Reference, Sample
@@ -104,7 +104,7 @@ def raise_opset_for(
     wanted = [*quantized, *inside]
     needed = max(ROUND_OPSET, vendor, *(entry.min_opset for entry in wanted)) if wanted else 0
     before, limit = graph.opset, config.max_opset or needed
-    if config.target and not config.max_opset and all(map(contributed, wanted)):
+    if config.target and not config.max_opset and all(contributed(e) and not e.spec.block_size for e in wanted):
         limit = min(needed, max(before, TARGETS[config.target].opset))
     if needed > limit:
         for entry in wanted:
@@ -115,6 +115,7 @@ def raise_opset_for(
                 )
         needed = max(opset for opset in (ROUND_OPSET, vendor, *(e.min_opset for e in wanted)) if opset <= limit)
     if before >= needed:
+        _check_not_beyond(graph, plan, vendor=config.form == "vendor")
         return graph, []
     raised = graph
     for opset in sorted({needed, ROUND_OPSET, _CODES_OPSET, *(e.min_opset for e in wanted)}, reverse=True):
@@ -122,16 +123,11 @@ def raise_opset_for(
         if candidate is not None:
             raised = candidate
             break
-    for entry in quantized:
-        if entry.min_opset > raised.opset and not contributed(entry):
-            raise ModelError(
-                f"{entry.spec.dtype.name} needs opset {entry.min_opset}, and the model's opset {before} cannot be "
-                f"raised to {needed}; export the model at that opset, or choose another format"
-            )
+    _check_reach(graph, plan, raised.opset, needed)
     notes = [f"opset raised from {before} to {raised.opset}"] if raised is not graph else []
     if any(entry.min_opset > raised.opset for entry in quantized):
         low = f"opset {before} could not be raised to {needed}"
-        notes.append(f"{low}: Q/DQ nodes that it lacks use the com.microsoft domain")
+        notes.append(f"{low}: operators that it lacks are those of the com.microsoft domain")
     return raised, notes
 
 
@@ -148,7 +144,54 @@ def _raised(graph: Graph, opset: int, reference: Reference, sample: Sample | Non
     return candidate if same else None
 
 
+def _check_not_beyond(graph: Graph, plan: Plan, *, vendor: bool) -> None:
+    """Raise an error for a format that only standard Q/DQ nodes write, at an opset of which onnxruntime has none."""
+    newest = newest_with_pairs()
+    if graph.opset <= newest:
+        return
+    for use, entry in plan.entries.items():
+        if not isinstance(entry, Quantize) or not entry.spec.dtype.scaled or entry.spec.dynamic:
+            continue
+        if vendor or not contributed(entry):
+            raise ModelError(
+                f"{entry.spec.dtype.name} needs Q/DQ nodes, which onnxruntime has up to opset {newest}, and the model's "
+                f"opset {graph.opset} cannot be lowered without changing its outputs; export the model at opset "
+                f"{newest}, or choose another format. {_wanting(graph, use)}"
+            )
+
+
+def _check_reach(graph: Graph, plan: Plan, reached: int, needed: int) -> None:
+    """Raise an error that names a node and the obstacle if the opset that a graph can have does not do for a plan."""
+    for use, entry in plan.entries.items():
+        if isinstance(entry, Quantize) and entry.min_opset > reached and not contributed(entry):
+            raise ModelError(
+                f"{entry.spec.dtype.name} needs opset {entry.min_opset}, and the model's opset {graph.opset} cannot be "
+                f"raised to {needed}; export the model at that opset, or choose another format. "
+                f"{_wanting(graph, use)}; {_obstacle(graph, entry.min_opset)}"
+            )
+
+
+def _wanting(graph: Graph, use: Use) -> str:
+    """Name the first node that a tensor is quantized for."""
+    readers = [node for node in graph.consumers(use.tensor) if use.node in (None, node.name)]
+    named = f"Node {readers[0].name!r} ({readers[0].op_type}) reads" if readers else "The model hands out"
+    return f"{named} {use.tensor!r}, which is to have that format"
+
+
+def _obstacle(graph: Graph, opset: int) -> str:
+    """Say why a graph cannot be raised to an opset."""
+    try:
+        to_opset(graph.to_model(), opset)
+    except ModelError as error:
+        return str(error)
+    for first, changed in _CHANGED.items():
+        for node in graph.nodes:
+            if node.kind in changed and graph.opset < first <= opset:
+                return f"node {node.name!r} ({node.op_type}) means something else from opset {first} on"
+    return f"at opset {opset} the model computes something else"
+
+
 def contributed(entry: Quantize) -> bool:
     """Whether the com.microsoft domain can write it."""
     spec = entry.spec
-    return isinstance(spec.dtype, Integer) and spec.dtype.bits >= 4 and not spec.block_size and not spec.dynamic
+    return isinstance(spec.dtype, Integer) and spec.dtype.bits >= 4 and not spec.dynamic

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from quark_onnx.config import QConfig
 from quark_onnx.errors import QuarkError
 from quark_onnx.graph import Graph
+from quark_onnx.graph.bodies import in_bodies
 from quark_onnx.passes import CLEANING, LEGALIZING, Pass
 from quark_onnx.steps.run import Reference, Sample, agree, run
 
@@ -61,7 +62,7 @@ def clean(graph: Graph, passes: Sequence[Pass]) -> tuple[Graph, list[str]]:
     result, notes = graph.copy(), list[str]()
     for single in passes:
         try:
-            count = single(result)
+            count = _everywhere(result, single) if single in CLEANING else single(result)
         except Exception as error:  # a defect of a pass must not cost the user the model
             logger.warning("pass %s failed (%s); it was left out", single.__name__, error)
             result, notes = clean(graph, [other for other in passes if other is not single])
@@ -71,6 +72,19 @@ def clean(graph: Graph, passes: Sequence[Pass]) -> tuple[Graph, list[str]]:
             result.infer()
             notes.append(f"{single.__name__}: {count}")
     return result, notes
+
+
+def _everywhere(graph: Graph, single: Pass) -> int:
+    """Run a pass on a graph and on the bodies of its nodes, however deep; return how many places it rewrote."""
+    return single(graph) + in_bodies(graph, lambda body: _cleaned(body, single))
+
+
+def _cleaned(body: Graph, single: Pass) -> int:
+    count = _everywhere(body, single)
+    if count:
+        body.drop_unused()
+        body.infer()
+    return count
 
 
 def unchanged(graph: Graph, sample: Sample, expected: dict[str, object]) -> bool:

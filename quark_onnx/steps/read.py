@@ -43,7 +43,7 @@ def reader_for(graph: Graph, data: Any, config: QConfig | None = None) -> Reader
         if isinstance(data, Reader):
             return data
         opening = data if isinstance(data, partial) else partial(open_reader, data)
-        return opening(input_specs(graph, config))
+        return opening(input_specs(graph, config), constants=frozenset(graph.initializers))
 
 
 def first_sample(reader: Reader) -> Sample:

@@ -13,6 +13,7 @@ from zlib import crc32
 
 import numpy as np
 
+from quark_onnx.errors import ModelError
 from quark_onnx.graph import Graph
 from quark_onnx.kernels.lattice import Lattice
 from quark_onnx.kernels.threads import one_thread
@@ -79,6 +80,10 @@ def refine(
     try:
         with one_thread(), Progress(show, len(places), "optimizing layers", "layer") as bar:
             for done, place in enumerate(places, 1):
+                if run.selects_others(place):
+                    result.notes.append(f"not optimized: {place.node.name}: the data decides which rows it reads")
+                    bar.update(done)
+                    continue
                 result.layers.append(run.optimize(place, optimizers))
                 if not result.layers[-1].changed:
                     result.notes.append(f"not optimized: {place.node.name}: the data has too few rows for it")
@@ -111,6 +116,17 @@ class _Run:
     def _lattice(self, place: Place) -> Lattice:
         return lattice_of(self._float, self._plan, self._params, place)
 
+    def selects_others(self, place: Place) -> bool:
+        """Whether a layer reads other rows than in the float model, as the data decides how many there are."""
+        source = place.node.input(0)
+        if not self._plan.shapes.sized_by_data(source):
+            return False
+        floating, quantized = self._walks
+        own = kept(quantized, self._nodes[place.node.name].input(0))
+        floating.reach(source)
+        quantized.reach(own.name)
+        return floating.shapes(source) != quantized.shapes(own.name)
+
     def optimize(self, place: Place, optimizers: Sequence[LayerOptimizer]) -> LayerResult:
         """Choose and store the codes and the bias of one layer."""
         floating, quantized = self._walks
@@ -123,7 +139,14 @@ class _Run:
         seed = crc32(place.node.name.encode())
         bias_lattice = bias_lattice_of(self._float, self._plan, self._params, place)
         free = scalable(self._plan, self._params, place)
-        problem = gatherer.problem(self._lattice(place), bias_lattice, free, seed)
+        try:
+            problem = gatherer.problem(self._lattice(place), bias_lattice, free, seed)
+        except (IndexError, ValueError) as error:
+            read, made = quantized.shapes(source.name)[0], floating.shapes(place.result)[0]
+            raise ModelError(
+                f"layer {place.node.name!r} reads a tensor of shape {read} in the quantized model, which does not make"
+                f" its result of shape {made} in the float model: {error}"
+            ) from error
         key = self._journal.key(problem)
         found = self._journal.find(key, problem)
         if found is None:

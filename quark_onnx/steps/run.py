@@ -25,16 +25,19 @@ TOLERANCE = 1e-4
 class Reference:
     """The float model as it came, which everything is compared with; its session is opened once."""
 
-    def __init__(self, model: ModelProto, path: Path | None = None, *, optimize: bool = True) -> None:
-        """``path`` is the file that ``model`` was read from, if it was; ``optimize`` as for ``open_session``."""
+    def __init__(
+        self, model: ModelProto, path: Path | None = None, *, optimize: bool = True, what: str = "the float model"
+    ) -> None:
+        """``path`` is the file that ``model`` was read from, if it was; the others are as for ``open_session``."""
         self.model = model
         self._path = path
         self._optimize = optimize
+        self._what = what
 
     @cached_property
     def session(self) -> Any:
         lean = any(map(is_stored, self.model.graph.initializer))
-        return _open(self._path or self.model, self.model, lean=lean, optimize=self._optimize)
+        return _open(self._path or self.model, self.model, self._what, lean=lean, optimize=self._optimize)
 
     def outputs(self, sample: Sample) -> dict[str, Any]:
         """What it computes on a sample, by name.
@@ -56,13 +59,13 @@ def run(model: ModelProto, sample: Sample) -> dict[str, Any]:
     Raises:
         ModelError: onnxruntime cannot load or run the model.
     """
-    return _run(_open(model, model), sample)
+    return _run(_open(model, model, "a rewritten model"), sample)
 
 
-def _open(source: ModelProto | Path, model: ModelProto, *, lean: bool = False, optimize: bool = True) -> Any:
+def _open(source: ModelProto | Path, model: ModelProto, what: str, *, lean: bool = False, optimize: bool = True) -> Any:
     whole = with_bodies(model)
     try:
-        return open_session(source if whole is model else whole, lean=lean, optimize=optimize)
+        return open_session(source if whole is model else whole, lean=lean, optimize=optimize, what=what)
     except Exception as error:  # onnxruntime raises several unrelated types
         named = {
             node.op_type: node for node in reversed(model.graph.node) if f"{node.domain}:{node.op_type}(" in str(error)

@@ -73,8 +73,8 @@ def search(
     def noise_of(scales: Scales, best: list[float]) -> list[float]:
         return probe.noise({names[use]: scales[use] for use in fed}, best)
 
-    scales, best = dict(start), noise_of(start, [])
     with probe, Progress(show, len(movable), "searching scales", "scale") as progress:
+        scales, best = dict(start), noise_of(start, [])
         for done, use in enumerate(movable):
             if probe.freeze({names[each]: scales[each] for each in fed}, [names[each] for each in movable[done:]]):
                 best = noise_of(scales, [])

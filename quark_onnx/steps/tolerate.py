@@ -7,8 +7,9 @@ from collections.abc import Collection
 from onnx import TensorProto
 
 from calibrators.data import Allowed
+from quark_onnx.dtypes import BFLOAT16
 from quark_onnx.graph import Graph
-from quark_onnx.plan import Plan, Quantize
+from quark_onnx.plan import Entry, Plan, Quantize
 from quark_onnx.rules import WEIGHTED
 
 _FLOATS = frozenset(
@@ -26,18 +27,24 @@ def tolerated(graph: Graph, plan: Plan) -> dict[str, Allowed]:
 
     NaN or infinity in a sample is an error, because it spoils the range of whatever is computed from it, except that
 
-    - an input that no quantized tensor depends on may hold anything: what IsNaN looks for, a tree's missing features
+    - an input that no quantized tensor depends on may hold anything: what IsNaN looks for, a tree's missing features,
+      and what a bfloat16 activation represents, which has neither a range nor, unlike our float16, saturation
     - an additive mask may hold minus infinity, "never": it ends in a softmax before any layer multiplies it. Tensors on
       the way, of which infinity shows when they are measured, stay float.
     """
-    quantized = {use.tensor for use, entry in plan.entries.items() if isinstance(entry, Quantize)}
+    finite = {use.tensor for use, entry in plan.entries.items() if _is_spoiled(entry)}
     result: dict[str, Allowed] = {}
     for value in graph.inputs:
-        if not quantized & _depending(graph, value.name, ()):
+        if not finite & _depending(graph, value.name, ()):
             result[value.name] = "anything"
         elif _is_mask(graph, value.name):
             result[value.name] = "-inf"
     return result
+
+
+def _is_spoiled(entry: Entry) -> bool:
+    """Return whether NaN or infinity in a tensor spoils its scale or the exponent of its blocks, or saturates."""
+    return isinstance(entry, Quantize) and entry.spec.dtype is not BFLOAT16
 
 
 def _is_mask(graph: Graph, tensor: str) -> bool:

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from types import TracebackType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, ValueInfoProto
 
+from calibrators.interrupt import Lanes
 from calibrators.session import open_session
-from quark_onnx.graph import Graph, Node
+from quark_onnx.graph import Graph, Node, ShapeArithmetic
 from quark_onnx.graph.node import QUANTIZE
 from quark_onnx.graph.segment import segment
 from quark_onnx.graph.walk import reach
+from quark_onnx.report.shapes import other_shape
 from quark_onnx.steps.run import Sample
 
 #: A sample counts as right from this share of noise on: no single good sample outweighs the others.
@@ -75,8 +77,9 @@ class Probe:
 
     def __init__(self, graph: Graph, live: Graph, samples: Sequence[Sample]) -> None:
         judged = _parts(graph)
-        session = open_session(_with_outputs(graph, [tensor for tensor, _ in judged]))
-        self._live = live
+        session = open_session(_with_outputs(graph, [tensor for tensor, _ in judged]), what="the float model")
+        self._live, self._shapes = live, ShapeArithmetic.of(graph)
+        self._names = [tensor for tensor, _ in judged]
         self._judged = [_as_read(live, tensor, reader) for tensor, reader in judged]
         read = list(dict.fromkeys(self._judged))
         whole = _open(_with_outputs(live, read))
@@ -89,7 +92,7 @@ class Probe:
             values = session.run(None, dict(sample))
             self._references.append([(place, v.astype(np.float64)) for place, v in enumerate(values) if _measurable(v)])
         self.usable = all(self._references)
-        self._pool, self._pays = ThreadPoolExecutor(_AT_ONCE), True
+        self._pool, self._pays = Lanes(_AT_ONCE), True
 
     @property
     def nodes(self) -> list[Node]:
@@ -163,6 +166,9 @@ class Probe:
         """For each sample, the mean over outputs of the logarithm of noise over signal.
 
         Fewer samples where the first few are worse than ``best``, what was found before: nothing more can come of that.
+
+        Raises:
+            ModelError: an output has another shape than in the float model.
         """
         found = list[float]()
         stage = self._stage if self._stage.holds(scales) else self._whole
@@ -176,20 +182,33 @@ class Probe:
     def _one(self, stage: _Stage, scales: Scales, place: int) -> float:
         values, shares = stage.run(scales, place), []
         for output, reference in self._references[place]:
-            error = np.square(values[self._judged[output]] - reference).sum() / np.square(reference).sum()
+            value = values[self._judged[output]]
+            if value.shape != reference.shape:
+                self._require_sized_by_data(self._names[output], reference.shape, value.shape)
+                shares.append(np.log(1 + _FLOOR))  # as if nothing of the signal was left
+                continue
+            error = np.square(value - reference).sum() / np.square(reference).sum()
             shares.append(np.log(error + _FLOOR) if np.isfinite(error) else np.inf)
         return float(np.mean(shares))
+
+    def _require_sized_by_data(self, tensor: str, reference: tuple[int, ...], found: tuple[int, ...]) -> None:
+        """Raise an error unless values of a signal decide the shape of a tensor."""
+        if not self._shapes.sized_by_data(tensor):
+            what = "output" if self._live.is_output(tensor) else "tensor"
+            raise other_shape(f"{what} {tensor!r}", str(reference), str(found))
 
     def __enter__(self) -> Probe:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self._pool.shutdown()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pool.__exit__(kind, error, trace)
 
 
 def _open(model: ModelProto) -> Any:
     """A session with one thread, as several samples run side by side, in which biases are rounded."""
-    return open_session(model, threads=1)
+    return open_session(model, threads=1, what="the quantized model with its scales as inputs")
 
 
 def _kinds(values: Mapping[str, Any]) -> tuple[dict[str, tuple[object, int]], dict[str, tuple[int, ...]]]:

@@ -15,6 +15,7 @@ from calibrators.session import open_session
 from quark_onnx.graph import Graph
 from quark_onnx.plan import Entry, Plan, Use
 from quark_onnx.report.measure import least_sqnr, measure
+from quark_onnx.report.shapes import require_same_shapes
 from quark_onnx.steps.bodies import define_functions
 from quark_onnx.steps.insert import insert
 from quark_onnx.steps.run import Sample
@@ -55,6 +56,9 @@ def worst_sqnr(graph: Graph, plan: Plan, params: Params, floating: Any, samples:
         graph: with scales for all that is planned, biases included.
         floating: a session on the float model.
         samples: what both are run on.
+
+    Raises:
+        ModelError: an output has another shape than in the float model.
     """
     if not samples:
         return None
@@ -67,4 +71,5 @@ def worst_sqnr(graph: Graph, plan: Plan, params: Params, floating: Any, samples:
     except Exception as error:  # what is wrong with it is said of the model that is handed out
         logger.debug("what optimizers are worth cannot be told: %s", error)
         return None
+    require_same_shapes(errors, plan.shapes.sized_by_data)
     return least_sqnr(errors, None)

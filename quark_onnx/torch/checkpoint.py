@@ -12,6 +12,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from calibrators.limits import read_text
 from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.torch.tensor_file import TensorFile
 
@@ -230,7 +231,7 @@ def read_json(file: Path) -> dict[str, Any]:
         ModelError: it is not there, or is none.
     """
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = json.loads(read_text(file))
     except FileNotFoundError as error:
         raise ModelError(f"{file.parent} has no {file.name}") from error
     except OSError as error:

@@ -135,7 +135,7 @@ class TorchConfig:
 
     def spec_of(self, name: str, kind: str) -> LayerSpec | None:
         """How the layer of this name and class is quantized; None if it stays float."""
-        if self._excludes(name):
+        if self.excludes(name):
             return None
         found = self._own_spec(name, kind)
         if found is None:
@@ -162,9 +162,10 @@ class TorchConfig:
 
     def own_spec(self, name: str, kind: str) -> LayerSpec | None:
         """How the layer of this name and class is quantized, but for what is rounded for attention."""
-        return None if self._excludes(name) else self._own_spec(name, kind)
+        return None if self.excludes(name) else self._own_spec(name, kind)
 
-    def _excludes(self, name: str) -> bool:
+    def excludes(self, name: str) -> bool:
+        """Return whether a glob of ``exclude`` matches a name."""
         return any(fnmatchcase(name, glob) for glob in self.exclude)
 
     def _own_spec(self, name: str, kind: str) -> LayerSpec | None:
@@ -191,7 +192,7 @@ class TorchConfig:
                 raise ConfigError(
                     f"{where} names {glob!r}, but no layer of the model is called so{nearest(last, ends)}"
                 )
-            if where in ("kv_cache", "attention") and all(map(self._excludes, found)):
+            if where in ("kv_cache", "attention") and all(map(self.excludes, found)):
                 raise ConfigError(f"{where} names {glob!r}, but these layers are excluded; exclude less, or no {where}")
             if where == "kv_cache" and self.kv_cache and self.kv_cache.where == "rope":
                 for name in (name for name in found if _side(name) not in ("k", "v")):

@@ -6,6 +6,7 @@ have a layer for each expert: ``experts.0.gate_proj`` and so on.
 
 from __future__ import annotations
 
+import copy
 from inspect import signature
 from typing import Any
 
@@ -83,24 +84,87 @@ class Experts(nn.Module):
         return self._activation(both)
 
 
+class ParallelExperts(nn.Module):
+    """One linear layer of each expert, as children "0", "1" and so on, for tokens that are sorted by expert (JetMoE).
+
+    Args:
+        stacked: a module with a ``weight`` of shape (experts, outputs, inputs).
+    """
+
+    def __init__(self, stacked: Any) -> None:
+        super().__init__()
+        self.num_experts = len(stacked.weight)
+        for index, weight in enumerate(stacked.weight.detach()):
+            self.add_module(str(index), _linear(weight, None))
+
+    def forward(self, inputs: Any, expert_size: Any) -> Any:
+        """Return what each expert computes of its tokens.
+
+        Args:
+            inputs: (tokens, inputs), those of the first expert first.
+            expert_size: how many tokens each expert has, a list.
+        """
+        parts = inputs.split(expert_size)
+        return torch.cat([self.get_submodule(str(index))(part) for index, part in enumerate(parts)])
+
+
+#: The modules that stacks of experts become.
+UNFUSED = (Experts, ParallelExperts)
+
+
 def unfuse_experts(model: Any) -> int:
     """Take the stacked experts of a model apart, in place, without a copy of weights where they lie side by side.
 
     Returns:
         How many modules there were.
     """
-    found = [(name, module) for name, module in model.named_modules() if _is_stacked(module)]
-    for name, module in found:
-        set_module(model, name, Experts(module))
-    return len(found)
+    made = dict[str, Any]()
+    for name, module in model.named_modules():
+        if _is_stacked(module):
+            made[name] = Experts(module)
+        elif _is_parallel(module):
+            made[name] = ParallelExperts(module)
+    for name, module in made.items():
+        set_module(model, name, module)
+    return len(made)
+
+
+#: Parameters of stacks that ``Experts`` takes apart.
+_STACKED = {"gate_up_proj", "up_proj", "down_proj", "gate_up_proj_bias", "up_proj_bias", "down_proj_bias"}
 
 
 def _is_stacked(module: Any) -> bool:
     weights = dict(module.named_parameters(recurse=False))
+    if not weights.keys() <= _STACKED:
+        return False
     down, up = weights.get("down_proj"), weights.get("gate_up_proj", weights.get("up_proj"))
     if down is None or up is None or not down.ndim == up.ndim == 3:
         return False
     return len(signature(module.forward).parameters) in (1, 3)  # as ``Experts`` is called
+
+
+def _is_parallel(module: Any) -> bool:
+    """Return whether a module with a single stack of weights computes what ``ParallelExperts`` does.
+
+    The forward of its class is run on small random weights, so that the module may be without memory (device "meta").
+    """
+    names = [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
+    if names != ["weight"] or module.weight.ndim != 3 or len(signature(module.forward).parameters) != 2:
+        return False
+    generator = torch.Generator("cpu").manual_seed(0)
+    count = len(module.weight)
+    weight = torch.randn(count, 5, 3, generator=generator, dtype=torch.float32, device="cpu")
+    small = copy.copy(module)
+    small._parameters = {"weight": nn.Parameter(weight, requires_grad=False)}
+    sizes = [index % 3 for index in range(count)]
+    x = torch.randn(sum(sizes), 3, generator=generator, dtype=torch.float32, device="cpu")
+    try:
+        with torch.no_grad():
+            found = type(module).forward(small, x, sizes)
+    except Exception:  # a forward may raise anything when it is called otherwise than it expects
+        return False
+    expected = ParallelExperts(small)(x, sizes)
+    return isinstance(found, torch.Tensor) and found.shape == expected.shape and torch.allclose(found, expected)
 
 
 def _is_turned(stacked: Any) -> bool:

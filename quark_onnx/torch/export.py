@@ -8,18 +8,17 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from quark_onnx.errors import ConfigError
 from quark_onnx.torch.algorithms.turning import Turned
 from quark_onnx.torch.checkpoint import SHARD, Writer, read_json
 from quark_onnx.torch.config import DEFAULT_TYPES, TorchConfig
 from quark_onnx.torch.disk_names import DiskNames
-from quark_onnx.torch.experts import Experts
+from quark_onnx.torch.experts import UNFUSED
 from quark_onnx.torch.exporter_config import ExporterConfig as ExporterConfig
 from quark_onnx.torch.exporter_config import JsonExporterConfig as JsonExporterConfig
 from quark_onnx.torch.layers import QuantizedLayer, Rounding, kind_of
 from quark_onnx.torch.layouts import Layout, check_config, layout_named
+from quark_onnx.torch.mixtures import routers_of
 from quark_onnx.torch.siblings import experts_of
 from quark_onnx.torch.skeleton import is_tied
 from quark_onnx.torch.spec import LayerSpec
@@ -96,7 +95,7 @@ def check_experts(layout: Layout, model: Any, keys: Mapping[str, str]) -> None:
     Args:
         keys: what layers will be called, by their names in the model.
     """
-    stacks = [name for name, module in model.named_modules() if isinstance(module, Experts)]
+    stacks = [name for name, module in model.named_modules() if isinstance(module, UNFUSED)]
     taken = [name for name in keys if any(within(name, stack) for stack in stacks)]
     if not taken or not layout.keeps_names:
         return
@@ -192,14 +191,8 @@ def untied(content: dict[str, Any]) -> dict[str, Any]:
 
 def floats_of(model: Any) -> list[str]:
     """Names of float layers that the default applies to, and of routers of experts."""
-    found = []
-    for name, module in model.named_modules():
-        router = "experts" in dict(model.get_submodule(name.rpartition(".")[0]).named_children()) and (
-            isinstance(getattr(module, "weight", None), nn.Parameter) and module.weight.ndim == 2
-        )
-        if kind_of(module) in DEFAULT_TYPES or (router and not isinstance(module, QuantizedLayer)):
-            found.append(name)
-    return found
+    routers = set(routers_of(model))
+    return [name for name, module in model.named_modules() if kind_of(module) in DEFAULT_TYPES or name in routers]
 
 
 def tensors_of(model: Any, layout: Layout) -> Iterator[tuple[str, Any]]:

@@ -6,11 +6,11 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
+from calibrators.scratch import ScratchFolder
 from quark_onnx.errors import ConfigError, MissingDependency, nearest
 from quark_onnx.torch.checkpoint import check_free
 from quark_onnx.torch.config import TorchConfig
@@ -54,9 +54,9 @@ def exported(
         _write(kinds, source, output, output, notes)
         return
     output.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as place:
-        yield Path(place) / "checkpoint"
-        _write(kinds, source, Path(place) / "checkpoint", output, notes)
+    with ScratchFolder(output.parent, output.name) as place:
+        yield place / "checkpoint"
+        _write(kinds, source, place / "checkpoint", output, notes)
 
 
 def _check(kinds: Collection[str], source: FloatCheckpoint, config: TorchConfig, output: Path) -> None:

@@ -31,6 +31,7 @@ from quark_onnx.torch.checkpoint import SHARD, Writer, other_files, read_json
 from quark_onnx.torch.config import TorchConfig
 from quark_onnx.torch.export import check_experts, described, tensors_of, untied
 from quark_onnx.torch.float_checkpoint import FloatCheckpoint
+from quark_onnx.torch.float_weights import notes_on_stacks
 from quark_onnx.torch.hidden_states import spilling
 from quark_onnx.torch.layers import QuantizedLayer, kind_of, outputs_first
 from quark_onnx.torch.layouts import Layout, check_config, layout_named
@@ -101,7 +102,8 @@ def quantize_checkpoint(
         progress: whether to show a progress bar; None shows it if stderr is a terminal.
 
     Raises:
-        ConfigError: the folder is taken, a name matches no layer, or the layout has no place for a format.
+        ConfigError: the folder is taken, a name matches no layer, no layer would be quantized, or the layout has no
+            place for a format.
         DataError: data is needed and missing, or the model cannot be run on it.
         ModelError: a file is missing or damaged, or holds what is no number.
     """
@@ -115,9 +117,8 @@ def quantize_checkpoint(
     measured = needs_data(chosen, config)
     if measured and data is None:
         raise DataError(missing_data(chosen))
-    report = TorchReport(
-        {name: spec for name, (_, spec) in chosen.items()}, kept, notes_of(model, chosen, config, kept)
-    )
+    notes = notes_of(model, chosen, config, kept) + notes_on_stacks(model)
+    report = TorchReport({name: spec for name, (_, spec) in chosen.items()}, kept, notes)
     others, content = other_files(source.folder), read_json(source.folder / "config.json")
     run = _Run(model, Sources(reader, model), config, chosen, report, layout, writing.spill)
     run.check()

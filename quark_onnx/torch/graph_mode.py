@@ -13,6 +13,7 @@ from torch.fx import Graph, GraphModule
 from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.torch.block import weight_of
 from quark_onnx.torch.config import TorchConfig
+from quark_onnx.torch.float_weights import ROUTER, check_not_all_float, reason_of
 from quark_onnx.torch.graph_calls import (
     KINDS,
     LayerCalls,
@@ -30,9 +31,9 @@ from quark_onnx.torch.graph_calls import (
 )
 from quark_onnx.torch.graph_roundings import Roundings
 from quark_onnx.torch.layers import QuantizedLayer
+from quark_onnx.torch.mixtures import routers_of
 from quark_onnx.torch.report import TorchReport
 from quark_onnx.torch.spec import LayerSpec
-from quark_onnx.torch.structure import routers_of
 from quark_onnx.torch.walk import inference
 
 _NEEDS_EXPORT = (
@@ -67,7 +68,7 @@ def quantize_graph(
         A new module, and what became of its layers.
 
     Raises:
-        ConfigError: a name matches no layer or operator, or an algorithm or attention is asked for.
+        ConfigError: a name matches nothing, nothing would be quantized, or an algorithm or attention is asked for.
         DataError: data is needed and missing, or the model cannot be run on it.
         ModelError: the model cannot be exported, or was exported in training mode.
     """
@@ -175,9 +176,9 @@ def _chosen(
     for name, calls in found.items():
         spec = config.spec_of(name, calls.kind)
         if name in routers and name not in [glob for glob, _ in config.layers]:
-            report.kept[name] = "it chooses among experts"
+            report.kept[name] = ROUTER
         elif spec is None:
-            report.kept[name] = "excluded" if config.exclude else "nothing asks for it"
+            report.kept[name] = reason_of(name, config)
         else:
             spec = spec.with_(input=None) if calls.kind.startswith("Embedding") else spec
             layers[name], report.quantized[name] = (calls, spec), spec
@@ -193,6 +194,7 @@ def _chosen(
         own = own.with_(input=None) if node in together else own
         if own != LayerSpec():
             operators[node] = report.quantized[name] = own
+    check_not_all_float(report.quantized, report.kept)
     return layers, operators
 
 

@@ -6,11 +6,11 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from itertools import count
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, overload
 
 import torch
 
+from calibrators.scratch import ScratchFolder
 from quark_onnx.errors import ConfigError
 
 _NUMBERS = count()
@@ -28,11 +28,11 @@ def spilling(folder: Path | None) -> Iterator[Path | None]:
         return
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        place = TemporaryDirectory(prefix="hidden-", dir=folder, ignore_cleanup_errors=True)
+        place = ScratchFolder(folder, "hidden")
     except OSError as error:
         raise ConfigError(f"{folder} cannot hold hidden states: {error}") from error
-    with place as name:
-        yield Path(name)
+    with place as path:
+        yield path
 
 
 class HiddenStates:

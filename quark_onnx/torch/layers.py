@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from quark_onnx.torch.affine import Params
 from quark_onnx.torch.formats import TwoLevel
+from quark_onnx.torch.plain_linear import is_plain_linear
 from quark_onnx.torch.quantized import Quantized, fake_quantize
 from quark_onnx.torch.spec import LayerSpec, TensorSpec
 
@@ -130,8 +131,9 @@ class QuantizedLayer(_Coded):
             return self.float_weight.t() if self._turned else self.float_weight
         return outputs_first(quantized.dequantize(), self.kind)
 
-    def forward(self, input: Any, *more: Any, **named: Any) -> Any:
+    def forward(self, *args: Any, **named: Any) -> Any:
         """What the float layer computes, of what is left of its operands; it is called as the float layer is."""
+        input, more, named = split_input(args, named)
         if self.input is not None and self.kind not in ("Embedding", "EmbeddingBag"):
             input = self.input(input)
         found = self.compute(input, self.weight, more, named)
@@ -211,16 +213,32 @@ _SETTINGS = {
 }
 
 
+def split_input(args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Return the input of a layer, and its other arguments.
+
+    The input is the first argument. A layer may be called by keyword, under whatever name its class gives to it.
+
+    >>> split_input((1, 2), {}), split_input((), {"x": 1, "size": 2})
+    ((1, (2,), {}), (1, (), {'size': 2}))
+    """
+    if args:
+        return args[0], args[1:], dict(named)
+    others = dict(named)
+    name = "input" if "input" in others else next(iter(others))
+    return others.pop(name), (), others
+
+
 def kind_of(module: Any) -> str | None:
     """The class that a layer can be quantized as; None for other modules.
 
-    A class derived from one of them counts as that class if it computes the same. So does transformers' embedding that
+    A class derived from one of them counts as that class if it computes the same: it has the same forward, or is a
+    Linear whose own forward is a plain matrix product (``is_plain_linear``). So does transformers' embedding that
     multiplies what it looks up, as Gemma's and Bart's do.
     """
     if is_scaled_embedding(module):
         return "Embedding"
     cls = _base_of(module)
-    if cls is not None and type(module).forward is cls.forward:
+    if cls is not None and (type(module).forward is cls.forward or (cls is nn.Linear and is_plain_linear(module))):
         return str(cls.__name__)
     # transformers' own: a Linear whose weight has inputs first
     return "Conv1D" if type(module).__name__ == "Conv1D" and hasattr(module, "nf") else None

@@ -20,7 +20,7 @@ from quark_onnx.torch.algorithms.stages import stages_of
 from quark_onnx.torch.block import inside, weight_of
 from quark_onnx.torch.checkpoint_layout import stored
 from quark_onnx.torch.config import TorchConfig
-from quark_onnx.torch.experts import Experts, unfuse_experts
+from quark_onnx.torch.experts import UNFUSED, unfuse_experts
 from quark_onnx.torch.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.layers import QuantizedLayer
 from quark_onnx.torch.load import load_checkpoint
@@ -168,7 +168,7 @@ def _groups(model: Any, chosen: Mapping[str, tuple[Any, LayerSpec]], samples: li
     if not blocks:
         raise ModelError("the model has no list of blocks; mixed precision is for language models")
     walk = Walk(model, blocks, samples[:1])
-    experts = [f"{name}." for name, module in model.named_modules() if isinstance(module, Experts)]
+    experts = [f"{name}." for name, module in model.named_modules() if isinstance(module, UNFUSED)]
     found: dict[Any, list[str]] = {}
     for name, block in blocks.items():
         part = inside(chosen, name)

@@ -14,6 +14,7 @@ from quark_onnx.errors import DataError, ModelError
 from quark_onnx.torch import affine, ranks
 from quark_onnx.torch.affine import Params
 from quark_onnx.torch.formats import TwoLevel
+from quark_onnx.torch.layers import split_input
 from quark_onnx.torch.shared_exponent import whole_for
 from quark_onnx.torch.siblings import across_experts
 from quark_onnx.torch.spec import LayerSpec, TensorSpec
@@ -190,7 +191,7 @@ class Watching:
 
 def _reading(watched: Watched) -> Any:
     def hook(module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-        watched.observe((args[0] if args else named["input"]).detach())
+        watched.observe(split_input(args, named)[0].detach())
 
     return hook
 

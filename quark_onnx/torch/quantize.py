@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -30,11 +30,13 @@ from quark_onnx.torch.block import (
 )
 from quark_onnx.torch.config import OPERATORS, TorchConfig
 from quark_onnx.torch.experts import unfuse_experts
+from quark_onnx.torch.float_weights import ROUTER, check_not_all_float, notes_on_stacks, other_weights_of, reason_of
 from quark_onnx.torch.layers import QuantizedLayer, kind_of, unlike_its_base
+from quark_onnx.torch.mixtures import routers_of
 from quark_onnx.torch.observe import Watching
 from quark_onnx.torch.report import TorchReport
 from quark_onnx.torch.spec import LayerSpec
-from quark_onnx.torch.structure import blocks_of, layers_of, put_modules, routers_of, shared_among, within
+from quark_onnx.torch.structure import blocks_of, layers_of, put_modules, shared_among, within
 from quark_onnx.torch.walk import Walk, batches, inference, run_whole
 
 logger = logging.getLogger(__name__)
@@ -44,7 +46,7 @@ def chosen_layers(model: Any, config: TorchConfig) -> tuple[dict[str, tuple[Any,
     """The layers that are quantized, with their specs, and those that stay float, each with the reason.
 
     Raises:
-        ConfigError: a name of the configuration matches no layer.
+        ConfigError: a name of the configuration matches no layer, or no layer would be quantized.
     """
     if operators := [kind for kind, _ in config.types if kind in OPERATORS]:
         raise ConfigError(
@@ -58,29 +60,19 @@ def chosen_layers(model: Any, config: TorchConfig) -> tuple[dict[str, tuple[Any,
                 raise ConfigError(f"layers names {glob!r}, but {name} cannot be quantized: {unlike[name]}")
     config.check(found)
     named = [glob for glob, _ in config.layers]
-    routers = [name for name in routers_of(model) if name not in named]
+    routers = {name for name in routers_of(model) if name not in named}
     chosen, kept = dict[str, tuple[Any, LayerSpec]](), dict[str, str]()
     for name, (module, kind) in found.items():
         spec = config.spec_of(name, kind)
         if name in routers:
-            kept[name] = "it chooses among experts"
+            kept[name] = ROUTER
         elif spec is None:
-            kept[name] = "excluded" if config.exclude else "nothing asks for it"
+            kept[name] = reason_of(name, config)
         else:
             chosen[name] = (module, spec)
-    return chosen, kept | unlike | _no_layers(model, found)
-
-
-def _no_layers(model: Any, layers: Container[str]) -> dict[str, str]:
-    """Matrices inside of blocks that are no layers, each with why it stays float."""
-    found = dict[str, str]()
-    for block, module in blocks_of(model).items():
-        for name, parameter in module.named_parameters():
-            owner = f"{block}.{name}".rpartition(".")[0]
-            if parameter.ndim > 1 and owner not in layers:
-                kind = type(model.get_submodule(owner)).__name__
-                found[f"{block}.{name}"] = f"it is a weight of {kind}, which is no layer that can be quantized"
-    return found
+    kept |= other_weights_of(model, found, routers)
+    check_not_all_float(chosen, kept)
+    return chosen, kept
 
 
 def quantize_model(
@@ -98,7 +90,7 @@ def quantize_model(
         progress: whether to show a progress bar; None shows it if stderr is a terminal.
 
     Raises:
-        ConfigError: a name of the configuration matches no layer.
+        ConfigError: a name of the configuration matches no layer, or no layer would be quantized.
         DataError: data is needed and missing, or the model cannot be run on it.
         ModelError: a weight holds no numbers, or the model is quantized already.
     """
@@ -108,7 +100,7 @@ def quantize_model(
     if data is None and needs_data(chosen, config):
         raise DataError(missing_data(chosen))
     _check_ranks(config)
-    notes = notes_of(model, chosen, config, kept)
+    notes = notes_of(model, chosen, config, kept) + notes_on_stacks(model)
     for each in rotations_of(config):
         data = None if data is None else list(batches(data))
         rotated = rotate(model, each, data, _learned_on(chosen, config), progress=progress)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from quark_onnx.torch.algorithms.base import Outcome
+from quark_onnx.torch.algorithms.base import UNREACHED, Outcome
 from quark_onnx.torch.spec import LayerSpec
 
 
@@ -41,7 +41,13 @@ class TorchReport:
         return found
 
     def note_idle(self, algorithms: Iterable[Any]) -> None:
-        """Note the algorithms that have said nothing of any layer."""
+        """Note the algorithms that have said nothing of any layer, and the layers that the data has not reached."""
+        for name in dict.fromkeys(each.algorithm for each in self.outcomes):
+            layers = [each.layer for each in self.outcomes if (each.algorithm, each.note) == (name, UNREACHED)]
+            if layers:
+                others = "" if len(layers) == 1 else f" and {len(layers) - 1} more layers"
+                verb = "is" if len(layers) == 1 else "are"
+                self.notes.append(f"{layers[0]}{others} {verb} not reached by the data: {name} rounds to nearest there")
         told = {each.algorithm for each in self.outcomes}
         for each in algorithms:
             if each.stage != "model" and each.name not in told:

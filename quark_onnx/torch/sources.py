@@ -11,7 +11,9 @@ from torch import nn
 
 from quark_onnx.errors import ModelError
 from quark_onnx.torch.checkpoint import Reader
+from quark_onnx.torch.converted import Converted
 from quark_onnx.torch.disk_names import DiskNames
+from quark_onnx.torch.experts import ParallelExperts
 
 _EXPERT = re.compile(r"(.*\bexperts)\.(\d+)\.(gate|up|down)_proj\.(\w+)")
 #: Makes a tensor of this name of others, which it finds by name.
@@ -34,10 +36,12 @@ class Sources:
     def __init__(self, reader: Reader, model: Any) -> None:
         self.reader = reader
         self._model = model
+        self._parallel = {name for name, module in model.named_modules() if isinstance(module, ParallelExperts)}
         self.used: set[str] = set()
         prefix = str(getattr(model, "base_model_prefix", "") or "")
         self._prefixes = ("", f"{prefix}.") if prefix else ("",)
         self._renamed, self._usual = _renamed(reader, model), DiskNames(model)
+        self._converted = Converted(reader, model)
         first = dict[int, str]()
         #: Parameters that are another's, and the name of that.
         self.tied = {
@@ -49,7 +53,7 @@ class Sources:
         self._changes: list[tuple[Collection[str], Change]] = []
 
     def __contains__(self, name: str) -> bool:
-        return self._find(name) is not None
+        return self._find(name) is not None or name in self._converted
 
     def key_of(self, name: str) -> str:
         """How the checkpoint calls a tensor; how others of its family do where it has none, or a part of another."""
@@ -86,6 +90,9 @@ class Sources:
 
     def _stored(self, name: str) -> Any:
         found = self._find(name)
+        if found is None and name in self._converted:
+            self.used.update(self._converted.keys(name))
+            return self._converted.get(name)
         if found is None:
             raise ModelError(f"the checkpoint {self.reader.folder} has no tensor for {name!r}")
         key, expert = found
@@ -96,6 +103,8 @@ class Sources:
         """Count the tensor of a parameter as asked for."""
         if found := self._find(name):
             self.used.add(found[0])
+        elif name in self._converted:
+            self.used.update(self._converted.keys(name))
 
     def rest(self) -> Iterator[str]:
         """Names of the checkpoint's tensors that no parameter has asked for."""
@@ -113,6 +122,9 @@ class Sources:
         for key in self._spellings(name):
             if key in self.reader:
                 return key, None
+        if (parallel := self._expert_of(name)) is not None:
+            stored = (key for key in self._spellings(f"{parallel[0]}.weight") if key in self.reader)
+            return next(((key, parallel[1]) for key in stored), None)
         found = _EXPERT.fullmatch(name)
         if found is None or found[4] not in ("weight", "bias"):
             return None
@@ -123,6 +135,13 @@ class Sources:
                 if key in self.reader:
                     return key, int(index)
         return None
+
+    def _expert_of(self, name: str) -> tuple[str, int] | None:
+        """Return the stack that a weight is one expert of, and the expert, where a stack is a single weight."""
+        stack, _, index = name.removesuffix(".weight").rpartition(".")
+        if not index.isdigit() or not name.endswith(".weight"):
+            return None
+        return (stack, int(index)) if stack in self._parallel else None
 
     def _spellings(self, name: str) -> Iterator[str]:
         names = [name, self._usual(name)]
@@ -137,6 +156,8 @@ class Sources:
 
     def _part(self, stacked: Any, name: str, expert: int) -> Any:
         """One expert's weight or bias of a stack."""
+        if self._expert_of(name) is not None:
+            return stacked[expert].contiguous()
         stack, _, side, kind = _EXPERT.fullmatch(name).groups()  # type: ignore[union-attr]
         experts = self._model.get_submodule(stack)
         part = stacked[expert]

@@ -62,22 +62,6 @@ def _largest(lists: list[tuple[str, Any]]) -> dict[str, Any]:
     return {f"{prefix}.{index}": block for index, block in enumerate(chosen)}
 
 
-def routers_of(model: Any) -> list[str]:
-    """Names of the layers that choose among experts: they stand beside a module ``experts``, one output for each."""
-    found = []
-    for name, module in model.named_modules():
-        children = dict(module.named_children())
-        experts = children.get("experts")
-        if experts is None:
-            continue
-        count = len(experts) if isinstance(experts, nn.ModuleList) else getattr(experts, "num_experts", 0)
-        for child, layer in children.items():
-            # the gate of a shared expert has one output
-            if isinstance(layer, nn.Linear) and layer.out_features in (1, count):
-                found.append(f"{name}.{child}" if name else child)
-    return found
-
-
 def _weights(module: Any) -> Iterator[int]:
     """Sizes of what multiplies: matrices, and stacks of them."""
     return (parameter.numel() for parameter in module.parameters() if parameter.ndim >= 2)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from calibrators.limits import regular_size
 from quark_onnx.errors import DataError, MissingDependency
 from quark_onnx.torch.perplexity import windows_of
 
@@ -105,6 +106,7 @@ def _texts(source: Path | str) -> Iterator[str]:
 
 def _texts_of_file(path: Path) -> Iterator[str]:
     try:
+        regular_size(path)
         content = path.read_text(encoding="utf-8")
         if path.suffix not in (".json", ".jsonl"):
             yield content

@@ -279,6 +279,10 @@ class _Recorder:
 
     def _standing_in(self, name: str, forward: Any, names: Iterator[str]) -> Any:
         def stand_in(*args: Any, **kwargs: Any) -> Any:
+            if not args and "hidden_states" not in kwargs:
+                raise ModelError(
+                    f"{name} is called with {', '.join(kwargs) or 'nothing'} and no hidden states; {_NO_WALK}"
+                )
             hidden, rest = (args[0], args[1:]) if args else (kwargs.pop("hidden_states"), ())
             if _filled(kwargs.get("past_key_values")):
                 raise ModelError(f"the data brings keys and values along; {_NO_WALK}")

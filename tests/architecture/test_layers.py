@@ -36,7 +36,9 @@ RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names.split(
 #: Beside the layer of that name; inside functions, as importing the package loads no torch.
 MAY_IMPORT_TORCH = {"device.py"}
 #: Everything else in calibrators is arithmetic on numpy arrays.
-NEEDS_ONNX = {"control.py", "extensions.py", "images.py", "processor.py", "stored.py", "runner.py", "session.py"}
+NEEDS_ONNX = {"control.py", "extensions.py", "images.py", "processor.py", "stored.py", "runner.py", "session.py"} | {
+    "worker.py"
+}
 
 
 def imports(path: Path) -> Iterator[str]:

@@ -12,6 +12,7 @@ from onnx.reference import ReferenceEvaluator
 import calibrators.session
 from calibrators.processor import saturates
 from calibrators.session import DEFINED, PRECISE, is_defined, open_session
+from calibrators.worker import Settings
 from tests.models import Feeds, normal, parse
 
 
@@ -88,11 +89,9 @@ def test_where_weights_cannot_become_others_pairs_are_kept_apart(monkeypatch: py
     """As onnxruntime 1.32 has it for convolutions with one weight."""
     module, opened = calibrators.session, calibrators.session._open
 
-    def refused(source: str | bytes, options: Any) -> Any:
-        try:
-            options.get_session_config_entry(PRECISE)
-        except RuntimeError:
-            return opened(source, options)
+    def refused(source: str | bytes, settings: Settings, *more: Any) -> Any:
+        if PRECISE not in settings.entries:
+            return opened(source, settings, *more)
         raise RuntimeError("AddInitializerWithOrtValue")
 
     monkeypatch.setattr(module, "saturates", lambda: True)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from calibrators.errors import DataError
 from calibrators.spool import Spool
 
 SAMPLES: list[dict[str, Any]] = [
@@ -52,7 +53,7 @@ def test_the_limit_of_memory_is_kept(folder: Path) -> None:
     spool = Spool(memory=100)
     for _ in range(6):
         spool.append({"x": np.ones(5)})  # 40 bytes
-    files = [path for path in folder.rglob("*") if path.is_file()]
+    files = list(folder.rglob("*.npz"))
     assert len(files) == 4
     spool.close()
     spool.close()
@@ -76,3 +77,15 @@ def test_the_files_go_with_the_spool(folder: Path) -> None:
     spool = Spool(SAMPLES, memory=0)
     del spool
     assert not list(folder.iterdir())
+
+
+def test_a_full_disk_names_the_temporary_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which the user can move, by TMPDIR; not a file in it."""
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "savez", full)
+    with Spool(memory=0) as spool, pytest.raises(DataError, match=r"folder .* \(see TMPDIR\): No space left on device"):
+        spool.append({"x": np.ones(5)})
+    assert list(folder.iterdir()) == []

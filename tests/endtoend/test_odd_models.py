@@ -14,6 +14,7 @@ from quark_onnx.config import QConfig
 from quark_onnx.errors import DataError, ModelError
 from quark_onnx.job import Result
 from quark_onnx.report.measure import measure
+from tests.models import run
 
 
 def parsed(text: str, opset: int = 17) -> ModelProto:
@@ -67,6 +68,23 @@ def test_not_a_number_where_nothing_is_measured() -> None:
         w = Relu (z)
     }""")
     assert quantized(model, {"x": np.float32([1, np.nan, np.inf]), "z": normal(3)}).report.quantized == 1
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_bfloat16_represents_infinity(value: float) -> None:
+    """NaN and infinity spoil a range. bfloat16 has none, and represents both."""
+    model = parsed("g (float[3] x) => (float[3] y) { y = Neg (x) }")
+    samples = [{"x": np.float32([1, value, 3])}]
+    result = quantize(model, samples, "BF16")
+    assert result.report.quantized == 1
+    np.testing.assert_array_equal(run(result.model, samples[0])[0], -samples[0]["x"])
+
+
+@pytest.mark.parametrize("preset", ["A8W8", "FP8E4M3", "FP16", "BFP16", "MXFP8E4M3"])
+def test_infinity_spoils_a_scale_or_a_block_or_saturates(preset: str) -> None:
+    model = parsed("g (float[1, 8] x) => (float[1, 8] y) { y = Neg (x) }")
+    with pytest.raises(DataError, match="1 of 8 values are NaN or infinite"):
+        quantize(model, [{"x": np.float32([[1, np.inf, *[1] * 6]])}], preset)
 
 
 @pytest.mark.parametrize(

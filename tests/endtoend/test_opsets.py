@@ -302,7 +302,7 @@ def test_max_opset_is_respected(case: Case) -> None:
         return
     config = case.config.with_(max_opset=case.opset)
     needed, _ = NEEDS[case.preset]
-    names = {"INT4": "int4", "BF16": "bfloat16", "BFP16": "bfp16", "MXFP8E4M3": "mxfp8e4m3"}
+    names = {"BF16": "bfloat16", "BFP16": "bfp16", "MXFP8E4M3": "mxfp8e4m3"}
     if case.opset >= needed:
         assert run(case.floats, config).model == case.result.model
     elif case.preset in names:
@@ -330,8 +330,8 @@ def test_codes_of_4_bits_at_an_old_opset_have_the_ir_version_that_knows_them(ops
 # Models that onnx converts to something else
 
 #: Formats that the com.microsoft domain has at any opset, and what others lack in an old one.
-ANYWHERE = ["A8W8", "XINT8", "A16W8"]
-BEYOND = {"INT4": ("int4", 21), "BF16": ("bfloat16", 13), "BFP16": ("bfp16", 17)}
+ANYWHERE = ["A8W8", "XINT8", "A16W8", "INT4"]
+BEYOND = {"BF16": ("bfloat16", 13), "BFP16": ("bfp16", 17)}
 
 
 def refusal(name: str, needed: int, opset: int) -> str:

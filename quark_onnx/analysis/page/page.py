@@ -38,13 +38,12 @@ def render(found: Analysis, before: str = "float model", after: str = "quantized
 
 
 def _header(found: Analysis, before: str, after: str) -> str:
-    ratio = found.bytes_before / max(1, found.bytes_after)
     formats = Counter(tensor.format for tensor in found.tensors if tensor.format).most_common(2)
     kinds = ", ".join(f"{count} {name}" for name, count in formats) or "none quantized"
     worst = min((o for o in found.outputs if o.sqnr is not None), key=lambda o: o.sqnr or 0.0, default=None)
     figures = [
         ("Output SQNR", _ratio(found.sqnr), f"at {worst.name}" if worst else "no float output"),
-        ("Size", f"{_size(found.bytes_after)}", f"{ratio:.2f}× smaller than {_size(found.bytes_before)}"),
+        ("Size", _size(found.bytes_after), _size_before(found)),
         ("Samples", f"{found.samples:,}", "run by both models"),
         ("Tensors compared", f"{len(found.tensors):,}", kinds),
         ("Constants", f"{len(found.weights):,}", "weights and biases"),
@@ -52,6 +51,16 @@ def _header(found: Analysis, before: str, after: str) -> str:
     return (
         f'<header>\n<h1>Quantization analysis</h1>\n<p class="names">{escape(before)} → {escape(after)}</p>\n'
         f"{facts(figures)}\n</header>"
+    )
+
+
+def _size_before(found: Analysis) -> str:
+    """Return what the size is compared with; the ratio only where it shows a smaller file."""
+    ratio = f"{found.bytes_before / max(1, found.bytes_after):.2f}"
+    return (
+        f"{ratio}× smaller than {_size(found.bytes_before)}"
+        if float(ratio) > 1
+        else f"{_size(found.bytes_before)} before"
     )
 
 

@@ -23,6 +23,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+# Importing onnxruntime 1.32 writes a file .ses with a UUID into the temporary folder, unless this is set.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
 PROVIDER = "VitisAIExecutionProvider"
 HERE = Path(__file__).resolve().parent
 

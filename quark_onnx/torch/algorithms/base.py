@@ -24,6 +24,10 @@ from quark_onnx.torch.walk import Call
 Layers = Mapping[str, tuple[Any, LayerSpec]]
 
 
+#: The note of an outcome whose layer the data has not reached, so that it is rounded to nearest.
+UNREACHED = "the data has not reached it"
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What an algorithm made of a layer.

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from quark_onnx.optimizers.base import require_number, require_whole
 from quark_onnx.registry import ALGORITHMS
-from quark_onnx.torch.algorithms.base import BlockJob, Outcome
+from quark_onnx.torch.algorithms.base import UNREACHED, BlockJob, Outcome
 from quark_onnx.torch.algorithms.grams import Gram, grams_of
 from quark_onnx.torch.algorithms.losses import Loss, better, squares_of
 from quark_onnx.torch.algorithms.ranges import fitted, has_ranges
@@ -65,7 +65,7 @@ class Clip:
 
     def _layer(self, name: str, weight: Any, gram: Gram, result: dict[str, Quantized]) -> Outcome:
         if gram.own is None:
-            return Outcome(name, self.name, 0.0, 0.0, "the data has not reached it")
+            return Outcome(name, self.name, 0.0, 0.0, UNREACHED)
         loss = Loss(weight, squares_of(gram.own))
         shares = tuple(1 - step * (1 - self.shrink) / self.steps for step in range(self.steps + 1))
         start = result[name]

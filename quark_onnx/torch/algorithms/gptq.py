@@ -17,7 +17,7 @@ import torch
 
 from quark_onnx.errors import ConfigError, DataError
 from quark_onnx.registry import ALGORITHMS
-from quark_onnx.torch.algorithms.base import BlockJob, Outcome
+from quark_onnx.torch.algorithms.base import UNREACHED, BlockJob, Outcome
 from quark_onnx.torch.algorithms.grams import Gram, grams_of
 from quark_onnx.torch.algorithms.losses import Loss, better, merged, squares_of
 from quark_onnx.torch.algorithms.ranges import fitted, has_ranges
@@ -113,7 +113,7 @@ class GPTQ:
     ) -> list[Outcome]:
         """Choose codes of layers that read the same."""
         if gram.own is None:
-            return [Outcome(name, self.name, 0.0, 0.0, "the data has not reached it") for name in group]
+            return [Outcome(name, self.name, 0.0, 0.0, UNREACHED) for name in group]
         own, gram.own = gram.own, None
         power = own.diagonal().clone()
         try:

@@ -15,7 +15,7 @@ from quark_onnx.torch.algorithms.base import BlockJob
 from quark_onnx.torch.algorithms.replay import Replay
 from quark_onnx.torch.algorithms.stages import Stage
 from quark_onnx.torch.algorithms.triangles import add_products, mirror
-from quark_onnx.torch.layers import kind_of, outputs_first
+from quark_onnx.torch.layers import kind_of, outputs_first, split_input
 from quark_onnx.torch.quantized import joined
 from quark_onnx.torch.walk import Call
 
@@ -103,7 +103,7 @@ class _Reading:
 
     def _hook(self, name: str) -> Any:
         def hook(module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-            x = args[0] if args else named["input"]
+            x = split_input(args, named)[0]
             self.found.setdefault(name, []).append(x.detach())
             if name == self.last:
                 raise _Enough

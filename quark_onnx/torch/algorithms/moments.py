@@ -12,6 +12,7 @@ from quark_onnx.errors import DataError
 from quark_onnx.torch import ranks
 from quark_onnx.torch.algorithms.pairs import inputs_last
 from quark_onnx.torch.algorithms.triangles import add_products, quadratic
+from quark_onnx.torch.layers import split_input
 from quark_onnx.torch.walk import Call
 
 #: Layers with more inputs keep tokens in place of all products of inputs.
@@ -152,6 +153,6 @@ def moments_of(block: Any, calls: Sequence[Call], names: Iterable[str], *, produ
 
 def _observing(gathering: _Gathering) -> Any:
     def hook(module: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-        gathering.observe(args[0] if args else next(iter(named.values())))
+        gathering.observe(split_input(args, named)[0])
 
     return hook

@@ -225,8 +225,11 @@ def _values_of(probe: Probe, source: str, reader: str, outputs: int) -> Any:
     """Which output of one layer each input of another follows at the first token, which attends to nothing but itself,
     so that queries and keys make no difference; None where one follows none, or several.
 
-    The outputs are told apart by powers of two that stand for the digits of their places.
+    The outputs are told apart by powers of two that stand for the digits of their places. A reader that the call does
+    not reach follows none: cross attention without an encoder, and a layer whose weight the block multiplies itself.
     """
+    if reader not in probe.base.read or source not in probe.base.made:
+        return None
     before = probe.base.read[reader][0].float()
     every = torch.arange(outputs, device=before.device)
     places, step = torch.zeros_like(before), 1

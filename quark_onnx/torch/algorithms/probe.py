@@ -46,7 +46,12 @@ class Probe:
         self.parts = dict(_parts(block))
         self._call = short(block, call)
         self.base = self.run()
-        self._least = 1e-3 * (self.base.output - self._call.hidden).float().abs().median()
+        self._least = 1e-3 * self._change().float().abs().median()
+
+    def _change(self) -> Any:
+        """Return what the block adds to the residual stream; all that it computes where its width is another."""
+        output, hidden = self.base.output, self._call.hidden
+        return output - hidden if output.shape == hidden.shape else output
 
     def run(self, divide: Mapping[str, Any] | None = None, multiply: Mapping[str, Any] | None = None) -> Trace:
         """What the block does where parts are changed.

@@ -128,16 +128,19 @@ class Replay:
             module = modules[name] = self._job.block.get_submodule(self._job.local(name))
             own[name] = vars(module).get("forward")
             until = self._stages[place].until[name]
+            keep = until > self._place
             if place == self._place - 1:
-                module.forward = self._computing(name, kept.reads[leader], new, keep=until > self._place)
-            elif until < self._place:
-                module.forward = _handing(Blank.of(kept.blanks[name], module.weight.device))
-            else:
+                module.forward = self._computing(name, kept.reads.get(leader), new, keep=keep)
+            elif name in kept.results:
                 module.forward = _handing(kept.results[name])
-                if until > self._place:
+                if keep:
                     new.results[name] = kept.results[name]
                 else:
                     new.blanks[name] = kept.results[name].to("meta")
+            elif name in kept.blanks:
+                module.forward = _handing(Blank.of(kept.blanks[name], module.weight.device))
+            else:  # all runs so far have stopped before it, though none of its stage depends on what comes between
+                module.forward = self._computing(name, None, new, keep=keep)
         try:
             yield
         finally:
@@ -147,8 +150,16 @@ class Replay:
                     module.forward = own[name]
 
     def _computing(self, name: str, x: Any, new: _Kept, *, keep: bool) -> Any:
+        """Return a forward that computes with the codes of a layer, and keeps the result.
+
+        Args:
+            x: what the layer reads; None for what it is called with.
+        """
+
         def forward(*args: Any, **named: Any) -> Any:
-            found = self._layer(name)(x)
+            found = self._layer(name)(*args, **named) if x is None else self._layer(name)(x)
+            if isinstance(found, Blank):
+                return found
             if keep:
                 new.results[name] = found
             else:

@@ -233,7 +233,7 @@ def _sample(model: Any) -> Any:
 def _short(batch: Any) -> Any:
     """The first tokens of the first sample, where a batch is token ids, and masks of their shape."""
     if isinstance(batch, torch.Tensor):
-        return batch[:1, :_TOKENS] if batch.ndim == 2 else batch
+        return batch[:1, :_TOKENS] if batch.ndim == 2 and not batch.is_floating_point() else batch
     if isinstance(batch, Mapping) and all(isinstance(each, torch.Tensor) and each.ndim == 2 for each in batch.values()):
         return {key: each[:1, :_TOKENS] for key, each in batch.items()}
     return batch

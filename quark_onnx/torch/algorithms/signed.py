@@ -136,6 +136,11 @@ class Training(nn.Module):
         return self.layer.weight if self.current is None else self.current
 
     @property
+    def bias(self) -> Any:
+        """The bias of the layer, for blocks that multiply by the weight themselves, as Mamba's does."""
+        return self.layer.bias
+
+    @property
     def round_keys(self) -> Any:
         """What attention rounds rotated keys by; None where the layer computes none."""
         own = self.layer.round_keys
@@ -171,7 +176,8 @@ def descend(layers: Sequence[Training], losses: Iterator[Any], leaves: Sequence[
             layer.current = weight.detach().requires_grad_(True)
         ends = [layer.current for layer in layers]
         for loss in losses:
-            loss.backward(inputs=ends)
+            if loss.requires_grad:  # it does not where the block runs none of the trained layers
+                loss.backward(inputs=ends)
         for leaf in leaves:
             leaf.grad = torch.zeros_like(leaf)
         slopes = [torch.zeros_like(end) if end.grad is None else end.grad for end in ends]

@@ -10,6 +10,7 @@ import torch
 
 from quark_onnx.torch import ranks
 from quark_onnx.torch.algorithms.base import BlockJob, Layers
+from quark_onnx.torch.layers import split_input
 from quark_onnx.torch.spec import LayerSpec as LayerSpec
 from quark_onnx.torch.walk import Call
 
@@ -125,7 +126,7 @@ class _Trace:
 
     def _hook(self, name: str) -> Any:
         def hook(module: Any, args: tuple[Any, ...], named: dict[str, Any], found: Any) -> Any:
-            x = args[0] if args else named["input"]
+            x = split_input(args, named)[0]
             self._alive.append(x)
             self._inputs[name] = x.grad_fn
             self.read[name] = (*self.read.get(name, ()), (x.data_ptr(), x.shape))

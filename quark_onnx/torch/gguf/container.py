@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from calibrators.scratch import ScratchFolder
 from quark_onnx.errors import ModelError
 
 
@@ -32,8 +32,8 @@ def staged(path: Path) -> Iterator[Path]:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-            temporary = Path(folder) / path.name
+        with ScratchFolder(path.parent, path.name) as folder:
+            temporary = folder / path.name
             yield temporary
             temporary.replace(path)
     except OSError as error:

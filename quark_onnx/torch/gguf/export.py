@@ -16,6 +16,7 @@ from quark_onnx.errors import ConfigError, MissingDependency, nearest
 from quark_onnx.torch.checkpoint import Reader, Stored, read_json
 from quark_onnx.torch.gguf import container
 from quark_onnx.torch.gguf.architectures import Architecture, Target, architecture_of, targets
+from quark_onnx.torch.gguf.blocks import FORMS
 from quark_onnx.torch.gguf.hyperparameters import add_hyperparameters, notes_on, rope_tensors
 from quark_onnx.torch.gguf.parts import TYPES, Part, typed
 from quark_onnx.torch.gguf.vocabulary import add_vocabulary
@@ -72,7 +73,8 @@ def write_gguf(
             where it is none of the known ways.
 
     Raises:
-        ConfigError: an unknown kind; a name or a shape in ``weights`` that the checkpoint does not have.
+        ConfigError: an unknown kind, or one with blocks that no tensor would have; a name or a shape in ``weights``
+            that the checkpoint does not have.
         ModelError: the folder is damaged, llama.cpp computes no such model, or the file cannot be written.
         MissingDependency: gguf or transformers is not installed.
     """
@@ -81,6 +83,7 @@ def write_gguf(
     architecture, config, found = planned(source)
     given = _matched(weights or {}, {stored.name: stored for target in found for stored in target.sources})
     parts = [_part(target, given, (kind, embeddings), architecture, config) for target in found]
+    _check_not_all_float(parts, kind)
     entries = _entries(parts, config)
     rows = next(entry.shape[0] for entry in entries if entry.name == "token_embd.weight")
     with container.staged(output) as temporary:
@@ -120,6 +123,13 @@ def _entries(parts: Iterable[Part], config: Any) -> list[container.Entry]:
     for name, factors in rope_tensors(config).items():
         found.append(container.Entry(name, "F32", factors.shape, factors.nbytes, partial(np.copy, factors)))
     return found
+
+
+def _check_not_all_float(parts: Iterable[Part], kind: str) -> None:
+    """Raise ConfigError if blocks were asked for, and no tensor would have any."""
+    if kind not in FORMS or any(part.type in FORMS for part in parts):
+        return
+    raise ConfigError(f"no tensor would be {kind}: {'; '.join(_others(parts)) or 'the model has no linear layer'}")
 
 
 def _others(parts: Iterable[Part]) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ import torch
 from onnx import ModelProto
 from torch import nn
 
+from calibrators.scratch import ScratchFolder
 from quark_onnx.errors import ConfigError, DataError, MissingDependency, ModelError
 from quark_onnx.graph import inlined
 from quark_onnx.graph.io import read
@@ -151,8 +151,8 @@ def trace(flat: Flat, batch: Batch, axes: Mapping[str, Mapping[int, str]], near:
     names = [f"{name}_out" if name in clash else name for name in flat.outputs]
     program = _exported(flat, example, [*batch.tensors], names, [dict(axes[name]) for name in batch.tensors])
     near.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=near.parent, prefix=f".{near.name}.") as folder:
-        path = Path(folder) / "traced.onnx"
+    with ScratchFolder(near.parent, near.name) as folder:
+        path = folder / "traced.onnx"
         with _quiet():
             program.save(str(path), external_data=True)
         yield inlined(read(path))

@@ -6,12 +6,12 @@ import re
 from html import escape
 
 from quark_onnx.page.svg import drawing, tag
+from quark_onnx.torch.algorithms.base import UNREACHED
 from quark_onnx.torch.page.frame import block_of
 from quark_onnx.torch.report import TorchReport
 
 _EXPERT = re.compile(r".*expert[^.]*(?:\.[^.\d]+)*\.(\d+)\.")
 _TOKENS = re.compile(r"(\d+) tokens")
-_UNREACHED = "the data has not reached it"
 #: Around the plot; between the numbers of two experts; how high a row is, and where there are many.
 _LEFT, _TOP, _BOTTOM, _APART, _ROW, _LOW = 48.0, 26.0, 40.0, 26.0, 22.0, 15.0
 _MANY = 24
@@ -22,7 +22,7 @@ def tokens_of(report: TorchReport) -> dict[str, dict[int, int]]:
     found = dict[str, dict[int, int]]()
     for outcome in report.outcomes:
         expert, tokens = _EXPERT.match(outcome.layer), _TOKENS.fullmatch(outcome.note)
-        if expert and (tokens or outcome.note == _UNREACHED):
+        if expert and (tokens or outcome.note == UNREACHED):
             row = found.setdefault(block_of(outcome.layer), {})
             number = int(expert[1])
             row[number] = max(row.get(number, 0), int(tokens[1]) if tokens else 0)

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from calibrators.limits import read_text
 from quark_onnx.errors import ModelError
 from quark_onnx.torch.validate.finding import Finding
 from quark_onnx.torch.validate.header import Header, Tensor, read_header
@@ -107,7 +108,7 @@ def _weights(files: list[Path], index: dict[str, str] | None) -> list[Path]:
 
 def _read_json(file: Path, rule: str, damage: list[Finding]) -> dict[str, Any]:
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = json.loads(read_text(file))
     except FileNotFoundError:
         problem = "there is no such file"
     except (ValueError, RecursionError) as error:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from calibrators.scratch import ScratchFolder
 from quark_onnx.errors import ConfigError
 from quark_onnx.torch.validate.checkpoint import CONFIG, INDEX, Checkpoint, read
 from quark_onnx.torch.validate.clients import validate
@@ -74,15 +74,12 @@ def mend(folder: Path, client: str, output: Path | None = None) -> Mended:
     if not notes:
         return Mended(None, (), before)
     output.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{output.name}-", dir=output.parent))
-    scratch.chmod(output.parent.stat().st_mode & 0o777)  # a temporary folder is its owner's alone
-    try:
+    with ScratchFolder(output.parent, output.name) as folder:
+        scratch = folder / output.name  # a temporary folder itself is its owner's alone
+        scratch.mkdir()
         _write(checkpoint, config, index, scratch)
         validate(scratch, client)  # that it can be read, before anybody sees it
         scratch.replace(output)
-    except BaseException:
-        shutil.rmtree(scratch, ignore_errors=True)
-        raise
     return Mended(output, tuple(notes), validate(output, client))
 
 

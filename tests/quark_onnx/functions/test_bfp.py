@@ -14,6 +14,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from quark_onnx.errors import ModelError
 from quark_onnx.functions import DOMAIN, bfp
+from quark_onnx.functions.body import MAX_OPSET, MIN_OPSET
 from quark_onnx.kernels import blockfloat
 from tests.models import run
 
@@ -156,7 +157,7 @@ def test_nothing_comes_of_nothing(settings: dict[str, Any], shape: tuple[int, ..
                 assert run(made, {"x": np.zeros(shape, np.float32)}, optimize=optimize)[0].shape == shape
 
 
-@pytest.mark.parametrize("opset", range(17, 27))
+@pytest.mark.parametrize("opset", range(MIN_OPSET, MAX_OPSET + 1))
 def test_opsets(opset: int) -> None:
     x = draw("special", (5, 37))
     for settings in (BFP16, MX9):
@@ -218,8 +219,8 @@ def test_what_cannot_be_computed(attributes: dict[str, Any], message: str) -> No
 
 
 def test_opset_too_old_or_too_new() -> None:
-    for opset in (16, 28):
-        with pytest.raises(ModelError, match=f"for the opsets 17 to 27, not for opset {opset}"):
+    for opset in (MIN_OPSET - 1, MAX_OPSET + 1):
+        with pytest.raises(ModelError, match=f"for the opsets {MIN_OPSET} to {MAX_OPSET}, not for opset {opset}"):
             bfp.definitions([node()], opset)
 
 

@@ -122,7 +122,7 @@ def test_a_scale_for_each_channel(kind: int, axis: int) -> None:
 
 
 @each
-@pytest.mark.parametrize("opset", range(17, 27))
+@pytest.mark.parametrize("opset", range(17, 28))
 def test_opsets(kind: int, opset: int) -> None:
     x = np.float32([HARD, HARD])
     scale, zero = np.float32([0.3, 2]), np.array([1, 2])

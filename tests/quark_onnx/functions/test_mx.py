@@ -16,6 +16,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from quark_onnx.errors import ModelError
 from quark_onnx.functions import DOMAIN, definitions, mx
+from quark_onnx.functions.body import MAX_OPSET, MIN_OPSET
 from quark_onnx.kernels import blockfloat
 from tests.models import run
 
@@ -116,7 +117,7 @@ class _Sessions(dict[tuple[str, int], Any]):
 SESSIONS = _Sessions()
 
 
-@pytest.mark.parametrize("opset", range(17, 27))
+@pytest.mark.parametrize("opset", range(MIN_OPSET, MAX_OPSET + 1))
 def test_opsets(opset: int) -> None:
     x = any_bits(6, 40, finite=False)
     made = model([node("fp8_e4m3", axis=1)], (6, 40), opset)

@@ -126,6 +126,48 @@ def test_forged_external_data(tmp_path: Path, info: dict[str, str], message: str
         read(tmp_path / "m.onnx")
 
 
+@pytest.mark.parametrize("inside", [True, False], ids=["in the folder", "outside"])
+def test_data_under_several_names_is_refused(inside: bool, tmp_path: Path) -> None:
+    """A hard link is a file of another place under a harmless name; symbolic ones can be followed, and are.
+
+    The oracle is onnx 1.23, which refuses it, too. Caches of model hubs are made of symbolic links, and stay readable.
+    """
+    (tmp_path / "model").mkdir()
+    save(large(), tmp_path / "model" / "m.onnx")
+    other = tmp_path / "model" / "other" if inside else tmp_path / "other"
+    other.hardlink_to(tmp_path / "model" / "m.onnx.data")
+    with pytest.raises(onnx.checker.ValidationError, match="multiple hard links"):
+        onnx.load(tmp_path / "model" / "m.onnx")
+    with pytest.raises(ModelError, match=r"m\.onnx\.data has 2 hard links.*replace it by a copy of itself"):
+        read(tmp_path / "model" / "m.onnx")
+    other.unlink()
+    assert read(tmp_path / "model" / "m.onnx") == large()
+
+
+@pytest.mark.parametrize("length", [4095, 4097, 10_000, 10**12])
+def test_external_data_has_the_length_of_its_tensor(length: int, tmp_path: Path) -> None:
+    """However long the file is: what is read beyond the tensor is memory for nothing."""
+    point(large(), tmp_path / "m.onnx", location="data", length=str(length))
+    with (tmp_path / "data").open("wb") as file:
+        file.truncate(2**40)  # a file of holes
+    with pytest.raises(
+        ModelError, match=f"'w' of shape .* needs 4,096 bytes, and its external data has the length {length:,}"
+    ):
+        read(tmp_path / "m.onnx")
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="there is no device that never ends")
+def test_a_model_is_a_regular_file(tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").symlink_to("/dev/zero")
+    for path in (Path("/dev/zero"), tmp_path / "m.onnx"):
+        with pytest.raises(ModelError, match=f"model file {path} cannot be read: it is no regular file"):
+            read(path)
+    with (tmp_path / "holes.onnx").open("wb") as file:
+        file.truncate(2**40)
+    with pytest.raises(ModelError, match=r"holes.onnx has 1,099,511,627,776 bytes; a protobuf message ends at 2 GB"):
+        read(tmp_path / "holes.onnx")
+
+
 def test_names_that_are_no_text(tmp_path: Path) -> None:
     model = conv_relu().SerializeToString().replace(b"relu", b"r\xff\xfeu")
     (tmp_path / "m.onnx").write_bytes(model)

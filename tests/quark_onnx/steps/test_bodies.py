@@ -85,3 +85,24 @@ def test_names_of_today_and_of_before() -> None:
     assert {node.domain for node in today.graph.node} == {"", "com.amd.quark"}
     blocks = convert(quantize(network(), data(), QConfig.of("BFP16")).model, "vitis-names").model
     assert {node.op_type for node in blocks.graph.node if node.domain} == {"BFPFixNeuron"}
+
+
+@pytest.mark.parametrize("conversions", [["vendor-qdq"], ["vendor-qdq", "vitis-names"]], ids=["quark", "vitis"])
+@pytest.mark.parametrize("opset", [13, 17])
+def test_operators_in_subgraphs_run(conversions: list[str], opset: int) -> None:
+    """AMD's operators get their bodies wherever they are, also in an If within an If."""
+    inner = "h = MatMul (x, w) a = Relu (h) r = MatMul (a, w)"
+    text = f"""g (float[4,4] x, bool c) => (float[4,4] y) {{ y = If (c) <
+        then_branch = t () => (float[4,4] p) {{ p = If (c) <
+            then_branch = tt () => (float[4,4] r) {{ {inner} }},
+            else_branch = te () => (float[4,4] s) {{ s = Sin (x) }}> }},
+        else_branch = e () => (float[4,4] q) {{ q = Cos (x) }}> }}"""
+    model = parse(text, opset=opset, w=weight(4, 4))
+    samples = [
+        {"x": np.random.default_rng(i).normal(size=(4, 4)).astype(np.float32), "c": np.array(True)} for i in (0, 1)
+    ]
+    made = quantize(model, samples, QConfig.of("A8W8").with_(max_opset=opset)).model
+    vendors = convert(made, conversions).model
+    del vendors.functions[:]
+    np.testing.assert_array_equal(run(with_bodies(vendors), samples[0])[0], run(made, samples[0])[0])
+    assert compare(model, vendors, samples).sqnr > 25

@@ -35,7 +35,9 @@ def test_a_family(family: str, name: str, tmp_path: Path) -> None:
     before = logits(model, tokens()[0])
     config = TorchConfig(scheme(name), exclude=(torch_families.head_of(family),))
     report = quantize_model(model, config, tokens(), progress=False)
-    assert report.quantized and not report.notes
+    # DBRX has all experts in matrices of two axes, which are not taken apart
+    stacked = [note for note in report.notes if "is no stack of experts that is known" in note]
+    assert report.quantized and report.notes == stacked and bool(stacked) == (family == "dbrx")
     after = logits(model, tokens()[0])
     error = float((after - before).norm() / before.norm())
     assert 1e-4 < error < SCHEMES[name]

@@ -357,9 +357,10 @@ def test_graphs_that_were_decomposed() -> None:
     expected, _ = quantize_graph(program, TorchConfig(BOTH), [x])
     same, report = quantize_graph(program.run_decompositions({}), TorchConfig(BOTH), [x])
     assert torch.equal(same(x), expected(x)) and report.notes
-    _, report = quantize_graph(program.run_decompositions(), TorchConfig(LayerSpec(INT8)))
-    assert not report.quantized and list(report.kept) == ["conv", "side", "fc"]
-    assert report.kept["fc"].startswith("it is aten.addmm, which is none of linear, conv2d")
+    with pytest.raises(
+        ConfigError, match=r"no layer would be quantized; conv and 1 more.* fc: it is aten\.addmm, which"
+    ):
+        quantize_graph(program.run_decompositions(), TorchConfig(LayerSpec(INT8)))
 
 
 def test_weights_that_belong_to_no_layer_or_to_more_than_one_reader() -> None:

@@ -21,6 +21,10 @@ from quark_onnx.torch.ptq import Text, ptq
 from quark_onnx.torch.tasks import Tasks
 
 
+def _names(text: str) -> list[str]:
+    return text.split(",")
+
+
 def arguments() -> argparse.Namespace:
     """What was asked for."""
     parser = argparse.ArgumentParser(description="Quantize a language model into a checkpoint for vLLM.")
@@ -34,17 +38,23 @@ def arguments() -> argparse.Namespace:
     add("--kv_cache_post_rope", action="store_true", help="round keys after they are rotated")
     add("--min_kv_scale", type=float, default=0.0, help="the least scale of keys and values")
     add("--attention_dtype", choices=["fp8"], help="how queries and the probabilities of attention are quantized")
-    add("--quant_algo", help="names of algorithms, with commas")
-    add("--exclude_layers", nargs="*", help="globs of layers that stay float")
+    add("--quant_algo", type=_names, action="extend", help="names of algorithms, with commas")
+    add("--exclude_layers", nargs="*", action="extend", help="globs of layers that stay float")
     add("--dataset", default="pileval", help="calibration data")
     add("--num_calib_data", type=int, default=128, help="windows of it")
     add("--seq_len", type=int, default=512, help="tokens of a window")
-    add("--model_export", nargs="+", choices=EXPORTS, default=["hf_format"], help="what is written; several may be")
+    add(
+        "--model_export",
+        nargs="+",
+        action="extend",
+        choices=EXPORTS,
+        help="what is written; several (default: hf_format)",
+    )
     add("--custom_mode", choices=["quark", "awq", "fp8"], default="quark", help="how layers are stored")
     add("--pack_method", choices=["reorder", "order"], default="reorder")
     add("--evaluation_dataset", help="text whose perplexity is computed before and after")
     add("--skip_evaluation", action="store_true", help="compute no perplexity")
-    add("--tasks", type=lambda text: text.split(","), help="tasks of lm-eval, or folders of them, with commas")
+    add("--tasks", type=_names, action="extend", help="tasks of lm-eval, or folders of them, with commas")
     add("--num_fewshot", type=int, help="examples in front of each question of a task")
     add("--num_eval_data", type=int, default=-1, help="questions of a task, at most; -1 for all")
     add("--eval_batch_size", type=int, default=8, help="questions that are run together")
@@ -59,7 +69,7 @@ def main() -> None:
         LLMTemplate.register_template(LLMTemplate(kind, ["*k_proj", "*v_proj"], exclude_layers_name=["lm_head"]))
     config = LLMTemplate.get(kind).get_config(
         args.quant_scheme,
-        algorithm=args.quant_algo.split(",") if args.quant_algo else None,
+        algorithm=args.quant_algo,
         kv_cache_scheme=args.kv_cache_dtype,
         min_kv_scale=args.min_kv_scale,
         attention_scheme=args.attention_dtype,
@@ -73,7 +83,7 @@ def main() -> None:
     tasks = args.tasks and Tasks(args.tasks, shots=args.num_fewshot, limit=limit, batch=args.eval_batch_size)
     source = FloatCheckpoint(args.model_dir, trust_code=args.trust_remote_code)
     notes: list[str] = []
-    with exported(args.model_export, source, config.torch_config(), args.output_dir, notes) as folder:
+    with exported(args.model_export or ["hf_format"], source, config.torch_config(), args.output_dir, notes) as folder:
         outcome = ptq(
             source,
             folder,

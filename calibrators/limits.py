@@ -1,0 +1,74 @@
+"""How much a small file may ask for, in one place.
+
+A file of a few hundred bytes can stand for terabytes: a shape, a compressed array, the size of an image. What it asks
+for is estimated before anything is allocated, and refused above a limit that the user can raise.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from stat import S_ISREG
+
+from calibrators.errors import CalibrationError
+
+#: Environment variable with the gigabytes that a single tensor, array or image may take.
+VARIABLE = "QUARK_ONNX_TENSOR_LIMIT_GB"
+#: Bytes without it.
+DEFAULT = 1 << 30
+
+#: Bytes of a file of settings or of a report.
+TEXT = 1 << 26
+
+
+def tensor_limit() -> int:
+    """Bytes that a tensor may take which no file holds as it is.
+
+    Raises:
+        CalibrationError: the environment variable is no number above 0.
+    """
+    text = os.environ.get(VARIABLE, "")
+    if not text:
+        return DEFAULT
+    try:
+        gigabytes = float(text)
+    except ValueError:
+        gigabytes = 0.0
+    if not 0 < gigabytes < 1e9:
+        raise CalibrationError(f"{VARIABLE} is {text[:80]!r}; it must be a number of gigabytes above 0")
+    return int(gigabytes * (1 << 30))
+
+
+def raise_it(size: int) -> str:
+    """The end of a message about something of that many bytes that is over the limit.
+
+    >>> raise_it(5 << 30)
+    'that is 5.0 GB; set QUARK_ONNX_TENSOR_LIMIT_GB=6 if it is meant'
+    """
+    gigabytes = size / (1 << 30)
+    return f"that is {gigabytes:,.1f} GB; set {VARIABLE}={int(gigabytes) + 1} if it is meant"
+
+
+def regular_size(path: Path) -> int:
+    """Bytes of a regular file; a device or a pipe may never end.
+
+    Raises:
+        OSError: it is not there, or is another kind of file.
+    """
+    status = path.stat()
+    if not S_ISREG(status.st_mode):
+        raise OSError(None, "it is no regular file", str(path))
+    return status.st_size
+
+
+def read_text(path: Path, most: int = TEXT) -> str:
+    """The text of a file of settings or of a report, in UTF-8.
+
+    Raises:
+        OSError: it cannot be read, is no regular file, or is far larger than such files are.
+        ValueError: it is no text.
+    """
+    size = regular_size(path)
+    if size > most:
+        raise OSError(None, f"it has {size:,} bytes; {most:,} are allowed", str(path))
+    return path.read_text(encoding="utf-8")

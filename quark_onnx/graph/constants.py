@@ -1,0 +1,88 @@
+"""Every constant of a model as an initializer, however the file spells it.
+
+ONNX has three spellings of a constant: an initializer, an initializer that is also an input (IR version 4 and later: a
+caller may override its value), and a Constant node. Exporters use all of them, in the main graph and in the bodies of
+If, Loop and Scan. Whatever asks whether a tensor is a weight looks at initializers alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from onnx import TensorProto, numpy_helper
+
+from quark_onnx.graph.bodies import in_bodies
+from quark_onnx.graph.graph import Graph
+from quark_onnx.graph.node import Node
+
+#: So many names are listed in a note.
+_LISTED = 3
+
+
+def gather_constants(graph: Graph, *, keep_inputs: bool = False) -> list[str]:
+    """Turn the constants of a graph and of its bodies into initializers, in place.
+
+    Args:
+        graph: the graph.
+        keep_inputs: leave initializers that are also inputs to the callers of the model.
+
+    Returns:
+        The names of the inputs that became constants.
+    """
+    _store_everywhere(graph)
+    return [] if keep_inputs else graph.close_inputs()
+
+
+def overridable(graph: Graph) -> list[str]:
+    """Return the names of the initializers that are also inputs, so that callers may override their values."""
+    return [value.name for value in graph.inputs if value.name in graph.initializers]
+
+
+def store_constants(graph: Graph) -> int:
+    """Turn the Constant nodes of a graph, those in bodies apart, into initializers; return how many."""
+    nodes = [node for node in graph.nodes if node.kind == "Constant"]
+    done = []
+    for node in nodes:
+        tensor = _value(node)
+        if tensor is not None:
+            tensor.name = node.outputs[0]
+            graph.initializers[node.outputs[0]] = tensor
+            done.append(node)
+    graph.remove(done)
+    return len(done)
+
+
+def describe_closed(names: Sequence[str]) -> list[str]:
+    """Say in a line, or none, which inputs became constants.
+
+    >>> describe_closed(["w"]), describe_closed(["a", "b", "c", "d"])
+    (["input 'w' is a constant"], ["inputs 'a', 'b', 'c' and 1 more are constants"])
+    """
+    if len(names) < 2:
+        return [f"input {name!r} is a constant" for name in names]
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return [f"inputs {', '.join(map(repr, names[:_LISTED]))}{more} are constants"]
+
+
+def _store_everywhere(graph: Graph) -> int:
+    return store_constants(graph) + in_bodies(graph, _store_everywhere)
+
+
+def _value(node: Node) -> TensorProto | None:
+    """Return the tensor of a Constant node; None for strings and sparse tensors."""
+    tensor = node.attribute("value")
+    if tensor is not None:
+        copy = TensorProto()
+        copy.CopyFrom(tensor)
+        return copy
+    for name, dtype in (
+        ("value_float", np.float32),
+        ("value_floats", np.float32),
+        ("value_int", np.int64),
+        ("value_ints", np.int64),
+    ):
+        value = node.attribute(name)
+        if value is not None:
+            return numpy_helper.from_array(np.array(value, dtype))
+    return None

@@ -1,0 +1,234 @@
+"""Fields of a model that code relies on, checked once when the model is read.
+
+Protobuf parses any bytes whose structure is right: nothing in it says that a tensor has as many values as its shape,
+that an attribute has the type that its operator takes, or that a version is a number that libraries can hold.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from typing import Any
+
+from google.protobuf.message import Message
+from onnx import (
+    AttributeProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    OperatorSetIdProto,
+    SparseTensorProto,
+    TensorProto,
+    defs,
+    helper,
+)
+from onnx.external_data_helper import uses_external_data
+
+from calibrators.session import tensor_size
+from quark_onnx.errors import ModelError
+from quark_onnx.graph.node import STANDARD_DOMAINS, subgraphs
+
+#: onnx and onnxruntime hold the version of an operator set in 32 bits with a sign.
+_LARGEST_VERSION = 2**31 - 1
+#: Number of elements that 64 bits with a sign can count.
+_LARGEST_SIZE = 2**63 - 1
+#: Field that holds the values of a type where it is not raw_data, and entries per value (onnx.proto, TensorProto).
+_FIELDS: dict[int, tuple[str, float]] = {
+    TensorProto.FLOAT: ("float_data", 1.0),
+    TensorProto.COMPLEX64: ("float_data", 2.0),
+    TensorProto.DOUBLE: ("double_data", 1.0),
+    TensorProto.COMPLEX128: ("double_data", 2.0),
+    TensorProto.INT64: ("int64_data", 1.0),
+    TensorProto.UINT32: ("uint64_data", 1.0),
+    TensorProto.UINT64: ("uint64_data", 1.0),
+    TensorProto.STRING: ("string_data", 1.0),
+}
+#: Field of all other types. Those of less than a byte are packed there as in raw_data.
+_OTHERS = "int32_data"
+#: Field that holds the value of an attribute, by the type of the attribute; others are lists.
+_SINGLE = {AttributeProto.TENSOR: "t", AttributeProto.GRAPH: "g", AttributeProto.SPARSE_TENSOR: "sparse_tensor"}
+
+_Single = defs.OpSchema.FormalParameterOption.Single
+_Variadic = defs.OpSchema.FormalParameterOption.Variadic
+
+
+def check_fields(model: ModelProto) -> None:
+    """Check all that protobuf leaves open and that code takes for granted.
+
+    Raises:
+        ModelError: a field does not hold what it must; the message names the tensor, node or operator set.
+    """
+    check_text(model)
+    versions = _versions(model.opset_import, "the model")
+    _check_graph(model.graph, versions)
+    for function in model.functions:
+        own = _versions(function.opset_import, f"function {function.name!r}")
+        _check_nodes(function.node, {**versions, **own})
+
+
+def check_text(message: Message) -> None:
+    """Names are UTF-8, or nothing that comes after can rely on them; protobuf parses any bytes.
+
+    Raises:
+        ModelError: a text somewhere in the message, such as a node's name, is not.
+    """
+    for field, value in message.ListFields():
+        if field.type == field.TYPE_STRING:
+            for text in [value] if isinstance(value, str | bytes) else value:
+                if isinstance(text, bytes):  # which is how protobuf hands out what it cannot decode
+                    kind = message.DESCRIPTOR.name.removesuffix("Proto")
+                    raise ModelError(f"the {field.name} of a {kind} is no UTF-8 text: {text[:80]!r}")
+        elif field.type == field.TYPE_MESSAGE:
+            for part in [value] if isinstance(value, Message) else value:
+                check_text(part)
+
+
+def check_tensor(tensor: TensorProto, where: str = "") -> None:
+    """Check that a tensor has a known type, a possible shape, and as many values as the shape says.
+
+    Args:
+        tensor: the tensor; values that lie in another file are not looked at.
+        where: what messages call it.
+
+    Raises:
+        ModelError: it has not.
+    """
+    where = where or f"tensor {tensor.name!r}"
+    try:
+        helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    except (KeyError, TypeError):
+        raise ModelError(f"{where} has the unknown element type {tensor.data_type}") from None
+    count = _size(tensor.dims, where)
+    if uses_external_data(tensor):
+        return
+    if tensor.HasField("raw_data"):
+        if tensor.data_type == TensorProto.STRING:
+            raise ModelError(f"{where} holds strings as raw bytes; they belong into string_data")
+        needed, found, unit = tensor_size(tensor), len(tensor.raw_data), "bytes"
+    else:
+        field, factor = _FIELDS.get(tensor.data_type, (_OTHERS, 1.0))
+        if tensor.data_type not in _FIELDS:
+            factor = tensor_size(TensorProto(data_type=tensor.data_type, dims=[8])) / 8
+            factor = min(factor, 1.0)
+        needed, found, unit = math.ceil(count * factor), len(getattr(tensor, field)), f"entries in {field}"
+    if needed != found:
+        raise ModelError(f"{where} of shape {list(tensor.dims)} has {found:,} {unit}; it needs {needed:,}")
+
+
+def _size(dims: Iterable[int], where: str) -> int:
+    """Number of elements of a shape."""
+    sizes = list(dims)
+    count = math.prod(sizes)
+    if any(size < 0 for size in sizes) or not 0 <= count <= _LARGEST_SIZE:
+        raise ModelError(f"{where} has the impossible shape {sizes}")
+    return count
+
+
+def _check_sparse(sparse: SparseTensorProto, where: str) -> None:
+    check_tensor(sparse.values, f"{where}: its values")
+    check_tensor(sparse.indices, f"{where}: its indices")
+    _size(sparse.dims, where)
+    values, indices, rank = list(sparse.values.dims), list(sparse.indices.dims), len(sparse.dims)
+    if len(values) != 1 or indices not in (values, [*values, rank]):
+        raise ModelError(
+            f"{where}: values of shape {values} and indices of shape {indices} make no sparse tensor of rank {rank}"
+        )
+
+
+def _versions(imports: Iterable[OperatorSetIdProto], where: str) -> dict[str, int]:
+    """Versions of operator sets by domain; the two spellings of the standard domain are one."""
+    versions = dict[str, int]()
+    for entry in imports:
+        domain = "" if entry.domain in STANDARD_DOMAINS else entry.domain
+        if not 0 < entry.version <= _LARGEST_VERSION:
+            raise ModelError(f"{where} imports operator set {entry.domain!r} in the impossible version {entry.version}")
+        if versions.setdefault(domain, entry.version) != entry.version:
+            called = repr(domain) if domain else "'' and 'ai.onnx', which are one,"
+            raise ModelError(
+                f"{where} imports operator set {called} in two versions, {versions[domain]} and {entry.version}; "
+                "remove one of them"
+            )
+    return versions
+
+
+def _check_graph(graph: GraphProto, versions: Mapping[str, int]) -> None:
+    for tensor in graph.initializer:
+        check_tensor(tensor)
+    for sparse in graph.sparse_initializer:
+        _check_sparse(sparse, f"sparse tensor {sparse.values.name!r}")
+    _check_nodes(graph.node, versions)
+
+
+def _check_nodes(nodes: Iterable[NodeProto], versions: Mapping[str, int]) -> None:
+    for node in nodes:
+        where = f"node {node.name or next(iter(node.output), '')!r} ({node.op_type})"
+        if not node.op_type:
+            raise ModelError(f"{where} names no operator")
+        for attribute in node.attribute:
+            _check_attribute(attribute, where)
+        if node.domain in STANDARD_DOMAINS:
+            schema = _schema(node.op_type, versions.get("", 1))
+            if schema is not None:
+                _check_call(node, schema, where)
+        for body in subgraphs(node):
+            _check_graph(body, versions)
+
+
+@cache
+def _schema(op_type: str, version: int) -> defs.OpSchema | None:
+    """Definition of a standard operator; None for one that the installed onnx does not know at that version."""
+    try:
+        return defs.get_schema(op_type, version, "")
+    except defs.SchemaError:
+        return None
+
+
+def _check_attribute(attribute: AttributeProto, where: str) -> None:
+    """Check that an attribute holds what its type says, and the tensors in it."""
+    field = _SINGLE.get(attribute.type)
+    if field is not None and not attribute.HasField(field) and not attribute.ref_attr_name:
+        kind = AttributeProto.AttributeType.Name(attribute.type)
+        raise ModelError(f"{where}: attribute {attribute.name!r} has the type {kind} and no such value")
+    called = f"{where}: the tensor of attribute {attribute.name!r}"
+    for tensor in _tensors(attribute):
+        check_tensor(tensor, called)
+    if attribute.HasField("sparse_tensor"):
+        _check_sparse(attribute.sparse_tensor, called)
+    for sparse in attribute.sparse_tensors:
+        _check_sparse(sparse, called)
+
+
+def _tensors(attribute: AttributeProto) -> Iterator[TensorProto]:
+    if attribute.HasField("t"):
+        yield attribute.t
+    yield from attribute.tensors
+
+
+def _check_call(node: NodeProto, schema: defs.OpSchema, where: str) -> None:
+    """Check that a node has the inputs, outputs and attributes of its operator.
+
+    onnxruntime refuses one that has not. Rules and passes look at it before a session does.
+    """
+    for what, names, formal in (("inputs", node.input, schema.inputs), ("outputs", node.output, schema.outputs)):
+        needed = [place for place, each in enumerate(formal) if each.option == _Single]
+        if any(place >= len(names) or not names[place] for place in needed):
+            found = f"{what} {list(names)}" if any(names) else f"no {what}"
+            raise ModelError(f"{where} has {found}; it needs {[formal[place].name for place in needed]}")
+        if len(names) > len(formal) and not (formal and formal[-1].option == _Variadic):
+            raise ModelError(f"{where} has {len(names)} {what}; it takes {len(formal)} at most")
+    given = set[str]()
+    for attribute in node.attribute:
+        known = schema.attributes.get(attribute.name)
+        if known is None:
+            continue  # onnxruntime names those that it does not know
+        wanted: Any = known.type  # an enumeration of nanobind, which onnx's stubs declare without its members
+        if attribute.type != wanted.value:
+            found = AttributeProto.AttributeType.Name(attribute.type)
+            raise ModelError(f"{where}: attribute {attribute.name!r} is of type {found}; it must be {wanted.name}")
+        if attribute.name in given:
+            raise ModelError(f"{where}: attribute {attribute.name!r} is there twice")
+        given.add(attribute.name)
+    for name, known in schema.attributes.items():
+        if known.required and name not in given:
+            raise ModelError(f"{where} lacks the attribute {name!r}")

@@ -1,0 +1,191 @@
+"""Which tensors are shape arithmetic: values that say how large a tensor is or where its values lie.
+
+Two properties decide, both of them for any operator:
+
+* *Origin*, forward: a tensor is computed from constants and sizes of tensors alone, from integers as well, or from a
+  signal. Integers that meet a learned table or weight, such as the table of an embedding, become a signal.
+* *Use*, backward: a tensor is read as a shape, a scale, a position, a count or a condition, or something is that is
+  computed from it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from enum import IntEnum
+
+from quark_onnx.graph.bodies import Body
+from quark_onnx.graph.control_inputs import KEEPS_SIZE, control_inputs
+from quark_onnx.graph.graph import Graph
+from quark_onnx.graph.node import DEQUANTIZE, Node
+from quark_onnx.graph.operations import Operation, Operations, Path, Tensor, step
+
+
+class Origin(IntEnum):
+    """What a tensor is computed from; the larger one decides where two of them meet."""
+
+    CONSTANTS = 0
+    SIZES = 1
+    INTEGERS = 2
+    SIGNAL = 3
+
+
+_SIZES = frozenset({"Shape", "Size", "SequenceLength"})
+#: Of a constant they read a table of a few values, too.
+_LOOKING_UP = frozenset({"Gather", "GatherElements", "GatherND"})
+_RANDOM = frozenset(
+    {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+)
+#: Operators of whose results the values decide how large they are.
+_COUNTING = frozenset(
+    {"Compress", "NonMaxSuppression", "NonZero", "StringSplit", "Unique", "com.microsoft::Unique"}
+    | {f"com.microsoft::{name}" for name in ("BeamSearch", "GreedySearch", "Sampling", "WhisperBeamSearch")}
+)
+#: Of operators of other domains it is not known whether they select values.
+_KNOWN_DOMAINS = frozenset({"", "ai.onnx.ml", "com.microsoft", "com.amd.quark", "com.vai.quantize"})
+
+_READ = "is read as a shape, a scale, a position or a condition"
+_WHY = {
+    Origin.CONSTANTS: f"is computed from constants and {_READ}",
+    Origin.SIZES: f"is computed from sizes of tensors and {_READ}",
+    Origin.INTEGERS: f"is computed from integers and {_READ}",
+    Origin.SIGNAL: f"holds a few values and {_READ}",
+}
+_SIZE_ALONE = "is a few values computed from sizes of tensors alone"
+
+
+class ShapeArithmetic:
+    """The tensors of a graph that are shape arithmetic, and the outputs whose shape depends on data.
+
+    Built once by `of` for a graph with its bodies; `inside` is the view of a body.
+    """
+
+    def __init__(self, reasons: dict[Tensor, str], shared: set[Tensor], sized: set[Tensor], path: Path = ()) -> None:
+        self._reasons = reasons
+        self._shared = shared
+        self._sized = sized
+        self._path = path
+
+    @classmethod
+    def of(cls, graph: Graph) -> ShapeArithmetic:
+        """Analyze a graph and the bodies in it."""
+        operations = Operations.of(graph)
+        raw = _origins(operations, integers_stay_integers=False)
+        origins = _origins(operations, integers_stay_integers=True)
+        reasons, shared = dict[Tensor, str](), set[Tensor]()
+        for tensor in _read_as_shapes(operations, origins):
+            origin = origins.get(tensor, Origin.SIGNAL)
+            if tensor not in operations.integers | operations.constants:
+                reasons[tensor] = _WHY[origin]
+                if origin is Origin.INTEGERS and tensor not in operations.small:
+                    shared.add(tensor)
+        for tensor in operations.small - operations.integers - operations.constants:
+            if origins.get(tensor) is Origin.SIZES:
+                reasons.setdefault(tensor, _SIZE_ALONE)
+        return cls(reasons, shared, _sized_by_data(operations, raw))
+
+    def inside(self, body: Body) -> ShapeArithmetic:
+        """The same for a body of the graph."""
+        return ShapeArithmetic(self._reasons, self._shared, self._sized, (*self._path, step(body)))
+
+    def reason(self, tensor: str) -> str:
+        """Why a tensor is never quantized, whoever reads it; empty if it may be.
+
+        Integers that are not only read as a shape may be a signal elsewhere, such as the pixels of an image.
+        """
+        key = (self._path, tensor)
+        return "" if key in self._shared else self._reasons.get(key, "")
+
+    def computed_by(self, node: Node) -> str:
+        """Why a node stays float as a part of shape arithmetic; empty if it is none."""
+        for name in node.outputs:
+            if why := self._reasons.get((self._path, name), ""):
+                return f"its result {why}"
+        return ""
+
+    def exact_inputs(self, node: Node, opset: int) -> dict[str, str]:
+        """The inputs that a node has to read unrounded, whatever others read of them, and why."""
+        names = {
+            node.inputs[index]: f"its reader {node.name} reads it as a shape" for index in control_inputs(node, opset)
+        }
+        if why := self.computed_by(node):
+            names |= {name: why for name in node.inputs if name}
+        return names
+
+    def sized_by_data(self, tensor: str) -> bool:
+        """Whether values of a signal decide the shape of a tensor, as in a detector that selects boxes."""
+        return (self._path, tensor) in self._sized
+
+
+def _origins(operations: Operations, *, integers_stay_integers: bool) -> dict[Tensor, Origin]:
+    """The origin of each tensor that is computed.
+
+    Args:
+        integers_stay_integers: an integer computed from a signal, such as the position of a maximum, counts as an
+            integer and not as a signal.
+    """
+    origins = dict.fromkeys(operations.constants, Origin.CONSTANTS)
+    for tensor in operations.inputs - operations.constants:
+        origins[tensor] = Origin.INTEGERS if tensor in operations.integers else Origin.SIGNAL
+    changed = True
+    while changed:  # more than once only where a loop carries values to its next step
+        changed = False
+        for operation in operations.sequence:
+            origin = _origin(operation, operations, origins)
+            for tensor in operation.outputs:
+                bounded = integers_stay_integers and tensor in operations.integers
+                new = max(min(origin, Origin.INTEGERS) if bounded else origin, origins.get(tensor, Origin.CONSTANTS))
+                changed |= origins.get(tensor) != new
+                origins[tensor] = new
+    return origins
+
+
+def _origin(operation: Operation, operations: Operations, origins: dict[Tensor, Origin]) -> Origin:
+    if operation.kind in _SIZES:
+        return Origin.SIZES
+    if operation.kind in _RANDOM or operation.kind in DEQUANTIZE:
+        return Origin.SIGNAL
+    origin = max((origins.get(tensor, Origin.CONSTANTS) for tensor in operation.inputs), default=Origin.CONSTANTS)
+    learned = not operations.learned.isdisjoint(operation.inputs)
+    if operation.kind in _LOOKING_UP and operation.inputs[0] in operations.tables:
+        learned = True
+    return Origin.SIGNAL if learned and origin > Origin.CONSTANTS else origin
+
+
+def _read_as_shapes(operations: Operations, origins: dict[Tensor, Origin]) -> set[Tensor]:
+    """The tensors that are read as shapes and are no signal of many values, by way of any operators."""
+    producers = defaultdict[Tensor, list[Operation]](list)
+    for operation in operations.sequence:
+        for tensor in operation.outputs:
+            producers[tensor].append(operation)
+    todo = [tensor for operation in operations.sequence for tensor in operation.controls]
+    found = set[Tensor]()
+    while todo:
+        tensor = todo.pop()
+        exact = origins.get(tensor, Origin.CONSTANTS) < Origin.SIGNAL or tensor in operations.flat
+        if tensor in found or not exact:
+            continue
+        found.add(tensor)
+        for operation in producers[tensor]:
+            if operation.kind not in _SIZES:
+                todo += operation.inputs
+    return found
+
+
+def _sized_by_data(operations: Operations, raw: dict[Tensor, Origin]) -> set[Tensor]:
+    """The tensors whose shape depends on values of a signal."""
+    sized = set[Tensor]()
+    changed = True
+    while changed:
+        changed = False
+        for operation in operations.sequence:
+            if sized.issuperset(operation.outputs):
+                continue
+            counted = operation.controls
+            if operation.kind in _COUNTING or operation.kind.rpartition("::")[0] not in _KNOWN_DOMAINS:
+                counted = operation.inputs
+            elif operation.kind in KEEPS_SIZE:
+                counted = ()
+            if any(raw.get(tensor) is Origin.SIGNAL for tensor in counted) or not sized.isdisjoint(operation.inputs):
+                sized.update(operation.outputs)
+                changed = True
+    return sized - operations.static

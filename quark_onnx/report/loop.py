@@ -1,0 +1,74 @@
+"""The error of recurrent models that are fed with their own states over several samples."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from numpy.typing import NDArray
+
+from quark_onnx.graph.states import State
+from quark_onnx.report.measure import OutputError, Total
+
+logger = logging.getLogger(__name__)
+
+#: What may be lost over many samples against single runs, in dB; what is usable at all, and what is good in any case.
+_LOST, _USABLE, _GOOD = 6.0, 10.0, 20.0
+
+Sample = Mapping[str, NDArray[Any]]
+
+
+def measure_loop(reference: Any, other: Any, samples: Sequence[Sample], states: Sequence[State]) -> list[OutputError]:
+    """Run two sessions over consecutive samples, each with the states that it has computed itself.
+
+    Args:
+        reference: session on the float model.
+        other: session on the quantized model.
+        samples: consecutive ones. The first one holds the states to start from.
+        states: which outputs are the next sample's inputs.
+
+    Returns:
+        The error of each state after the last sample, and of each other float output over all samples but the first,
+        which a single run has measured. None if there are fewer than two samples, or the states change their shape.
+    """
+    if len(samples) < 2 or not states:
+        return []
+    names = [value.name for value in reference.get_outputs()]
+    updated = {state.output for state in states}
+    totals = {name: Total() for name in names}
+    own: list[dict[str, Any]] = [{}, {}]
+    for place, sample in enumerate(samples):
+        results = []
+        for session, carried in zip((reference, other), own, strict=True):
+            if any(value.shape != sample[name].shape for name, value in carried.items()):
+                return []
+            feeds = {value.name: sample[value.name] for value in session.get_inputs() if value.name in sample}
+            results.append(dict(zip(names, session.run(names, feeds | carried), strict=True)))
+        own = [{state.input: found[state.output] for state in states} for found in results]
+        for name in names:
+            if place == len(samples) - 1 or (place and name not in updated):
+                totals[name].add(*(found[name] for found in results))
+    errors = [replace(total.result(name), steps=len(samples)) for name, total in totals.items()]
+    return [error for error in errors if error.sqnr is not None]
+
+
+def verdicts(errors: Sequence[OutputError]) -> list[str]:
+    """Return a note on each recurrent output: whether its error stays what it is in a single run."""
+    single = {error.name: error.sqnr for error in errors if not error.steps}
+    notes = list[str]()
+    for error in errors:
+        alone = single.get(error.name)
+        if not error.steps or error.sqnr is None or alone is None:
+            continue
+        found = f"{error.name!r}: {error.sqnr:.1f} dB after {error.steps} samples with its own state, {alone:.1f} dB"
+        if error.sqnr >= _GOOD or error.sqnr >= max(_USABLE, alone - _LOST):
+            notes.append(f"{found} in single runs: it holds")
+            continue
+        notes.append(
+            f"{found} in single runs: errors accumulate in the recurrent state; keep the layers that compute it float "
+            "(exclude), or use 16-bit activations (A16W8) or float ones (W8)"
+        )
+        logger.warning("%s", notes[-1])
+    return notes

@@ -1,0 +1,46 @@
+"""Shapes of outputs, which quantization must not change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from onnx import ModelProto
+
+from quark_onnx.errors import ModelError
+from quark_onnx.graph import Graph, ShapeArithmetic, inlined
+from quark_onnx.report.measure import OutputError
+
+
+def other_shape(what: str, reference: str, other: str) -> ModelError:
+    """Return the error of a tensor that has another shape than in the float model.
+
+    Args:
+        what: the kind of the tensor and its name.
+        reference: the shape in the float model.
+        other: the shape in the quantized model.
+    """
+    return ModelError(
+        f"{what} has shape {other} in the quantized model and {reference} in the float model: a value that computes "
+        "the shape was rounded; exclude the nodes that compute it"
+    )
+
+
+def require_same_shapes(errors: Iterable[OutputError], sized_by_data: Callable[[str], bool]) -> None:
+    """Raise an error for the first output that has another shape than in the float model.
+
+    Args:
+        errors: the outputs as measured.
+        sized_by_data: tells of an output whether values of a signal decide its shape, as those of a detector that
+            selects boxes. Such an output may have another shape.
+
+    Raises:
+        ModelError: an output has another shape.
+    """
+    for error in errors:
+        if error.shapes is not None and not sized_by_data(error.name):
+            raise other_shape(f"output {error.name!r}", *error.shapes)
+
+
+def sized_by_data(model: ModelProto, output: str) -> bool:
+    """Return whether values of a signal decide the shape of an output of a float model."""
+    return ShapeArithmetic.of(Graph.of(inlined(model))).sized_by_data(output)

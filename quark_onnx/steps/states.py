@@ -1,0 +1,90 @@
+"""states: keep a recurrent state float where rounding it would accumulate from step to step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from quark_onnx.config import QuantizationSpec
+from quark_onnx.graph import Graph, Node, reach
+from quark_onnx.graph.bodies import Body
+from quark_onnx.graph.states import State
+from quark_onnx.plan import Plan
+from quark_onnx.rules.base import WEIGHTED
+from quark_onnx.rules.passthrough import HANDING_ON
+
+#: A format with as many bits rounds less than what recurrent models tell apart.
+_FINE = 16
+_RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
+_MOVING = HANDING_ON | {"Concat"}
+
+
+def spare_states(plan: Plan, states: Sequence[State]) -> None:
+    """Keep float each state that arithmetic updates, before rules ask for anything.
+
+    Float stay the input and what is a part or a rearrangement of it, the output, and the arithmetic between the last
+    weighted operators and the output. A state that is only moved, as a row that enters a buffer, is rounded once and
+    keeps its codes: nothing accumulates there.
+    """
+    graph = plan.graph
+    for state in states:
+        path = _path(graph, state)
+        if not any(_coarse(plan.specs[node].activation) for node in path):
+            continue
+        if all(node.kind in _MOVING for node in path):
+            continue
+        reason = f"rounding would accumulate in the state: {state.output!r} is {state.input!r} of the next step"
+        for tensor in dict.fromkeys((*moved(graph, state.input), *_updates(plan, state.output, path, reason))):
+            if not plan.ineligible(tensor):
+                plan.keep(tensor, reason)
+
+
+def inner_states(graph: Graph, states: Sequence[State], body: Body) -> list[State]:
+    """Return the states of an outer graph that a branch of an If updates, under the names that they have in it."""
+    found = list[State]()
+    if body.node.kind != "If":
+        return found
+    for state in states:
+        before = [name for name in moved(graph, state.input) if name in body.borrowed]
+        after = state.output
+        while (producer := graph.producer(after)) is not None and producer.kind in HANDING_ON:
+            after = producer.inputs[0]
+        if producer is body.node and before:
+            found.append(State(before[-1], body.model.graph.output[producer.outputs.index(after)].name))
+    return found
+
+
+def moved(graph: Graph, tensor: str) -> list[str]:
+    """Return a tensor and the tensors that its values are moved to unchanged."""
+    found = [tensor]
+    for name in found:
+        for node in graph.consumers(name):
+            if node.kind in _MOVING and (node.kind == "Concat" or node.inputs[0] == name):
+                found += [result for result in node.outputs if result and result not in found]
+    return found
+
+
+def _path(graph: Graph, state: State) -> dict[Node, None]:
+    """Return the nodes between the two ends of a state."""
+    producer = graph.producer(state.output)
+    downstream = reach(graph.consumers(state.input), graph.followers)
+    upstream = reach([producer] if producer is not None else [], graph.leaders)
+    return dict.fromkeys(node for node in downstream if node in upstream)
+
+
+def _updates(plan: Plan, output: str, path: dict[Node, None], reason: str) -> Iterator[str]:
+    """Yield the tensors that an output is computed from without a weighted operator; spare their constants."""
+    found = [output]
+    for name in found:
+        yield name
+        node = plan.graph.producer(name)
+        if node is None or node not in path or node.kind in WEIGHTED | _RECURRENT or node.has_subgraph:
+            continue
+        for operand in node.inputs:
+            if plan.graph.is_constant(operand):
+                plan.keep_for(node, operand, reason)
+            elif operand and operand not in found:
+                found.append(operand)
+
+
+def _coarse(spec: QuantizationSpec | None) -> bool:
+    return spec is not None and not spec.dynamic and spec.dtype.bits < _FINE

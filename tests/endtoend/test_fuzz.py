@@ -1,0 +1,35 @@
+"""Malformed models: whatever a file holds, the command line refuses it with a reason, or does its work."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.endtoend.fuzz import COMMANDS, outcomes, sound
+from tests.endtoend.mutations import MUTATIONS, mutant
+
+COUNT, SEED = 500, 0
+
+
+@pytest.mark.slow
+def test_no_mutant_does_harm() -> None:
+    """No internal error, no dead process, no gigabyte, no run without end, and no file left behind.
+
+    ``python -m tests.endtoend.fuzz --count 10000`` runs more.
+    """
+    found = list(outcomes(range(COUNT), SEED))
+    assert [outcome for outcome in found if outcome.failure] == []
+    codes = Counter(outcome.code for outcome in found)
+    assert codes[0] > 50 and codes[2] > 200, "both sound and unsound models are among them"
+    assert {outcome.command for outcome in found} == COMMANDS.keys()
+
+
+def test_mutants_are_those_of_the_seed_and_of_every_kind() -> None:
+    seen = set[str]()
+    for index in range(COUNT):
+        model = sound(index)[1]
+        data, mutations = mutant(model, index)
+        assert (data, mutations) == mutant(model, index)
+        seen |= set(mutations)
+    assert {change.__name__ for change in MUTATIONS} <= seen

@@ -1,0 +1,55 @@
+"""Models that make onnxruntime crash, or run without an end."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+
+from tests.models import parse, weight
+
+
+def captured_mover(*, quantized: bool) -> onnx.ModelProto:
+    """``Conv -> Transpose -> If``, whose branches capture the result of the Transpose.
+
+    Quantized, only a DequantizeLinear stands before the Transpose, and nothing after it: onnxruntime 1.32 ends the
+    process with SIGABRT when its QDQ propagation, which is on by default, moves the pair to the other side.
+    """
+    pair = "q = QuantizeLinear (c, scale, zero) d = DequantizeLinear (q, scale, zero)"
+    return parse(
+        f"""g (float[1, 3, 8, 8] x, bool cond) => (float y) {{
+            c = Conv <pads = [1, 1, 1, 1]> (x, w)
+            {pair if quantized else ""}
+            [move] t = Transpose <perm = [0, 2, 3, 1]> ({"d" if quantized else "c"})
+            [choose] y = If (cond) <
+                then_branch = then () => (float a) {{ s = Sigmoid (t) a = ReduceSum <keepdims = 0> (s) }},
+                else_branch = other () => (float b) {{ u = Tanh (t) b = ReduceSum <keepdims = 0> (u) }}
+            >
+        }}""",
+        opset=16,
+        w=weight(4, 3, 3, 3),
+        scale=np.float32(0.05),
+        zero=np.uint8(128),
+    )
+
+
+def endless(*, conditional: bool = False) -> onnx.ModelProto:
+    """A product, and a Loop without count and condition.
+
+    ``conditional``: the Loop ends after the first step if the sum of the input is positive.
+    """
+    go = "go = ReduceSum <keepdims = 0> (x) small = LessOrEqual (go, none)" if conditional else ""
+    return parse(
+        f"""g (float[1, 4] x) => (float[1, 4] y) {{
+            {go}
+            h = MatMul (x, w)
+            y = Loop (, , h) <
+                body = b (int64 i, bool before, float[1, 4] v) => (bool again, float[1, 4] next) {{
+                    again = Identity ({"small" if conditional else "before"})
+                    next = Add (v, tiny)
+                }}
+            >
+        }}""",
+        w=weight(4, 4),
+        tiny=np.float32([1e-6]),
+        none=np.float32(0),
+    )

@@ -1,0 +1,125 @@
+"""Files that mean harm, given to the command line: one short line that a terminal shows as it is, and exit code 2."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import ModelProto
+
+from quark_onnx import quantize
+from tests.models import residual, samples
+from tests.quark_onnx.cli.conftest import CommandLine
+
+#: It would recolour the terminal, set its title, turn what follows around, and begin another line.
+NAME = "a\x1b[31m\x1b]0;title\x07\u202eb\rc\nd"
+SHOWN = r"a\x1b[31m\x1b]0;title\x07\u202eb\rc\nd"
+
+
+def renamed() -> ModelProto:
+    """A model with such names: of an output, a tensor inside, a weight and a node."""
+    model, other = residual(), {old: NAME + old for old in ("y", "c", "w1")}
+    for node in model.graph.node:
+        for names in (node.input, node.output):
+            for place, name in enumerate(names):
+                names[place] = other.get(name, name)
+    for value in (*model.graph.output, *model.graph.initializer):
+        value.name = other.get(value.name, value.name)
+    model.graph.node[2].name = f"{NAME}conv2"
+    return model
+
+
+COMMANDS = {
+    "quantize": "quantize m.onnx -o q.onnx --random-data --verbose",
+    "weights": "quantize m.onnx -o q.onnx --config W8",
+    "gate": "quantize m.onnx -o q.onnx --random-data --min-sqnr 200",
+    "explain": "explain m.onnx",
+    "compare": "compare m.onnx int8.onnx --random-data",
+    "missing": "compare m.onnx other.onnx --random-data",
+    "analyze": "analyze m.onnx int8.onnx --random-data --top 20",
+    "check": "npu check m.onnx",
+    "preflight": "npu preflight m.onnx",
+    "legalize": "npu legalize m.onnx -o l.onnx",
+    "damaged": "explain broken.onnx",
+    "refused": "quantize unknown.onnx -o q.onnx --random-data",
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_names_are_shown_as_text(cli: CommandLine, folder: Path, command: str) -> None:
+    """Of whatever a name is, and whoever mentions it: a report, an error, or onnxruntime in an error of ours."""
+    model = renamed()
+    onnx.save(model, folder / "m.onnx")
+    onnx.save(quantize(model, samples(model), "A8W8").model, folder / "int8.onnx")
+    onnx.save(residual(), folder / "other.onnx")
+    model.graph.node[2].op_type = NAME
+    onnx.save(model, folder / "unknown.onnx")
+    model.graph.node[2].op_type = ""
+    onnx.save(model, folder / "broken.onnx")
+    found = cli(*COMMANDS[command].split())
+    assert found.code in (0, 1, 2)
+    for text in (found.out, found.err):
+        assert all(each.isprintable() or each == "\n" for each in text)
+        assert "\nd" not in text
+    if command in ("damaged", "refused"):
+        assert SHOWN[:9] in found.error and found.code == 2
+
+
+def test_a_line_end_in_a_name_breaks_no_table(cli: CommandLine, folder: Path) -> None:
+    model = renamed()
+    onnx.save(model, folder / "m.onnx")
+    onnx.save(quantize(model, samples(model), "A8W8").model, folder / "int8.onnx")
+    found = cli("analyze", "m.onnx", "int8.onnx", "--random-data", "--top", "20")
+    assert found.code == 0 and SHOWN in found.out
+
+
+def test_error_lines_are_short(cli: CommandLine, folder: Path) -> None:
+    """Whatever a file puts into them."""
+    model = residual()
+    model.graph.node[0].op_type = "x" * 100_000
+    onnx.save(model, folder / "m.onnx")
+    found = cli("quantize", "m.onnx", "-o", "q.onnx", "--random-data")
+    assert found.code == 2 and 1000 < len(found.error) <= 2000
+
+
+def test_aliases_that_make_much_of_little(cli: CommandLine, folder: Path) -> None:
+    """800 bytes of YAML stand for billions of values; one that holds itself, for no end of them."""
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10)]
+    for text in ("\n".join(lines), "exclude: &a [*a]", "preset: &a {b: *a}"):
+        (folder / "c.yaml").write_text(text, encoding="utf-8")
+        found = cli("explain", "model.onnx", "--config", "c.yaml")
+        assert found.code == 2 and "its aliases stand for more than 100,000 values" in found.error
+        assert len(found.error) < 300
+    (folder / "c.yaml").write_text("exclude: &a ['first']\nop_types: [Conv, Gemm]\nnodes: *a\n", encoding="utf-8")
+    assert cli("explain", "model.onnx", "--config", "c.yaml").code == 0
+
+
+@pytest.mark.parametrize("text", ["preset: [{0}]", "overrides: {{a: [{0}]}}", "{{a: [{0}]}}", "calibrator: [{0}]"])
+def test_values_in_errors_are_short(cli: CommandLine, folder: Path, text: str) -> None:
+    (folder / "c.yaml").write_text(text.format(", ".join(["'" + "x" * 100 + "'"] * 900)), encoding="utf-8")
+    found = cli("explain", "model.onnx", "--config", "c.yaml")
+    assert found.code == 2 and len(found.error) < 600
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="there is no device that never ends")
+@pytest.mark.parametrize(
+    "command",
+    [
+        "explain /dev/zero",
+        "quantize /dev/zero -o q.onnx --config W8",
+        "compare model.onnx /dev/zero --random-data",
+        "explain model.onnx --config endless.yaml",
+        "npu preflight model.onnx --report /dev/zero",
+        "quantize model.onnx -o q.onnx --data endless.npz",
+        "quantize model.onnx -o q.onnx --data endless.png --image-size 8 8",
+    ],
+)
+def test_a_device_that_never_ends(cli: CommandLine, folder: Path, command: str) -> None:
+    """Models, data and settings are regular files."""
+    for name in ("endless.yaml", "endless.npz", "endless.png"):
+        (folder / name).symlink_to("/dev/zero")
+    found = cli(*command.split())
+    assert found.code == 2
+    assert sorted(path.name for path in folder.iterdir() if path.name.startswith("q")) == []
