@@ -66,8 +66,13 @@ def interruptible(work: Callable[[], T], stop: Callable[[], object]) -> T:
     if threading.current_thread() is threading.main_thread():
         future: Future[T] = Future()
         # A daemon, so that an operator that takes hours does not keep the process alive.
-        threading.Thread(target=copy_context().run, args=(_fulfil, future, work), daemon=True).start()
-        return waited(future, stop)
+        thread = threading.Thread(target=copy_context().run, args=(_fulfil, future, work), daemon=True)
+        try:
+            thread.start()
+            return waited(future, stop)
+        except BaseException:  # a signal before the wait; what work has raised has ended it
+            stop()
+            raise
     stops = _stops.get()
     stops.add(stop)
     try:

@@ -115,6 +115,7 @@ def raise_opset_for(
                 )
         needed = max(opset for opset in (ROUND_OPSET, vendor, *(e.min_opset for e in wanted)) if opset <= limit)
     if before >= needed:
+        _check_not_beyond(graph, plan, vendor=config.form == "vendor")
         return graph, []
     raised = graph
     for opset in sorted({needed, ROUND_OPSET, _CODES_OPSET, *(e.min_opset for e in wanted)}, reverse=True):
@@ -143,6 +144,22 @@ def _raised(graph: Graph, opset: int, reference: Reference, sample: Sample | Non
     return candidate if same else None
 
 
+def _check_not_beyond(graph: Graph, plan: Plan, *, vendor: bool) -> None:
+    """Raise an error for a format that only standard Q/DQ nodes write, at an opset of which onnxruntime has none."""
+    newest = newest_with_pairs()
+    if graph.opset <= newest:
+        return
+    for use, entry in plan.entries.items():
+        if not isinstance(entry, Quantize) or not entry.spec.dtype.scaled or entry.spec.dynamic:
+            continue
+        if vendor or not contributed(entry):
+            raise ModelError(
+                f"{entry.spec.dtype.name} needs Q/DQ nodes, which onnxruntime has up to opset {newest}, and the "
+                f"model's opset {graph.opset} cannot be lowered without changing its outputs; export the model at "
+                f"opset {newest}, or choose another format. {_wanting(graph, use)}"
+            )
+
+
 def _check_reach(graph: Graph, plan: Plan, reached: int, needed: int) -> None:
     """Raise an error that names a node and the obstacle if the opset that a graph can have does not do for a plan."""
     for use, entry in plan.entries.items():
@@ -157,7 +174,7 @@ def _check_reach(graph: Graph, plan: Plan, reached: int, needed: int) -> None:
 def _wanting(graph: Graph, use: Use) -> str:
     """Name the first node that a tensor is quantized for."""
     readers = [node for node in graph.consumers(use.tensor) if use.node in (None, node.name)]
-    named = f"node {readers[0].name!r} ({readers[0].op_type}) reads" if readers else "the model hands out"
+    named = f"Node {readers[0].name!r} ({readers[0].op_type}) reads" if readers else "The model hands out"
     return f"{named} {use.tensor!r}, which is to have that format"
 
 

@@ -151,12 +151,13 @@ def _is_parallel(module: Any) -> bool:
     names = [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
     if names != ["weight"] or module.weight.ndim != 3 or len(signature(module.forward).parameters) != 2:
         return False
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator("cpu").manual_seed(0)
     count = len(module.weight)
+    weight = torch.randn(count, 5, 3, generator=generator, dtype=torch.float32, device="cpu")
     small = copy.copy(module)
-    small._parameters = {"weight": nn.Parameter(torch.randn(count, 5, 3, generator=generator), requires_grad=False)}
+    small._parameters = {"weight": nn.Parameter(weight, requires_grad=False)}
     sizes = [index % 3 for index in range(count)]
-    x = torch.randn(sum(sizes), 3, generator=generator)
+    x = torch.randn(sum(sizes), 3, generator=generator, dtype=torch.float32, device="cpu")
     try:
         with torch.no_grad():
             found = type(module).forward(small, x, sizes)

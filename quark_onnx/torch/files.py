@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,6 @@ from quark_onnx.torch.block import (
     endings_of,
     has_two_streams,
     inside,
-    measures,
     missing_data,
     needs_data,
     quantize_block,
@@ -42,8 +41,9 @@ from quark_onnx.torch.quantize import chosen_layers
 from quark_onnx.torch.quantized import check_finite
 from quark_onnx.torch.report import TorchReport
 from quark_onnx.torch.sources import Sources, empty, fill, missing_of
+from quark_onnx.torch.spec import LayerSpec
 from quark_onnx.torch.structure import blocks_of, heads_of, within
-from quark_onnx.torch.walk import Walk, batches, inference
+from quark_onnx.torch.walk import Walk, batches, inference, run_whole
 
 #: Layers after which free memory is given back; it takes a while to get it again.
 _KEPT = 16
@@ -149,7 +149,7 @@ class _Run:
     model: Any
     sources: Sources
     config: TorchConfig
-    chosen: Layers
+    chosen: dict[str, tuple[Any, LayerSpec]]
     report: TorchReport
     layout: Layout
     spill: Path | None
@@ -209,33 +209,68 @@ class _Run:
     ) -> Iterator[tuple[str, Any]]:
         """Codes of weights and scales of activations, block by block."""
         blocks = blocks_of(self.model)
-        if not blocks:
-            raise ModelError("the model has no list of blocks; quantize it in memory by quantize_model")
         check_apart(self.model, blocks, self.config)
         outside = {name: each for name, each in self.chosen.items() if not any(within(name, b) for b in blocks)}
-        samples = list(batches(data or ())) if measures(outside) or endings_of(self.config) else data or ()
+        samples = list(batches(data or ()))
         with ExitStack() as stack:
             stack.callback(hand_over(self.model, self.chosen))
             stack.enter_context(inference(self.model))
             folder = stack.enter_context(spilling(self.spill))
-            self._fill(next(iter(blocks)), {})
-            self._fill_front(blocks)
-            with Watching({name: each for name, each in outside.items() if each[1].measures}) as watching:
-                walk = Walk(self.model, blocks, samples, folder)
+            try:
+                walk, watching = self._walk(blocks, outside, samples, folder)
+            except ModelError as error:
+                if self.config.algorithms:
+                    raise
+                yield from self._whole(blocks, samples, str(error))
+                return
             scales = watching.scales(self.config.least_of)
             later = {name: each for name, each in outside.items() if watching.unseen(name, scales)}
-            if not endings_of(self.config):
-                self._empty_front(blocks)
             for name, module in self.model.named_modules():
                 if name not in later and not any(within(name, block) for block in blocks):
                     yield from self._outside(name, module, scales)
             if endings_of(self.config):
-                yield from self._at_once(blocks, walk, list(samples), journal, progress)
+                yield from self._at_once(blocks, walk, samples, journal, progress)
             else:
                 yield from self._blocks(blocks, walk, journal, progress)
             if later:
                 yield from self._after(later, blocks, walk, samples)
         self.report.note_outside([name for name in outside if name in self.chosen], self.config.algorithms)
+
+    def _walk(
+        self, blocks: dict[str, Any], outside: Layers, samples: list[Any], folder: Path | None
+    ) -> tuple[Walk, Watching]:
+        """Run what comes before the blocks on all samples, and watch the layers there."""
+        if not blocks:
+            raise ModelError("the model has no list of blocks")
+        self._fill(next(iter(blocks)), {})
+        heads = [name for name in heads_of(self.model) if name not in self.chosen]
+        self._fill_outside(blocks, heads)  # heads that stay float are not run before the last block
+        with Watching({name: each for name, each in outside.items() if each[1].measures}) as watching:
+            walk = Walk(self.model, blocks, samples, folder)
+        self._empty_outside(blocks)
+        return walk, watching
+
+    def _whole(self, blocks: dict[str, Any], samples: list[Any], why: str) -> Iterator[tuple[str, Any]]:
+        """Measure a model that cannot be walked block by block by running it whole, with all weights in memory."""
+        self.report.notes.append(f"all weights were in memory at once: {why}")
+        fill(self.model, "", self.sources)
+        for name, (module, _) in self.chosen.items():
+            check_finite(module.weight, name)
+        with Watching(self.chosen) as watching:
+            run_whole(self.model, samples)
+        scales = watching.scales(self.config.least_of)
+        modules = list(self.model.named_modules())
+        for name in [name for name in self.chosen if watching.unseen(name, scales)]:
+            if any(within(name, block) for block in blocks):
+                self.chosen[name] = (self.chosen[name][0], self.report.weight_only(name))
+            else:
+                self._stay_float(name)
+        for name, module in modules:
+            yield from self._outside(name, module, scales)
+
+    def _stay_float(self, name: str) -> None:
+        self.report.stay_float(name)
+        self.chosen.pop(name)
 
     def _outside(self, name: str, module: Any, scales: Scales) -> Iterator[tuple[str, Any]]:
         """A module outside of the blocks: its codes, or its tensors as the checkpoint has them."""
@@ -245,27 +280,27 @@ class _Run:
         self, layers: Layers, blocks: dict[str, Any], walk: Walk, samples: Iterable[Any]
     ) -> Iterator[tuple[str, Any]]:
         """Measure layers after the blocks; those that the data does not reach stay float."""
-        self._fill_front(blocks)
+        self._fill_outside(blocks)
         with Watching(layers) as watching:
             walk.finish(self.model, samples)
         scales = watching.scales(self.config.least_of)
-        self._empty_front(blocks)
+        self._empty_outside(blocks)
         for name, (module, _) in layers.items():
             if watching.unseen(name, scales):
-                self.report.stay_float(name)
-                self.chosen.pop(name)
+                self._stay_float(name)
             yield from self._outside(name, module, scales)
 
-    def _fill_front(self, blocks: Iterable[str]) -> None:
-        """Read all parameters outside of the blocks but those of heads that stay float."""
-        for name, module in _front(self.model, blocks, self.chosen).items():
-            fill(module, name, self.sources, recurse=False)
+    def _fill_outside(self, blocks: Iterable[str], without: Collection[str] = ()) -> None:
+        """Read all parameters outside of the blocks, except those of some modules."""
+        for name, module in _outside(self.model, blocks).items():
+            if name not in without:
+                fill(module, name, self.sources, recurse=False)
         embedding = self.model.get_input_embeddings()
         if missing_of(embedding):
             raise ModelError(f"the checkpoint {self.sources.reader.folder} has no tensor for the embedding of tokens")
 
-    def _empty_front(self, blocks: Iterable[str]) -> None:
-        for module in _front(self.model, blocks, self.chosen).values():
+    def _empty_outside(self, blocks: Iterable[str]) -> None:
+        for module in _outside(self.model, blocks).values():
             empty(module, recurse=False)
 
     def _blocks(
@@ -310,8 +345,7 @@ class _Run:
                 for done in quantize_block(self.model, name, part, walk, self.config, self.report):
                     bar.update(index * len(walk) + done)
         del walk
-        for name in heads_of(self.model):
-            fill(self.model.get_submodule(name), name, self.sources)
+        self._fill_outside(blocks)
         for index, each in enumerate(endings_of(self.config)):
             self.report.outcomes += each(self.model, self.chosen, samples, progress, journal.state(index))
         for name, block in blocks.items():
@@ -358,10 +392,9 @@ def _as_stored(tensor: Any, stored: Any) -> Any:
     return stored if torch.equal(tensor, stored.to(tensor.dtype)) else tensor.to(stored.dtype)
 
 
-def _front(model: Any, blocks: Iterable[str], chosen: Layers) -> dict[str, Any]:
-    """The modules outside of the blocks with parameters of their own; heads that stay float are not run."""
-    heads = [name for name in heads_of(model) if name not in chosen]
-    own = {name: each for name, each in model.named_modules() if name not in heads and each._parameters}
+def _outside(model: Any, blocks: Iterable[str]) -> dict[str, Any]:
+    """The modules outside of the blocks that have parameters of their own."""
+    own = {name: module for name, module in model.named_modules() if module._parameters}
     return {name: module for name, module in own.items() if not any(within(name, block) for block in blocks)}
 
 

@@ -47,12 +47,16 @@ def _has_only_weight_and_bias(module: Any) -> bool:
 
 def _computes_product(module: Any) -> bool:
     """Compare the forward of the class with ``F.linear``, in float32 on the CPU."""
-    generator = torch.Generator().manual_seed(0)
-    weight = torch.randn(_OUTPUTS, _INPUTS, generator=generator)
-    bias = None if module.bias is None else torch.randn(_OUTPUTS, generator=generator)
+    generator = torch.Generator("cpu").manual_seed(0)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
+
+    weight = random(_OUTPUTS, _INPUTS)
+    bias = None if module.bias is None else random(_OUTPUTS)
     small = _with_parameters(module, weight, bias)
     for scale in _SCALES:
-        x = scale * torch.randn(2, 3, _INPUTS, generator=generator)
+        x = scale * random(2, 3, _INPUTS)
         try:
             with torch.no_grad():
                 found = type(module).forward(small, x)

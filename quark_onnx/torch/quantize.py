@@ -36,8 +36,8 @@ from quark_onnx.torch.mixtures import routers_of
 from quark_onnx.torch.observe import Watching
 from quark_onnx.torch.report import TorchReport
 from quark_onnx.torch.spec import LayerSpec
-from quark_onnx.torch.structure import blocks_of, layers_of, put_modules, shared_among
-from quark_onnx.torch.walk import Walk, batches, call, inference
+from quark_onnx.torch.structure import blocks_of, layers_of, put_modules, shared_among, within
+from quark_onnx.torch.walk import Walk, batches, inference, run_whole
 
 logger = logging.getLogger(__name__)
 
@@ -184,13 +184,16 @@ def _walk(
     try:
         if not blocks:
             raise ModelError("the model has no list of blocks")
-        if measures(rest):
+        if measures(rest) and not config.algorithms:
             raise ModelError(f"{next(iter(rest))} lies outside of the blocks, and its activations are measured")
         if shared_among(model, blocks, chosen):
             raise ModelError("two blocks have a layer in common")
         check_apart(model, blocks, config)
         if not config.algorithms and not any(map(measures, parts.values())):
             return False
+        with Watching(rest) as watching:
+            if measures(rest):
+                run_whole(model, data)
         walk = Walk(model, blocks, data)
         if has_two_streams(chosen, config):
             walk.split()
@@ -203,22 +206,28 @@ def _walk(
         for index, name in enumerate(blocks):
             for done in quantize_block(model, name, parts[name], walk, config, report):
                 bar.update(index * len(walk) + done)
+    rest = _reached(model, rest, watching, config, report)
     report.note_outside(rest, config.algorithms)
     alone = {name: weight_alone(name, rest, config, report) for name in rest}
-    finish(model, rest, Watching({}), config, report, {name: each for name, each in alone.items() if each is not None})
+    finish(model, rest, watching, config, report, {name: each for name, each in alone.items() if each is not None})
     return True
 
 
 def _whole(model: Any, layers: Layers, data: list[Any], config: TorchConfig, report: TorchReport) -> None:
     """Quantize layers of a model that is run as a whole."""
-    if not data:
-        raise DataError("the calibration data is empty")
     with Watching(layers) as watching:
-        for count, batch in enumerate(data):
-            try:
-                call(model, batch)
-            except DataError:
-                raise
-            except Exception as error:
-                raise DataError(f"the model cannot be run on sample {count}: {error}") from error
-    finish(model, layers, watching, config, report)
+        run_whole(model, data)
+    finish(model, _reached(model, layers, watching, config, report), watching, config, report)
+
+
+def _reached(
+    model: Any, layers: Layers, watching: Watching, config: TorchConfig, report: TorchReport
+) -> dict[str, tuple[Any, LayerSpec]]:
+    """The layers without those outside of the blocks that the data does not reach, which stay float."""
+    blocks, scales = blocks_of(model), watching.scales(config.least_of)
+    found = dict(layers)
+    for name in layers:
+        if blocks and watching.unseen(name, scales) and not any(within(name, block) for block in blocks):
+            report.stay_float(name)
+            del found[name]
+    return found

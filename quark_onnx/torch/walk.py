@@ -36,6 +36,26 @@ def call(model: Any, batch: Any) -> Any:
     raise DataError(f"the data yields a {type(batch).__name__}; a tensor, a dict or a list of tensors is needed")
 
 
+def run_whole(model: Any, data: Iterable[Any]) -> None:
+    """Run a model on all batches.
+
+    Raises:
+        DataError: there is none, or the model cannot be run on one.
+    """
+    count = 0
+    for count, batch in enumerate(data, 1):
+        try:
+            call(model, batch)
+        except DataError:
+            raise
+        except Exception as error:
+            raise DataError(
+                f"the model cannot be run on sample {count - 1}: {type(error).__name__}: {error}"
+            ) from error
+    if not count:
+        raise DataError("the calibration data is empty")
+
+
 def batches(data: Any) -> Iterator[Any]:
     """What calibration data yields, without padding.
 
@@ -227,7 +247,7 @@ class _Recorder:
         if odd := [name for name, calls in self.arguments.items() if len(calls) not in (0, before + 1)]:
             raise ModelError(f"{odd[0]} is not run on all samples; {_NO_WALK}")
         if not any(self.arguments.values()):
-            raise ModelError(f"the model runs none of its blocks; {_NO_WALK}")
+            raise ModelError(f"the model runs none of its blocks, {next(iter(self._blocks))} and so on; {_NO_WALK}")
 
     def finish(self, model: Any, batch: Any, index: int) -> None:
         """Run what comes before and after the blocks on a batch, whose hidden states the blocks hand on."""

@@ -153,6 +153,6 @@ def moments_of(block: Any, calls: Sequence[Call], names: Iterable[str], *, produ
 
 def _observing(gathering: _Gathering) -> Any:
     def hook(module: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-        gathering.observe(split_input(args, dict(named))[0])
+        gathering.observe(split_input(args, named)[0])
 
     return hook

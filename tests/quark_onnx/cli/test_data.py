@@ -24,7 +24,7 @@ MEAN = ("--mean", "1", "2", "3")
         (["--random-data", "--input-layout", "nhwc"], ["--input-layout", "--random-data"]),
         (["--random-data", *SIZE], ["--image-size", "--random-data"]),
         (["--random-data", "--dim", "N"], ["--dim", "'N' is not of the form NAME=N"]),
-        (["--random-data", "--dim", "N=99999999999"], ["input 'image'", "do not fit into memory"]),
+        (["--random-data", "--dim", "N=99999999999"], ["input 'image'", "are too many; choose smaller dims"]),
         (["--random-data", "--dim", "M=2"], ["no input has a dimension 'M'", "known: N"]),
         (["--data", "data", "--dim", "N=2"], ["--dim", "--data"]),
         (["--data", "data", *MEAN], ["--mean", "--image-size"]),

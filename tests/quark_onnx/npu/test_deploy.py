@@ -271,7 +271,7 @@ def test_a_bundle_that_cannot_be_replaced_stays(tmp_path: Path, monkeypatch: pyt
         return real(self, target)
 
     monkeypatch.setattr(Path, "replace", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(ModelError, match="bundle cannot be written: No space left"):
         npu.deploy(network(), data(), tmp_path / "bundle", config="A8W8")
     assert (tmp_path / "bundle" / "model.onnx").read_bytes() == before
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import sys
 
 import numpy as np
+import onnx
 import pytest
 from onnx import ModelProto, TensorProto
 
 from quark_onnx import QConfig, npu, quantize, quantize_static
-from quark_onnx.errors import ConfigError
+from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.graph import Graph
 from quark_onnx.steps import lower_opset, make_plan, opsets, raise_opset_for
+from quark_onnx.steps.opsets import newest_with_pairs
 from quark_onnx.steps.run import Reference
 from tests.models import Feeds, interface, normal, old_ir, parse, run, samples, weight
 from tests.settings import CHANNEL, TENSOR, WIDE
@@ -154,3 +156,29 @@ def test_both_reasons_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert graph.opset == 20 and len(notes) == 2
     assert notes[0].startswith("the target stx advises 17; the model stays at opset 21: ")
     assert notes[1] == "opset lowered from 21 to 20: onnxruntime has Q/DQ nodes up to 20"
+
+
+@pytest.mark.parametrize("preset", ["A8W8", "XINT8", "INT4", "DYNAMIC", "BF16", "BFP16", "MXFP8E4M3", "FP8E4M3"])
+def test_an_opset_of_which_onnxruntime_has_no_pairs(preset: str) -> None:
+    """A graph that cannot be lowered gets the com.microsoft domain's nodes; a format that this domain lacks is refused.
+
+    onnxruntime 1.32 loads opset 28, and has QuantizeLinear up to 27. Mod of floats that may be negative needs opset 28.
+    """
+    newest = newest_with_pairs()
+    if newest == onnx.defs.onnx_opset_version():
+        return  # of this onnxruntime no opset is beyond
+    body = "a = Conv (x, w) [odd] m = Mod <fmod = 0> (a, three) y = Add (a, m)"
+    model = parse(
+        f"g (float[1,4,8,8] x) => (float[1,4,8,8] y) {{ {body} }}",
+        opset=28,
+        w=weight(4, 4, 1, 1),
+        three=np.float32(3),
+    )
+    samples = [{"x": normal(1, 4, 8, 8, seed=seed)} for seed in range(4)]
+    if preset != "FP8E4M3":
+        result = quantize(model, samples, preset).model
+        assert result.opset_import[0].version == 28
+        return
+    message = rf"fp8e4m3 needs Q/DQ nodes, .* up to opset {newest}, and the model's opset 28 cannot be lowered .*'x'"
+    with pytest.raises(ModelError, match=message):
+        quantize(model, samples, preset)

@@ -481,6 +481,7 @@ ELSEWHERE = {
     *("config-json", "generation-config", "no-weights", "index-json", "file-missing", "file-damaged"),
     *("tensor-missing", "tensor-misplaced", "tensor-twice"),
     *("quark-two-stages", "quark-mixture", "fp8-names"),
+    *("quark-weight", "ct-bfloat16"),
     *(rule for rule in RULES if rule.startswith("gguf-")),
 }
 RUNS = [(case, client) for case in CASES for client in case.clients]

@@ -1,0 +1,85 @@
+"""Converted: parameters that transformers splits or joins from differently named tensors of a checkpoint."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from copy import deepcopy
+from typing import Any
+
+from quark_onnx.torch.checkpoint import Reader
+
+
+class Converted:
+    """The parameters of a model that are made of other tensors: chunks of a fused one, or several joined.
+
+    Stacks of experts are not among them: a pattern with a glob stands for these, and models are quantized with their
+    experts taken apart.
+
+    Args:
+        reader: the checkpoint.
+        model: of transformers; other models convert nothing.
+    """
+
+    def __init__(self, reader: Reader, model: Any) -> None:
+        self._reader, self._model = reader, model
+        self._converters = dict[str, Any]()
+        self._keys: dict[str, dict[str, str]] = defaultdict(dict)
+        if hasattr(model, "base_model_prefix"):
+            self._find()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._converters
+
+    def keys(self, name: str) -> list[str]:
+        """Return the names of the stored tensors that a parameter is made of."""
+        return list(self._keys[name].values())
+
+    def get(self, name: str) -> Any:
+        """Read the stored tensors and convert them.
+
+        Raises:
+            ModelError: a file is damaged.
+        """
+        converter, keys = deepcopy(self._converters[name]), self._keys[name]
+        tensors: Any = {each: [self._reader.get(keys[each])] for each in converter.source_patterns if each in keys}
+        for operation in converter.operations:
+            tensors = operation.convert(
+                tensors,
+                source_patterns=converter.source_patterns,
+                target_patterns=converter.target_patterns,
+                full_layer_name=name,
+                model=self._model,
+                config=self._model.config,
+            )
+        found = next(value for target, value in tensors.items() if target in name)
+        return (found[0] if isinstance(found, list) else found).contiguous()
+
+    def _find(self) -> None:
+        """Match the stored names with the converters of the model's family, as transformers does when it loads."""
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
+        mapping = get_model_conversion_mapping(self._model)
+        renamings = [each for each in mapping if isinstance(each, WeightRenaming)]
+        converters = [each for each in mapping if isinstance(each, WeightConverter) and _is_plain(each)]
+        owners = {pattern: each for each in converters for pattern in each.source_patterns}
+        if not converters:
+            return
+        names = dict(self._model.named_parameters(remove_duplicate=False))
+        prefix = self._model.base_model_prefix
+        for key in self._reader:
+            first, pattern = rename_source_key(key, renamings, converters, prefix, names)
+            if pattern is None or first not in names:
+                continue
+            converter = owners[pattern]
+            start = converter.target_patterns[0]
+            for target in converter.target_patterns:
+                name = first.replace(start, target, 1)
+                self._converters[name] = converter
+                self._keys[name][pattern] = key
+
+
+def _is_plain(converter: Any) -> bool:
+    """Return whether both sides are plain names: neither globs for experts nor groups of a regular expression."""
+    return not any(re.search(r"[*\\^$(]", each) for each in (*converter.source_patterns, *converter.target_patterns))
