@@ -26,7 +26,10 @@ _SIZES = (
     (r"num_experts_per_tok(en)?|moe_topk|moe_top_k|moe_k|num_selected_experts", 2),
     (r"(moe_)?num_(local_)?experts|n_routed_experts", 4),
     (r"n_group|n_groups|topk_group|num_expert_group", 1),
-    (r"(moe|expert|shared_expert|shared|moe_shared_expert|share_expert|shared_experts)_(ffn_)?(intermediate_|hidden_)?(size|dim)", 64),
+    (
+        r"(moe|expert|shared_expert|shared|moe_shared_expert|share_expert|shared_experts)_(ffn_)?(intermediate_|hidden_)?(size|dim)",
+        64,
+    ),
     (r"kv_lora_rank|q_lora_rank|o_lora_rank", 32),
     (r"qk_nope_head_dim|qk_rope_head_dim|v_head_dim|index_head_dim|swa_head_dim|swa_v_head_dim", _HEAD),
     (r"qk_head_dim", 2 * _HEAD),
@@ -34,7 +37,10 @@ _SIZES = (
     (r"(.*_)?num_key_value_heads|num_kv_heads|num_query_groups|(.*_)?num_global_key_value_heads", 2),
     (r"(.*_)?(num_)?(attention_)?heads|n_heads?|index_n_heads|.*_n_heads", _HEADS),
     (r"(.*_)?(num_hidden_layers|num_layers|n_layers?|layers|depth|num_blocks)", 2),
-    (r"(.*_)?(intermediate_size(_mlp)?|ffn_dim|ffn_hidden_size|d_ff|dff|n_inner|mlp_dim|dim_ff|feed_forward_size)", _INNER),
+    (
+        r"(.*_)?(intermediate_size(_mlp)?|ffn_dim|ffn_hidden_size|d_ff|dff|n_inner|mlp_dim|dim_ff|feed_forward_size)",
+        _INNER,
+    ),
     (r"(.*_)?(hidden_size|d_model|n_embd|embed_dim|word_embed_proj_dim|embedding_size|emb_dim|hidden_dim)", _HIDDEN),
     (r"hidden_size_per_layer_input|laurel_rank|prompt_mid_dim", 32),
     (r"(vision_|output_|projection_|out_)?(output_dim|projection_dim|out_hidden_size)|lru_width", _HIDDEN),

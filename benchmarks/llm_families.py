@@ -158,7 +158,9 @@ def report(rows: Mapping[str, Row]) -> str:
     head = ["family", "class", *RECIPES]
     lines = [[family, row.get("class", ""), *_cells(row)] for family, row in built.items()]
     counts = [f"- {recipe}: {_counted(recipe, built)}" for recipe in RECIPES]
-    others = table(["family", "class", "why"], [[family, row["class"], _short(row["absent"])] for family, row in absent.items()])
+    others = table(
+        ["family", "class", "why"], [[family, row["class"], _short(row["absent"])] for family, row in absent.items()]
+    )
     parts = [
         f"# Families of transformers {transformers.__version__}",
         "Made by `python benchmarks/llm_families.py`. A tiny random model of each family is written by transformers, "
@@ -211,7 +213,9 @@ def main() -> int:
     with ThreadPoolExecutor(arguments.workers) as pool:
         for family, row in zip(todo, pool.map(lambda each: measured(each, arguments.limit), todo), strict=True):
             store.put(family, row)
-            print(family, *(row.get(each, row.get("absent", row.get("fails"))) for each in RECIPES), sep=" | ", flush=True)
+            print(
+                family, *(row.get(each, row.get("absent", row.get("fails"))) for each in RECIPES), sep=" | ", flush=True
+            )
     rows = {family: row for family, row in store.rows().items() if family in families()}
     (arguments.out / "llm_families.md").write_text(report(rows), encoding="utf-8")
     missed = list(failures({family: rows[family] for family in chosen}))

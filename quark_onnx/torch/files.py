@@ -42,7 +42,7 @@ from quark_onnx.torch.quantize import chosen_layers
 from quark_onnx.torch.quantized import check_finite
 from quark_onnx.torch.report import TorchReport
 from quark_onnx.torch.sources import Sources, empty, fill, missing_of
-from quark_onnx.torch.structure import blocks_of, heads_of, within
+from quark_onnx.torch.structure import blocks_of, embedding_of, heads_of, within
 from quark_onnx.torch.walk import Walk, batches, inference
 
 #: Layers after which free memory is given back; it takes a while to get it again.
@@ -246,6 +246,8 @@ class _Run:
     ) -> Iterator[tuple[str, Any]]:
         """Measure layers after the blocks; those that the data does not reach stay float."""
         self._fill_front(blocks)
+        for name in heads_of(self.model):  # run here, unlike in front of the blocks
+            fill(self.model.get_submodule(name), name, self.sources)
         with Watching(layers) as watching:
             walk.finish(self.model, samples)
         scales = watching.scales(self.config.least_of)
@@ -260,8 +262,8 @@ class _Run:
         """Read all parameters outside of the blocks but those of heads that stay float."""
         for name, module in _front(self.model, blocks, self.chosen).items():
             fill(module, name, self.sources, recurse=False)
-        embedding = self.model.get_input_embeddings()
-        if missing_of(embedding):
+        embedding = embedding_of(self.model)
+        if embedding is not None and missing_of(embedding):
             raise ModelError(f"the checkpoint {self.sources.reader.folder} has no tensor for the embedding of tokens")
 
     def _empty_front(self, blocks: Iterable[str]) -> None:
@@ -360,9 +362,14 @@ def _as_stored(tensor: Any, stored: Any) -> Any:
 
 def _front(model: Any, blocks: Iterable[str], chosen: Layers) -> dict[str, Any]:
     """The modules outside of the blocks with parameters of their own; heads that stay float are not run."""
-    heads = [name for name in heads_of(model) if name not in chosen]
+    heads = [name for name in heads_of(model) if name not in chosen and not _looks_up(model, name)]
     own = {name: each for name, each in model.named_modules() if name not in heads and each._parameters}
     return {name: module for name, module in own.items() if not any(within(name, block) for block in blocks)}
+
+
+def _looks_up(model: Any, name: str) -> bool:
+    """Return whether a head is an embedding, which looks up tokens in front of the blocks as well."""
+    return isinstance(model.get_submodule(name), torch.nn.Embedding)
 
 
 def _drop(model: Any, layers: Layers) -> None:

@@ -42,18 +42,20 @@ class Sources:
         self._prefixes = ("", f"{prefix}.") if prefix else ("",)
         self._renamed, self._usual = _renamed(reader, model), DiskNames(model)
         self._converted = Converted(reader, model)
-        first = dict[int, str]()
+        groups = dict[int, list[str]]()
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            groups.setdefault(id(parameter), []).append(name)
         #: Parameters that are another's, and the name of that.
-        self.tied = {
-            name: first[id(parameter)]
-            for name, parameter in model.named_parameters(remove_duplicate=False)
-            if first.setdefault(id(parameter), name) != name
-        }
+        self.tied = {name: own for names in groups.values() for name in names if name != (own := self._first(names))}
         self._twins = dict(self.tied)
         self._changes: list[tuple[Collection[str], Change]] = []
 
     def __contains__(self, name: str) -> bool:
         return self._find(name) is not None or name in self._converted
+
+    def _first(self, names: list[str]) -> str:
+        """Return the name that the checkpoint has of a parameter with several names; the first without one."""
+        return next((name for name in names if self._own(name) is not None), names[0])
 
     def key_of(self, name: str) -> str:
         """How the checkpoint calls a tensor; how others of its family do where it has none, or a part of another."""
@@ -174,9 +176,10 @@ def _renamed(reader: Reader, model: Any) -> dict[str, str]:
     if not hasattr(model, "base_model_prefix"):
         return {}
     from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import WeightRenaming, apply_renamings
+    from transformers.core_model_loading import PrefixChange, WeightRenaming, apply_renamings
 
-    renamings = [each for each in get_model_conversion_mapping(model) if type(each) is WeightRenaming]
+    mapping = get_model_conversion_mapping(model)
+    renamings = [each for each in mapping if isinstance(each, WeightRenaming) and not isinstance(each, PrefixChange)]
     found = ((apply_renamings(key, renamings), key) for key in reader)
     return {name: key for name, key in found if name != key}
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from quark_onnx.errors import ModelError
 from quark_onnx.torch.language import decoder_of, outside_language, towers_of
 from quark_onnx.torch.layers import kind_of
 
@@ -30,8 +31,8 @@ def blocks_of(model: Any) -> dict[str, Any]:
     """The blocks that a model runs one after the other, by their names: the elements of the outermost list that holds
     most of its linear weights; nothing, where there is no such list.
 
-    Lists of the decoder come before all others where transformers names a decoder: a vision tower or an encoder may
-    have more weights.
+    Lists of the decoder come before all others where transformers names a decoder, its own before those of its parts:
+    a vision tower or an encoder may have more weights.
 
     >>> blocks_of(nn.Sequential(nn.Linear(2, 2)))
     {}
@@ -43,9 +44,11 @@ def blocks_of(model: Any) -> dict[str, Any]:
         if isinstance(module, nn.ModuleList) and not any(within(name, tower) for tower in towers)
     ]
     decoder = decoder_of(model)
-    inner = set() if decoder is None else {id(module) for module in decoder.modules()}
-    own = [(name, module) for name, module in lists if id(module) in inner and any(_weights(module))]
-    return _largest(own or lists)
+    for inner in () if decoder is None else (decoder.children(), decoder.modules()):
+        parts = {id(module) for module in inner}
+        if own := [(name, module) for name, module in lists if id(module) in parts and any(_weights(module))]:
+            return _largest(own)
+    return _largest(lists)
 
 
 def _largest(lists: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -129,6 +132,26 @@ def shared_among(model: Any, blocks: Mapping[str, Any], layers: Mapping[str, Any
     return any(len(found) > 1 for found in places.values())
 
 
+def embedding_of(model: Any) -> Any:
+    """Return the embedding of tokens; None where a model has several, as one for each codebook, or none."""
+    try:
+        return model.get_input_embeddings()
+    except (AttributeError, NotImplementedError):
+        return None
+
+
+def vocabulary_of(model: Any) -> int:
+    """Return the number of rows of the embedding of tokens.
+
+    Raises:
+        ModelError: there is no single embedding of tokens.
+    """
+    weight = getattr(embedding_of(model), "weight", None)
+    if weight is None:
+        raise ModelError(f"{type(model).__name__} has no single embedding of tokens; text cannot be its data")
+    return len(weight)
+
+
 def heads_of(model: Any) -> tuple[str, ...]:
     """Names of the layers of a language model that compute logits; none where it has no head.
 
@@ -138,12 +161,12 @@ def heads_of(model: Any) -> tuple[str, ...]:
     if not hasattr(model, "get_output_embeddings"):
         return ()
     try:
-        head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    except NotImplementedError:  # several codebooks, each with an embedding of its own
+        head = model.get_output_embeddings()
+    except NotImplementedError:  # several codebooks, each with a head of its own
         return ()
     if head is not None:
         return tuple(name for name, module in model.named_modules() if module is head)
-    weight = getattr(embedding, "weight", None)
+    weight = getattr(embedding_of(model), "weight", None)
     if weight is None:
         return ()
     rows, blocks = len(weight), blocks_of(model)

@@ -227,7 +227,7 @@ class _Recorder:
         if odd := [name for name, calls in self.arguments.items() if len(calls) not in (0, before + 1)]:
             raise ModelError(f"{odd[0]} is not run on all samples; {_NO_WALK}")
         if not any(self.arguments.values()):
-            raise ModelError(f"the model runs none of its blocks; {_NO_WALK}")
+            raise ModelError(f"the model runs none of its blocks, {next(iter(self._blocks))} and so on; {_NO_WALK}")
 
     def finish(self, model: Any, batch: Any, index: int) -> None:
         """Run what comes before and after the blocks on a batch, whose hidden states the blocks hand on."""
