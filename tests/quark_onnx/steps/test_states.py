@@ -14,6 +14,8 @@ from quark_onnx import QConfig, quantize
 from quark_onnx.errors import AccuracyError
 from quark_onnx.graph import Graph
 from quark_onnx.graph.states import State, states
+from quark_onnx.report.loop import verdicts
+from quark_onnx.report.measure import OutputError
 from tests.models import Array, Factory, Feeds, normal, parse, weight
 
 STEPS = 150
@@ -296,3 +298,22 @@ def test_a_cache_that_grows_is_no_state_and_works() -> None:
         assert own[0].shape == own[1].shape == (1, 3 + place, 8)
         signal, noise = signal + np.square(found[0][0]).sum(), noise + np.square(found[0][0] - found[1][0]).sum()
     assert signal > 100 * noise
+
+
+@pytest.mark.parametrize(
+    ("single", "looped", "word"),
+    [
+        (41.0, 40.0, "it holds"),
+        (41.0, 24.0, "it loses, and is good"),
+        (15.0, 11.0, "it holds"),
+        (8.8, 8.0, "poor either way, not by its state"),
+        (12.5, 7.0, "errors accumulate"),
+        (26.0, 13.0, "errors accumulate"),
+        (42.0, 6.9, "errors accumulate"),
+    ],
+)
+def test_a_verdict_blames_the_state_for_what_it_costs_alone(single: float, looped: float, word: str) -> None:
+    """What is poor in a single run is not the state's fault, and what has lost much does not hold."""
+    rows = [OutputError("y", sqnr, 1.0, 0.0, None, steps=steps) for sqnr, steps in ((single, 0), (looped, 9))]
+    [note] = verdicts(rows)
+    assert f"in single runs: {word}" in note
