@@ -172,7 +172,7 @@ class QConfig:
             those of 16-bit floats, as ExtendedQuantizeLinear and ExtendedDequantizeLinear of AMD's domain.
         functions: nodes of a vendor's domain carry a body of standard operators, so that every runtime runs them.
         max_opset: the model's opset is not raised beyond this one, None for no limit. Q/DQ pairs of 4, 8 and 16 bits,
-            and weights in blocks, are then written with operators of the com.microsoft domain, which have no opset.
+            and weights in blocks, are then written in the com.microsoft domain, whose operators have no opset.
         min_sqnr: the least acceptable signal-to-noise ratio of any output, in dB; None asks for none.
 
     >>> config = QConfig.of("A8W8").with_(calibrator="entropy", per_channel=True)

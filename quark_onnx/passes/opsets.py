@@ -90,9 +90,9 @@ def _hide_runtime_operators(model: ModelProto) -> bool:
     onnxruntime has operators of its own in the standard domain, at every opset: SimplifiedLayerNormalization, and
     LayerNormalization before opset 17, as its transformer optimizer and onnxruntime-genai's model builder write them.
     """
-    [version] = {entry.version for entry in model.opset_import if entry.domain in STANDARD_DOMAINS} or {0}
+    version = max((entry.version for entry in model.opset_import if entry.domain in STANDARD_DOMAINS), default=0)
     hidden = False
-    for node in _nodes(model.graph):
+    for node in _nodes(model.graph) if version else ():
         if node.domain in STANDARD_DOMAINS and not _is_defined(node.op_type, version):
             node.domain = _HIDDEN
             hidden = True

@@ -157,7 +157,7 @@ def _check_reach(graph: Graph, plan: Plan, reached: int, needed: int) -> None:
 def _wanting(graph: Graph, use: Use) -> str:
     """Name the first node that a tensor is quantized for."""
     readers = [node for node in graph.consumers(use.tensor) if use.node in (None, node.name)]
-    named = f"node {readers[0].name!r} ({readers[0].op_type}) reads" if readers else "the model hands out"
+    named = f"Node {readers[0].name!r} ({readers[0].op_type}) reads" if readers else "The model hands out"
     return f"{named} {use.tensor!r}, which is to have that format"
 
 

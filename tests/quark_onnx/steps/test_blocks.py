@@ -264,7 +264,7 @@ def test_a_format_that_no_operator_has_there_is_refused_with_the_obstacle(
     model.graph.output[1].CopyFrom(helper.make_tensor_value_info("z", TensorProto.FLOAT, None))
     message = (
         f"{name} needs opset {needed}, and the model's opset {opset} cannot be raised to {needed}; export the model at "
-        "that opset, or choose another format. node 'fc' (MatMul) reads "
+        "that opset, or choose another format. Node 'fc' (MatMul) reads "
     )
     with pytest.raises(ModelError, match=f"^{re.escape(message)}'[xw]', .*; {re.escape(obstacle)}"):
         quantize(model, [{"x": normal(1, 4, 6, 8)}], preset)
