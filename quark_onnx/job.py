@@ -275,7 +275,7 @@ class Job:
             narrowing=narrowing,
             functions=config.functions,
         )
-        told += verdicts(errors)
+        told += verdicts(errors, states(result)) if errors else []
         report = self._report([plan, *all_plans(planned.insides)], quantized, errors, [*notes, *told], data, layers)
         return Result(quantized, plan, report)
 
