@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from quark_onnx.graph.states import State
@@ -43,7 +42,8 @@ def measure_loop(reference: Any, other: Any, samples: Sequence[Sample], states: 
     for place, sample in enumerate(samples):
         results = []
         for session, carried in zip((reference, other), own, strict=True):
-            if any(np.shape(sample.get(name)) != value.shape for name, value in carried.items()):
+            given = {name: sample[name].shape for name in carried if name in sample}
+            if given != {name: value.shape for name, value in carried.items()}:
                 return []
             feeds = {value.name: sample[value.name] for value in session.get_inputs() if value.name in sample}
             results.append(dict(zip(names, session.run(names, feeds | carried), strict=True)))
