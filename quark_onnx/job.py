@@ -327,8 +327,9 @@ class Job:
             narrowing=self.narrowing,
             functions=config.functions,
         )
-        notes += verdicts(done.errors)
-        return Result(done.model, plan, self._report(plans, done, notes, data, layers))
+        told += verdicts(errors, states(result)) if errors else []
+        report = self._report([plan, *all_plans(planned.insides)], quantized, errors, [*notes, *told], data, layers)
+        return Result(quantized, plan, report)
 
     def _refine(
         self, planned: _Planned, params: Params, data: _Data, progress: bool | None, notes: list[str]

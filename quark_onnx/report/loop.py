@@ -46,7 +46,8 @@ def measure_loop(reference: Any, other: Any, samples: Sequence[Sample], states: 
     for place, sample in enumerate(samples):
         results = []
         for session, carried in zip((reference, other), own, strict=True):
-            if any(value.shape != sample[name].shape for name, value in carried.items()):
+            given = {name: sample[name].shape for name in carried if name in sample}
+            if given != {name: value.shape for name, value in carried.items()}:
                 return []
             feeds = {value.name: sample[value.name] for value in session.get_inputs() if value.name in sample}
             results.append(dict(zip(names, session.run(names, feeds | carried), strict=True)))
@@ -58,8 +59,11 @@ def measure_loop(reference: Any, other: Any, samples: Sequence[Sample], states: 
     return [error for error in errors if error.sqnr is not None]
 
 
-def verdicts(errors: Sequence[OutputError]) -> list[str]:
+def verdicts(errors: Sequence[OutputError], states: Sequence[State]) -> list[str]:
     """Return a note on each recurrent output: whether its error stays what it is in a single run."""
+    if states and not any(error.steps for error in errors):
+        names = ", ".join(f"{state.output!r} to {state.input!r}" for state in states)
+        return [f"recurrent states ({names}) were not measured from step to step: there are no consecutive samples"]
     single = {error.name: error.sqnr for error in errors if not error.steps}
     notes = list[str]()
     for error in errors:

@@ -14,8 +14,7 @@ from quark_onnx import QConfig, quantize
 from quark_onnx.errors import AccuracyError
 from quark_onnx.graph import Graph
 from quark_onnx.graph.states import State, states
-from quark_onnx.report.loop import verdicts
-from quark_onnx.report.measure import OutputError
+from quark_onnx.steps import HoldOut, stretch
 from tests.models import Array, Factory, Feeds, normal, parse, weight
 
 STEPS = 150
@@ -281,16 +280,13 @@ def test_a_cache_that_grows_is_no_state_and_works() -> None:
     model = key_values()
     assert states(Graph.of(model)) == []
     name, samples = "past_key_values_0_key", list[Feeds]()
-    float_session = open_session(model)
-    for start in range(16):
-        cache = np.tanh(normal(1, 2, 8, seed=start))
-        for step in range(6):
-            samples.append({"x": np.tanh(normal(1, 1, 8, seed=1000 + 6 * start + step)), name: cache})
-            cache = float_session.run(None, samples[-1])[1]
+    for place in range(96):
+        past = np.tanh(normal(1, 3 + place % 6, 8, seed=place)) @ weight(8, 8)
+        samples.append({"x": np.tanh(normal(1, 1, 8, seed=1000 + place)), name: past})
     result = quantize(model, samples, "A8W8")
     assert not any(error.steps for error in result.report.outputs)
     sessions = [open_session(each) for each in (model, result.model)]
-    own, signal, noise = [np.tanh(normal(1, 2, 8))] * 2, 0.0, 0.0
+    own, signal, noise = [np.tanh(normal(1, 2, 8)) @ weight(8, 8)] * 2, 0.0, 0.0
     for place in range(12):
         x = np.tanh(normal(1, 1, 8, seed=100 + place))
         found = [session.run(None, {"x": x, name: cache}) for session, cache in zip(sessions, own, strict=True)]
@@ -300,20 +296,19 @@ def test_a_cache_that_grows_is_no_state_and_works() -> None:
     assert signal > 100 * noise
 
 
+def test_a_state_that_was_not_measured_is_told() -> None:
+    """Without data there are no steps to run."""
+    notes = quantize(integrator(), None, "DYNAMIC").report.notes
+    assert any("'stateN' to 'state'" in note and "no consecutive samples" in note for note in notes)
+
+
 @pytest.mark.parametrize(
-    ("single", "looped", "word"),
-    [
-        (41.0, 40.0, "it holds"),
-        (41.0, 24.0, "it loses, and is good"),
-        (15.0, 11.0, "it holds"),
-        (8.8, 8.0, "poor either way, not by its state"),
-        (12.5, 7.0, "errors accumulate"),
-        (26.0, 13.0, "errors accumulate"),
-        (42.0, 6.9, "errors accumulate"),
-    ],
+    ("length", "places"), [(None, (10, 14)), (200, (10, 42)), (20, (10, 14)), (12, (6, 8)), (5, (0, 0))]
 )
-def test_a_verdict_blames_the_state_for_what_it_costs_alone(single: float, looped: float, word: str) -> None:
-    """What is poor in a single run is not the state's fault, and what has lost much does not hold."""
-    rows = [OutputError("y", sqnr, 1.0, 0.0, None, steps=steps) for sqnr, steps in ((single, 0), (looped, 9))]
-    [note] = verdicts(rows)
-    assert f"in single runs: {word}" in note
+def test_consecutive_samples_are_held_out(length: int | None, places: tuple[int, int]) -> None:
+    """One sample in five, in one stretch; none of data that are too short for two."""
+    assert list(stretch(length)) == list(range(*places))
+    held = HoldOut(range(length or 100), run=stretch(length))
+    rest = list(held)
+    if places != (0, 0):
+        assert held.samples == list(range(*places)) and set(rest).isdisjoint(held.samples)
