@@ -327,9 +327,8 @@ class Job:
             narrowing=self.narrowing,
             functions=config.functions,
         )
-        told += verdicts(errors, states(result)) if errors else []
-        report = self._report([plan, *all_plans(planned.insides)], quantized, errors, [*notes, *told], data, layers)
-        return Result(quantized, plan, report)
+        notes += verdicts(done.errors, states(result)) if done.errors else []
+        return Result(done.model, plan, self._report(plans, done, notes, data, layers))
 
     def _refine(
         self, planned: _Planned, params: Params, data: _Data, progress: bool | None, notes: list[str]
