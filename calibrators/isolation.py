@@ -28,7 +28,6 @@ from typing import Any, cast
 
 from calibrators.errors import CalibrationError, RuntimeCrash
 from calibrators.interrupt import waited
-from calibrators.scratch import ScratchFolder
 from calibrators.worker import Settings, Stream, Value, receive, send, widen_pipe
 
 #: Seconds that the process gets to end by itself.
@@ -62,7 +61,7 @@ class Isolation:
         self._owner = os.getpid()
         self._lock = threading.RLock()
         self._numbers = count()
-        self._folder: ScratchFolder | None = None
+        self._folder: Path | None = None
         self._process: _Process | None = None
         self._closed = False
         _alive.add(self)
@@ -77,8 +76,8 @@ class Isolation:
         """Where models lie that the other process reads."""
         with self._lock:
             if self._folder is None:
-                self._folder = ScratchFolder(Path(tempfile.gettempdir()), "quark_onnx")
-            return self._folder.path
+                self._folder = Path(tempfile.mkdtemp(prefix="quark_onnx_"))
+            return self._folder
 
     def new_folder(self) -> Path:
         """Return a new folder for a model in several files."""
@@ -141,7 +140,7 @@ class Isolation:
             if self._process is not None:
                 self._process.end(kill=kill)
         if self._folder is not None:
-            self._folder.close()
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def abandon(self) -> None:
         """Close the pipes in a fork of this process, which would otherwise keep the other one alive."""
