@@ -100,7 +100,13 @@ class Isolation:
         number = next(self._numbers)
         if isinstance(source, bytes):
             temporary = self.folder / f"{number}.onnx"
-            temporary.write_bytes(source)
+            try:
+                temporary.write_bytes(source)
+            except OSError as error:
+                reason = error.strerror or error
+                raise CalibrationError(
+                    f"the model cannot be written to the temporary folder {self.folder.parent} (see TMPDIR): {reason}"
+                ) from error
         path = temporary if isinstance(source, bytes) else Path(source).absolute()
         session = IsolatedSession(self, (number, str(path), isinstance(source, bytes), settings), what)
         weakref.finalize(session, self._discard, number, temporary).atexit = False
