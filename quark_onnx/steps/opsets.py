@@ -154,9 +154,9 @@ def _check_not_beyond(graph: Graph, plan: Plan, *, vendor: bool) -> None:
             continue
         if vendor or not contributed(entry):
             raise ModelError(
-                f"{entry.spec.dtype.name} needs Q/DQ nodes, which onnxruntime has up to opset {newest}, and the model's "
-                f"opset {graph.opset} cannot be lowered without changing its outputs; export the model at opset "
-                f"{newest}, or choose another format. {_wanting(graph, use)}"
+                f"{entry.spec.dtype.name} needs Q/DQ nodes, which onnxruntime has up to opset {newest}, and the "
+                f"model's opset {graph.opset} cannot be lowered without changing its outputs; export the model at "
+                f"opset {newest}, or choose another format. {_wanting(graph, use)}"
             )
 
 

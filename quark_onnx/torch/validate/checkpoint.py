@@ -62,6 +62,11 @@ class Checkpoint:
         return str(self.quantization.get("quant_method", "")).lower()
 
     @property
+    def dtype(self) -> str:
+        """The type that transformers loads the model in unless told otherwise; empty if the configuration has none."""
+        return str(self.text_config.get("dtype") or self.text_config.get("torch_dtype") or "")
+
+    @property
     def text_config(self) -> dict[str, Any]:
         """The configuration of the language model, which is a part of that of a multimodal model."""
         inner = self.config.get("text_config")

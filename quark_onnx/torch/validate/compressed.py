@@ -29,6 +29,8 @@ FORMATS = (
     *("dense", "int-quantized", "float-quantized", "naive-quantized", "pack-quantized", "mixed-precision"),
     *("nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp6-pack-quantized", "mxfp8-quantized"),
 )
+#: Formats whose weights compressed-tensors 0.20 decodes to bfloat16.
+_DECODED_TO_BFLOAT16 = ("nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp6-pack-quantized", "mxfp8-quantized")
 _ACTIVATIONS = ("naive-quantized", "int-quantized", "float-quantized", "nvfp4-pack-quantized")
 _STRATEGIES = ("tensor", "channel", "group", "block", "token", "tensor_group", "attn_head")
 _HERE = "quantization_config"
@@ -87,12 +89,15 @@ def vllm_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def transformers_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """What transformers reads by some releases of compressed-tensors only."""
+    """Yield what compressed-tensors refuses as transformers runs it, in the releases that were tried."""
     for place, group in _groups(checkpoint.quantization):
         weight = _arguments(group.get("weights"))
         form = group.get("format") or checkpoint.quantization.get("format")
         if weight is not None and not weight["symmetric"] and form == "pack-quantized":
             yield broken("ct-zero-points", f"{place}.weights.symmetric", "false")
+        dtype = checkpoint.dtype
+        if weight is not None and form in _DECODED_TO_BFLOAT16 and dtype not in ("bfloat16", ""):
+            yield broken("ct-bfloat16", f"{place}.format", f"{form!r}, and the model is {dtype}")
 
 
 def layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:

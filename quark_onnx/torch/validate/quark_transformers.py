@@ -7,6 +7,7 @@ from typing import Any
 
 from quark_onnx.torch.validate.checkpoint import Checkpoint
 from quark_onnx.torch.validate.finding import REFUSED, WRONG, Finding
+from quark_onnx.torch.validate.modules import Module
 from quark_onnx.torch.validate.quark_config import QuarkConfig, stages
 from quark_onnx.torch.validate.quark_schemes import describe
 from quark_onnx.torch.validate.quark_vllm import attention_findings, kv_scale_findings, kv_slots, tensor_findings
@@ -103,6 +104,8 @@ def quark_layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
             continue
         layer = config.layer(module.name)
         weights = stages(layer.get("weight"))
+        if module.is_quantized or any(spec.get("dtype") in _CASTS for spec in weights):
+            yield from _unloadable(module, weights)
         if not weights or weights[0].get("dtype") in _CASTS or config.export.get("weight_format") == "fake_quantized":
             continue
         if not module.is_quantized:
@@ -114,6 +117,20 @@ def quark_layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
         yield from tensor_findings(checkpoint, module, layer, kv_slots(config, module))
     yield from kv_scale_findings(checkpoint, config)
     yield from attention_findings(checkpoint, config)
+
+
+def _unloadable(module: Module, weights: list[dict[str, Any]]) -> Iterator[Finding]:
+    """Yield what amd-quark 0.13 has no code to load: found by loading each scheme."""
+    for spec in weights:
+        dtype, qscheme = str(spec.get("dtype")), spec.get("qscheme")
+        fp8_groups = dtype.startswith("fp8") and qscheme == "per_group"
+        if dtype in _CASTS or dtype.endswith("int3") or fp8_groups:
+            yield broken("quark-weight", module.name, describe({"weight": spec}))
+    group = weights[0].get("group_size") if weights else None
+    two_bits = bool(weights) and str(weights[0].get("dtype")).endswith("int2") and weights[0]["qscheme"] == "per_group"
+    weight = module.weight
+    if two_bits and weight is not None and type(group) is int and group > 0 and weight.shape[0] % group:
+        yield broken("group-divides", module.name, f"groups of {group}, and {weight.shape[0]} inputs")
 
 
 def quark_schemes(checkpoint: Checkpoint) -> Iterator[str]:

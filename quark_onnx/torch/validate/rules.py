@@ -171,6 +171,12 @@ _QUARK_TRANSFORMERS = {
         WARNING, "probabilities of attention are float: softmax_quant_spec is not obeyed", "use vLLM", _QCONFIG
     ),
     "quark-algorithm": Rule(REFUSED, "names in algo_config are known", "write algo_config: null", _QCONFIG),
+    "quark-weight": Rule(
+        REFUSED,
+        "weights have a scale, and neither 3 bits nor fp8 in groups: amd-quark 0.13 loads no such weights",
+        "choose another scheme or --layout compressed-tensors; load_checkpoint of this package reads the folder",
+        f"{TRANSFORMERS} with amd-quark 0.13, quark/torch/export/nn/modules/qparamslinear_builder.py",
+    ),
     "quark-two-stages": Rule(
         WRONG, "weights have one stage: the scales of a second are not loaded, which gives NaN", "use vLLM", _QCONFIG
     ),
@@ -191,6 +197,12 @@ _OTHER = {
         "compressed-tensors 0.18 to 0.20 has no room for packed zero points but where it decodes them at once",
         "load with quantization_config=CompressedTensorsConfig(dequantize=True), or install compressed-tensors 0.17",
         f"{TRANSFORMERS} with compressed-tensors 0.20, compressors/pack_quantized/base.py",
+    ),
+    "ct-bfloat16": Rule(
+        REFUSED,
+        "the model is bfloat16: compressed-tensors 0.20 decodes MX and NVFP4 weights to that, whatever the model is",
+        "load with dtype=torch.bfloat16, or quantize the model in bfloat16",
+        f"{TRANSFORMERS} with compressed-tensors 0.20, compressors/mxfp4/base.py and compressors/nvfp4/base.py",
     ),
     "ct-sparsity": Rule(REFUSED, "there is no sparsity_config", "save the model without it", _CT),
     "awq-config": Rule(REFUSED, "bits is 4, and group_size and zero_point are there", _AGAIN, _AWQ),
