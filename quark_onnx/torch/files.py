@@ -221,7 +221,7 @@ class _Run:
             self._fill(next(iter(blocks)), {})
             self._fill_front(blocks)
             with Watching({name: each for name, each in outside.items() if each[1].measures}) as watching:
-                walk = Walk(self.model, blocks, samples, folder)
+                walk = self._walk(blocks, samples, folder)
             scales = watching.scales(self.config.least_of)
             later = {name: each for name, each in outside.items() if watching.unseen(name, scales)}
             if not endings_of(self.config):
@@ -236,6 +236,17 @@ class _Run:
             if later:
                 yield from self._after(later, blocks, walk, samples)
         self.report.note_outside([name for name in outside if name in self.chosen], self.config.algorithms)
+
+    def _walk(self, blocks: dict[str, Any], samples: Iterable[Any], folder: Path | None) -> Walk:
+        try:
+            return Walk(self.model, blocks, samples, folder)
+        except DataError as error:
+            front = [name for name in _front(self.model, blocks, self.chosen) if name]
+            lost = (f"{name}.{each}" for name in front for each in missing_of(self.model.get_submodule(name)))
+            if name := next(lost, None):
+                folder = self.sources.reader.folder
+                raise ModelError(f"the checkpoint {folder} has no tensor for {name}, and {error}") from error
+            raise
 
     def _outside(self, name: str, module: Any, scales: Scales) -> Iterator[tuple[str, Any]]:
         """A module outside of the blocks: its codes, or its tensors as the checkpoint has them."""
