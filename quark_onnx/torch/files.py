@@ -266,7 +266,7 @@ class _Run:
         for name, (module, _) in layers.items():
             if watching.unseen(name, scales):
                 self.report.stay_float(name)
-                self.chosen.pop(name)
+                self.chosen = {other: each for other, each in self.chosen.items() if other != name}
             yield from self._outside(name, module, scales)
 
     def _fill_front(self, blocks: Iterable[str]) -> None:
