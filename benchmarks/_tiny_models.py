@@ -79,12 +79,19 @@ def families() -> dict[str, tuple[str, str]]:
 
 
 _MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
+_MROPE_FAMILIES = (
+    "glm46v",
+    "glm4v",
+    "glm_ocr",
+    "glmga",
+    "paddleocr_vl",
+    "qwen2_5_vl",
+    "qwen2_5_omni_thinker",
+    "qwen2_vl",
+)
 #: What a family needs beside small sizes: settings by their path in the configuration.
 SETTINGS: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(
-        ("glm46v", "glm4v", "glm_ocr", "glmga", "paddleocr_vl", "qwen2_5_vl", "qwen2_5_omni_thinker", "qwen2_vl"),
-        {"text_config.rope_parameters": _MROPE},
-    ),
+    **{family: {"text_config.rope_parameters": _MROPE} for family in _MROPE_FAMILIES},
     "glm4v_moe": {"text_config.rope_parameters": _MROPE | {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}},
     "dbrx": {
         "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10000.0},

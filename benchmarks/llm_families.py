@@ -65,7 +65,12 @@ def outcomes(family: str, folder: Path) -> Row:
     row["parameters"] = sum(each.numel() for each in model.parameters())
     for recipe in RECIPES:
         row |= _outcome(recipe, source, folder / recipe.replace(" ", "_"), batches, expected)
-    return row
+    return {name: _placeless(value, folder) for name, value in row.items()}
+
+
+def _placeless(value: Any, folder: Path) -> Any:
+    """A message without the name of the temporary folder."""
+    return value.replace(f"{folder}/", "") if isinstance(value, str) else value
 
 
 def _outcome(recipe: str, source: Path, output: Path, batches: list[Any], expected: Any) -> Row:

@@ -28,7 +28,6 @@ from typing import Any, cast
 
 from calibrators.errors import CalibrationError, RuntimeCrash
 from calibrators.interrupt import waited
-from calibrators.scratch import ScratchFolder
 from calibrators.worker import Settings, Stream, Value, receive, send, widen_pipe
 
 #: Seconds that the process gets to end by itself.
@@ -62,7 +61,7 @@ class Isolation:
         self._owner = os.getpid()
         self._lock = threading.RLock()
         self._numbers = count()
-        self._folder: ScratchFolder | None = None
+        self._folder: Path | None = None
         self._process: _Process | None = None
         self._closed = False
         _alive.add(self)
@@ -77,8 +76,8 @@ class Isolation:
         """Where models lie that the other process reads."""
         with self._lock:
             if self._folder is None:
-                self._folder = ScratchFolder(Path(tempfile.gettempdir()), "quark_onnx")
-            return self._folder.path
+                self._folder = Path(tempfile.mkdtemp(prefix="quark_onnx_"))
+            return self._folder
 
     def new_folder(self) -> Path:
         """Return a new folder for a model in several files."""
@@ -101,7 +100,13 @@ class Isolation:
         number = next(self._numbers)
         if isinstance(source, bytes):
             temporary = self.folder / f"{number}.onnx"
-            temporary.write_bytes(source)
+            try:
+                temporary.write_bytes(source)
+            except OSError as error:
+                reason = error.strerror or error
+                raise CalibrationError(
+                    f"the model cannot be written to the temporary folder {self.folder.parent} (see TMPDIR): {reason}"
+                ) from error
         path = temporary if isinstance(source, bytes) else Path(source).absolute()
         session = IsolatedSession(self, (number, str(path), isinstance(source, bytes), settings), what)
         weakref.finalize(session, self._discard, number, temporary).atexit = False
@@ -141,7 +146,7 @@ class Isolation:
             if self._process is not None:
                 self._process.end(kill=kill)
         if self._folder is not None:
-            self._folder.close()
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def abandon(self) -> None:
         """Close the pipes in a fork of this process, which would otherwise keep the other one alive."""

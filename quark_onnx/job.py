@@ -178,7 +178,9 @@ def _finished(job: Job, planned: _Planned, ranges: Ranges, data: _Data, progress
         return job.finish(planned, ranges, data, progress)
     except Exception as error:
         crash = crash_behind(error)
-        again = None if crash is None else spare_movers(graph, planned.config, planned.plan, planned.insides, ranges)
+        if crash is None or crash.killed:  # the latter for want of memory, most likely
+            raise
+        again = spare_movers(graph, planned.config, planned.plan, planned.insides, ranges)
         if again is None:
             raise
         logger.warning("%s; trying again with operators that move values left float", crash)
@@ -325,7 +327,7 @@ class Job:
             narrowing=self.narrowing,
             functions=config.functions,
         )
-        notes += verdicts(done.errors)
+        notes += verdicts(done.errors, states(result)) if done.errors else []
         return Result(done.model, plan, self._report(plans, done, notes, data, layers))
 
     def _refine(

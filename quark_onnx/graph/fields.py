@@ -27,6 +27,7 @@ from onnx.external_data_helper import uses_external_data
 
 from calibrators.session import tensor_size
 from quark_onnx.errors import ModelError
+from quark_onnx.graph.calls import check_calls
 from quark_onnx.graph.node import STANDARD_DOMAINS, subgraphs
 
 #: onnx and onnxruntime hold the version of an operator set in 32 bits with a sign.
@@ -65,6 +66,7 @@ def check_fields(model: ModelProto) -> None:
     for function in model.functions:
         own = _versions(function.opset_import, f"function {function.name!r}")
         _check_nodes(function.node, {**versions, **own})
+    check_calls(model)
 
 
 def check_text(message: Message) -> None:

@@ -70,8 +70,8 @@ def load(model: str | Path | ModelProto) -> ModelProto:
     if isinstance(model, ModelProto):
         if files := external_files(model):
             raise ModelError(f"the weights of the model are not loaded, they lie in {sorted(files)}; pass its path")
-        check_fields(model)
         check_variadic(model)
+        check_fields(model)
         check_sizes(model)
         return model
     if isinstance(model, str | Path):
@@ -106,13 +106,13 @@ def read_stored(path: Path) -> ModelProto:
     if not model.HasField("graph") or (not model.opset_import and not model.graph.node):
         raise ModelError(f"model file {path} holds no graph; is it an ONNX model?")
     try:
-        check_fields(model)
-    except ModelError as error:
-        raise ModelError(f"model file {path} is damaged: {error}") from error
-    try:
         check_variadic(model)
     except ModelError as error:
         raise ModelError(f"model file {path} is not valid: {error}") from error
+    try:
+        check_fields(model)
+    except ModelError as error:
+        raise ModelError(f"model file {path} is damaged: {error}") from error
     return model
 
 

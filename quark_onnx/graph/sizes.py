@@ -30,6 +30,7 @@ from calibrators import CalibrationError
 from calibrators.limits import raise_it, tensor_limit
 from calibrators.session import initializers, open_session, tensor_bytes
 from quark_onnx.errors import ModelError
+from quark_onnx.graph.inlined import inlined
 from quark_onnx.graph.node import STANDARD_DOMAINS, subgraphs
 from quark_onnx.graph.ranks import check_ranks
 from quark_onnx.graph.shapes import has_long_vector, import_all
@@ -102,7 +103,10 @@ def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
 
 
 def _light(model: ModelProto) -> ModelProto:
-    """The model with open dimensions of 1, without declared shapes of what it computes, and without large weights."""
+    """The model with open dimensions of 1, without declared shapes of what it computes, and without large weights.
+
+    Functions are written out: inference tells the shapes of their results alone, not of what they compute inside.
+    """
     light = ModelProto(ir_version=_IR_VERSION)  # inference refuses old ones, and reads no field that is newer
     light.opset_import.extend(model.opset_import)
     light.functions.extend(model.functions)
@@ -117,7 +121,11 @@ def _light(model: ModelProto) -> ModelProto:
             graph.initializer.append(tensor)
         elif tensor.name not in fed:
             graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
-    _hand_down(graph, {})
+    try:
+        light = inlined(light)
+    except ModelError as error:  # raised again, and told, where the functions have to be written out
+        logger.debug("sizes inside functions are not known: %s", error)
+    _hand_down(light.graph, {})
     import_all(light)
     return light
 

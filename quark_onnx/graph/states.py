@@ -94,8 +94,8 @@ def states(graph: Graph) -> list[State]:
         if (output := next(match, None)) is not None:
             found[name] = output
     rest = [name for name in inputs if name not in found and words[name].pure and not words[name].after]
-    left = [name for name in outputs if name not in found.values()][-len(rest) :] if rest else []
-    left = [name for name in left if words[name].after or not words[name].before]  # last_hidden_state is no next value
+    left = [name for name in outputs if name not in found.values() and not words[name].before]
+    left = left[-len(rest) :] if rest else []
     if len(rest) == len(left) and all(_follows(graph, *pair) for pair in zip(rest, left, strict=True)):
         found |= dict(zip(rest, left, strict=True))
     signals = set(inputs) - set(found)

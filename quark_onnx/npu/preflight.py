@@ -110,7 +110,7 @@ def preflight(
     if release not in RELEASES:
         raise ConfigError(f"release is {release!r}; known are: {', '.join(RELEASES)}")
     graph = Graph.of(inlined(load(model)))
-    gather_constants(graph)
+    gather_constants(graph, keep_inputs=True)  # the compiler is given the model as it is
     known = _kind(Pairs(graph))
     case = Case(graph, row, known or kind or row.presets[0], release, bool(known))
     nodes = [node for node in graph.nodes if node.op_type not in QUANTIZE | DEQUANTIZE]

@@ -16,6 +16,10 @@ logger = logging.getLogger(__name__)
 
 #: What may be lost over many samples against single runs, in dB; what is usable at all, and what is good in any case.
 _LOST, _USABLE, _GOOD = 6.0, 10.0, 20.0
+_ADVICE = (
+    "calibrate on samples that hold the states of a running model, keep the layers that compute it float (exclude), "
+    "or use 16-bit activations (A16W8) or float ones (W8)"
+)
 
 Sample = Mapping[str, NDArray[Any]]
 
@@ -42,7 +46,8 @@ def measure_loop(reference: Any, other: Any, samples: Sequence[Sample], states: 
     for place, sample in enumerate(samples):
         results = []
         for session, carried in zip((reference, other), own, strict=True):
-            if any(value.shape != sample[name].shape for name, value in carried.items()):
+            given = {name: sample[name].shape for name in carried if name in sample}
+            if given != {name: value.shape for name, value in carried.items()}:
                 return []
             feeds = {value.name: sample[value.name] for value in session.get_inputs() if value.name in sample}
             results.append(dict(zip(names, session.run(names, feeds | carried), strict=True)))
@@ -54,8 +59,11 @@ def measure_loop(reference: Any, other: Any, samples: Sequence[Sample], states: 
     return [error for error in errors if error.sqnr is not None]
 
 
-def verdicts(errors: Sequence[OutputError]) -> list[str]:
+def verdicts(errors: Sequence[OutputError], states: Sequence[State]) -> list[str]:
     """Return a note on each recurrent output: whether its error stays what it is in a single run."""
+    if states and not any(error.steps for error in errors):
+        names = ", ".join(f"{state.output!r} to {state.input!r}" for state in states)
+        return [f"recurrent states ({names}) were not measured from step to step: there are no consecutive samples"]
     single = {error.name: error.sqnr for error in errors if not error.steps}
     notes = list[str]()
     for error in errors:
@@ -63,12 +71,14 @@ def verdicts(errors: Sequence[OutputError]) -> list[str]:
         if not error.steps or error.sqnr is None or alone is None:
             continue
         found = f"{error.name!r}: {error.sqnr:.1f} dB after {error.steps} samples with its own state, {alone:.1f} dB"
-        if error.sqnr >= _GOOD or error.sqnr >= max(_USABLE, alone - _LOST):
-            notes.append(f"{found} in single runs: it holds")
+        kept = error.sqnr >= alone - _LOST
+        if error.sqnr >= _GOOD or (kept and error.sqnr >= _USABLE):
+            notes.append(
+                f"{found} in single runs: it holds" if kept else f"{found} in single runs: it loses, and is good"
+            )
             continue
-        notes.append(
-            f"{found} in single runs: errors accumulate in the recurrent state; keep the layers that compute it float "
-            "(exclude), or use 16-bit activations (A16W8) or float ones (W8)"
-        )
+        alike = kept and alone < _USABLE
+        why = "poor either way, not by its state" if alike else f"errors accumulate in the recurrent state; {_ADVICE}"
+        notes.append(f"{found} in single runs: {why}")
         logger.warning("%s", notes[-1])
     return notes

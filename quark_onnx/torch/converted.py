@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from copy import deepcopy
 from typing import Any
 
+from quark_onnx.errors import ModelError
 from quark_onnx.torch.checkpoint import Reader
 
 
@@ -39,19 +39,23 @@ class Converted:
         """Read the stored tensors and convert them.
 
         Raises:
-            ModelError: a file is damaged.
+            ModelError: a file is damaged, or the tensors do not suit the configuration of the model.
         """
         converter, keys = deepcopy(self._converters[name]), self._keys[name]
         tensors: Any = {each: [self._reader.get(keys[each])] for each in converter.source_patterns if each in keys}
-        for operation in converter.operations:
-            tensors = operation.convert(
-                tensors,
-                source_patterns=converter.source_patterns,
-                target_patterns=converter.target_patterns,
-                full_layer_name=name,
-                model=self._model,
-                config=self._model.config,
-            )
+        try:
+            for operation in converter.operations:
+                tensors = operation.convert(
+                    tensors,
+                    source_patterns=converter.source_patterns,
+                    target_patterns=converter.target_patterns,
+                    full_layer_name=name,
+                    model=self._model,
+                    config=self._model.config,
+                )
+        except Exception as error:  # whatever transformers raises
+            stored = ", ".join(keys.values())
+            raise ModelError(f"transformers cannot make {name} of {stored}: {type(error).__name__}: {error}") from error
         found = next(value for target, value in tensors.items() if target in name)
         return (found[0] if isinstance(found, list) else found).contiguous()
 
@@ -76,10 +80,12 @@ class Converted:
             start = converter.target_patterns[0]
             for target in converter.target_patterns:
                 name = first.replace(start, target, 1)
-                self._converters[name] = converter
-                self._keys[name][pattern] = key
+                if name in names:
+                    self._converters[name] = converter
+                    self._keys[name][pattern] = key
 
 
 def _is_plain(converter: Any) -> bool:
-    """Return whether both sides are plain names: neither globs for experts nor groups of a regular expression."""
-    return not any(re.search(r"[*\\^$(]", each) for each in (*converter.source_patterns, *converter.target_patterns))
+    """Return whether both sides name tensors: no glob for experts, and no group that a target takes over."""
+    targets = converter.target_patterns
+    return not any("*" in each for each in (*converter.source_patterns, *targets)) and "\\" not in "".join(targets)

@@ -123,19 +123,26 @@ sys.exit(main(sys.argv[2:]))
     [
         (
             2000,
-            ("quantize", "m.onnx", "-o", "out/q.onnx", "--config", "A16W8", "--random-data"),
+            ("quantize", "m.onnx", "-o", "out/q.onnx", "--config", "A16W8", "--random-data", "--no-isolation"),
             "out/q.onnx cannot be",
         ),
         (500, ("convert", "m.onnx", "-o", "q.onnx", "--to", "float16"), "q.onnx"),
         (2000, ("npu", "legalize", "m.onnx", "-o", "q.onnx"), "q.onnx cannot be written: File too large"),
-        (100, ("analyze", "m.onnx", "s.onnx", "--random-data", "--html", "page.html"), "page.html: File too large"),
+        (
+            100,
+            ("analyze", "m.onnx", "s.onnx", "--random-data", "--html", "page.html", "--no-isolation"),
+            "page.html: File too large",
+        ),
         (100, ("explain", "m.onnx", "--json", "plan.json"), "plan.json: File too large"),
     ],
 )
 def test_a_full_disk_names_what_the_user_named(
     room: int, arguments: tuple[str, ...], named: str, tmp_path: Path
 ) -> None:
-    """No temporary folder, whose name means nothing to anybody and which is gone by then."""
+    """No temporary folder, whose name means nothing to anybody and which is gone by then.
+
+    The limit of a file's size concerns the temporary folder as well, where an isolated run puts its models.
+    """
     import onnx
 
     from quark_onnx import quantize

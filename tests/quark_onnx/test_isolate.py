@@ -17,6 +17,7 @@ import numpy as np
 import onnx
 import pytest
 
+from calibrators.errors import RuntimeCrash
 from calibrators.isolation import current, isolated
 from calibrators.session import open_session
 from quark_onnx import analyze, compare, quantize, quantize_dynamic, quantize_static, quantize_weights, search
@@ -194,6 +195,21 @@ def test_what_crashes_again_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_pat
     with pytest.raises(RuntimeCrashError, match="while loading the quantized model"):
         quantize(model, samples(model, 4), output=tmp_path / "out.onnx", isolate=True)
     assert not (tmp_path / "out.onnx").exists()
+
+
+def test_a_process_that_was_killed_is_no_reason_to_plan_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that runs out says nothing of operators that move values."""
+    asked = []
+
+    def kill(*_: Any, **__: Any) -> None:
+        asked.append(True)
+        raise RuntimeCrash("onnxruntime's process was ended by SIGKILL", killed=True)
+
+    monkeypatch.setattr(sys.modules["quark_onnx.job"], "finish", kill)
+    model = convolutions()
+    with pytest.raises(RuntimeCrashError, match="memory runs out"):
+        quantize(model, samples(model, 4), isolate=True)
+    assert asked == [True]
 
 
 def test_a_search_goes_on_after_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:

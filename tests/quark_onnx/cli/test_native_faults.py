@@ -67,7 +67,7 @@ def models(folder: Path) -> Path:
     onnx.save(endless(conditional=True), folder / "late.onnx")
     (folder / "crash").mkdir()
     np.savez(folder / "crash" / "0.npz", x=normal(1, 3, 8, 8), cond=np.array(True))
-    for name, signs in ("one", [1]), ("late", [1, 1, -1, -1]):
+    for name, signs in ("one", [1]), ("late", [1, *[-1] * 24]):
         (folder / name).mkdir()
         for index, sign in enumerate(signs):
             np.savez(folder / name / f"{index}.npz", x=np.full((1, 4), sign, np.float32))

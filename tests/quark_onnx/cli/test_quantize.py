@@ -64,7 +64,7 @@ def test_json_is_all_there_is_on_stdout(cli: Any) -> None:
     assert (document["schema"], document["command"], document["samples"]) == (1, "quantize", 19)
     assert document["held_out"] == 1
     (output,) = document["outputs"]
-    assert list(output) == ["name", "sqnr", "cosine", "max_error", "agreement", "random", "broken"]
+    assert list(output) == ["name", "sqnr", "cosine", "max_error", "agreement", "random", "broken", "shapes", "steps"]
     assert document["worst_sqnr"] == output["sqnr"] > 20
 
 

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx import ModelProto, SparseTensorProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, SparseTensorProto, helper, numpy_helper
 
 from calibrators.limits import VARIABLE
 from quark_onnx import quantize
 from quark_onnx.errors import ModelError
+from quark_onnx.graph.io import load
 from quark_onnx.graph.sizes import check_sizes
 from tests.models import MODELS, parse
 
@@ -100,6 +101,50 @@ def test_inputs_and_bodies_are_counted() -> None:
         check_sizes(hostile)
     with pytest.raises(ModelError, match="tensor 'x' has the shape"):
         check_sizes(parse(f"g (float[N,{N}] x) => (float[N,{N}] y) {{ y = Relu (x) }}"))
+
+
+def functions(*made: tuple[str, list[NodeProto]], text: str) -> ModelProto:
+    """A model whose functions have one input ``i`` and one output ``o`` each."""
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
+    result = parse(text, n=np.int64([N]))
+    result.opset_import.append(imports[1])
+    result.ir_version = 8
+    result.functions.extend(helper.make_function("own", name, ["i"], ["o"], nodes, imports) for name, nodes in made)
+    return result
+
+
+def test_tensors_inside_functions_are_counted() -> None:
+    """A function computes what its nodes would compute in its place, however deep the calls are."""
+    inner = [helper.make_node("ConstantOfShape", ["i"], ["much"]), helper.make_node("ReduceMax", ["much"], ["o"])]
+    outer = [helper.make_node("Inner", ["i"], ["o"], domain="own")]
+    hostile = functions(
+        ("Inner", inner),
+        ("Outer", outer),
+        text="g (float[N,4] x) => (float[N,4] y) { m = own.Outer (n) y = Add (x, m) }",
+    )
+    with pytest.raises(ModelError, match=r"\(ConstantOfShape\) has the shape .* above the limit"):
+        check_sizes(hostile)
+
+
+@pytest.mark.parametrize(("levels", "refused"), [(10, False), (60, True)])
+def test_calls_that_multiply_are_refused(levels: int, refused: bool) -> None:
+    """Nodes that functions stand for are counted before a native library writes them out, which no signal would end."""
+    made = [("F0", [helper.make_node("Relu", ["i"], ["o"])])]
+    for level in range(1, levels):
+        pair = [("i", "t"), ("t", "o")]
+        made.append((f"F{level}", [helper.make_node(f"F{level - 1}", [a], [b], domain="own") for a, b in pair]))
+    hostile = functions(*made, text=f"g (float[N,4] x) => (float[N,4] y) {{ y = own.F{levels - 1} (x) }}")
+    if not refused:
+        load(hostile)
+        return
+    with pytest.raises(ModelError, match=r"function 'F\d+' stands for [\d,]+ nodes; at most 1,000,000"):
+        load(hostile)
+
+
+def test_a_function_that_calls_itself_is_refused() -> None:
+    made = [(a, [helper.make_node(b, ["i"], ["o"], domain="own")]) for a, b in (("F", "G"), ("G", "F"))]
+    with pytest.raises(ModelError, match=r"function '[FG]' calls itself"):
+        load(functions(*made, text="g (float[N,4] x) => (float[N,4] y) { y = own.F (x) }"))
 
 
 def test_the_limit_can_be_raised(monkeypatch: pytest.MonkeyPatch) -> None:

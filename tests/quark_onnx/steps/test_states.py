@@ -14,6 +14,7 @@ from quark_onnx import QConfig, quantize
 from quark_onnx.errors import AccuracyError
 from quark_onnx.graph import Graph
 from quark_onnx.graph.states import State, states
+from quark_onnx.steps import HoldOut, stretch
 from tests.models import Array, Factory, Feeds, normal, parse, weight
 
 STEPS = 150
@@ -279,16 +280,13 @@ def test_a_cache_that_grows_is_no_state_and_works() -> None:
     model = key_values()
     assert states(Graph.of(model)) == []
     name, samples = "past_key_values_0_key", list[Feeds]()
-    float_session = open_session(model)
-    for start in range(16):
-        cache = np.tanh(normal(1, 2, 8, seed=start))
-        for step in range(6):
-            samples.append({"x": np.tanh(normal(1, 1, 8, seed=1000 + 6 * start + step)), name: cache})
-            cache = float_session.run(None, samples[-1])[1]
+    for place in range(96):
+        past = np.tanh(normal(1, 3 + place % 6, 8, seed=place)) @ weight(8, 8)
+        samples.append({"x": np.tanh(normal(1, 1, 8, seed=1000 + place)), name: past})
     result = quantize(model, samples, "A8W8")
     assert not any(error.steps for error in result.report.outputs)
     sessions = [open_session(each) for each in (model, result.model)]
-    own, signal, noise = [np.tanh(normal(1, 2, 8))] * 2, 0.0, 0.0
+    own, signal, noise = [np.tanh(normal(1, 2, 8)) @ weight(8, 8)] * 2, 0.0, 0.0
     for place in range(12):
         x = np.tanh(normal(1, 1, 8, seed=100 + place))
         found = [session.run(None, {"x": x, name: cache}) for session, cache in zip(sessions, own, strict=True)]
@@ -296,3 +294,21 @@ def test_a_cache_that_grows_is_no_state_and_works() -> None:
         assert own[0].shape == own[1].shape == (1, 3 + place, 8)
         signal, noise = signal + np.square(found[0][0]).sum(), noise + np.square(found[0][0] - found[1][0]).sum()
     assert signal > 100 * noise
+
+
+def test_a_state_that_was_not_measured_is_told() -> None:
+    """Without data there are no steps to run."""
+    notes = quantize(integrator(), None, "DYNAMIC").report.notes
+    assert any("'stateN' to 'state'" in note and "no consecutive samples" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("length", "places"), [(None, (10, 14)), (200, (10, 42)), (20, (10, 14)), (12, (6, 8)), (5, (0, 0))]
+)
+def test_consecutive_samples_are_held_out(length: int | None, places: tuple[int, int]) -> None:
+    """One sample in five, in one stretch; none of data that are too short for two."""
+    assert list(stretch(length)) == list(range(*places))
+    held = HoldOut(range(length or 100), run=stretch(length))
+    rest = list(held)
+    if places != (0, 0):
+        assert held.samples == list(range(*places)) and set(rest).isdisjoint(held.samples)

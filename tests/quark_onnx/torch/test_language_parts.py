@@ -19,7 +19,7 @@ from quark_onnx.torch.load import load_checkpoint
 from quark_onnx.torch.ptq import config_for
 from quark_onnx.torch.schemes import scheme
 from quark_onnx.torch.structure import blocks_of
-from tests.torch_models import llama, made, saved
+from tests.torch_models import saved
 
 if TYPE_CHECKING:
     from quark_onnx.torch.report import TorchReport
@@ -104,3 +104,98 @@ def test_fp8_of_the_language_part(family: str, tiny: Any, tmp_path: Path) -> Non
     with torch.no_grad():
         expected, found = (tiny.logits_of(each(**data[0])) for each in (model, reopened))
     assert 0 < float((found - expected).norm() / expected.norm()) < 0.3
+
+
+#: By model type: how transformers stores what the model has under other names.
+STORED_OTHERWISE = {
+    "olmo_hybrid": "three convolutions are joined",
+    "hrm_text": "fused projections are split",
+    "step3p7": "the attention of the vision tower is fused",
+    "camembert": "the head comes first, and is stored as the embedding",
+}
+
+
+@pytest.mark.parametrize("family", STORED_OTHERWISE)
+def test_what_transformers_saves_is_read(family: str, tiny: Any, tmp_path: Path) -> None:
+    """Whatever names transformers gives to the tensors that it saves, each parameter is found: the float checkpoint
+    computes the very logits of the model, and the quantized one has every tensor and loads again."""
+    model = tiny.tiny_model(family)
+    data = tiny.samples(model)
+    source = saved(model, tmp_path / "model")
+    checkpoint = FloatCheckpoint(source)
+    output, report = quantized(source, config_for("fp8", exclude=checkpoint.usually_float()), data)
+    assert not [note for note in report.notes if "no tensor" in note]
+    with torch.no_grad():
+        expected, read, found = (
+            tiny.logits_of(each(**data[0])) for each in (model, load_checkpoint(source), load_checkpoint(output))
+        )
+    assert torch.equal(read, expected)
+    assert 0 < float((found - expected).norm() / expected.norm()) < 0.3
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
+def test_exclude_adds_to_the_defaults(family: str, tiny: Any, tmp_path: Path) -> None:
+    """`--exclude` never replaces what stays float at the defaults: heads and all outside of the language part."""
+    saved(tiny.tiny_model(family), tmp_path / "model")
+    output = tmp_path / "out"
+    command = ["llm", "ptq", tmp_path / "model", "-o", output, "--scheme", "int4_wo_32", "--exclude", "*.q_proj"]
+    assert main([str(each) for each in command]) == 0
+    codes = {key for key in load_file(output / "model.safetensors") if key.endswith(".weight_scale")}
+    assert codes and not any(".q_proj." in key for key in codes)
+    assert all("language_model" in key or key.startswith("model.layers.") for key in codes), codes
+    assert not any("lm_head" in key or "vision" in key or "visual" in key for key in codes)
+    written = json.loads((output / "config.json").read_text(encoding="utf-8"))["quantization_config"]
+    assert any(name.endswith("lm_head") for name in written["exclude"])
+
+
+def test_the_decoder_is_found_beside_a_larger_tower(tiny: Any) -> None:
+    """The blocks are those of the decoder, even where a vision tower has more weights."""
+    config = tiny.tiny_config("llava")
+    config.vision_config.hidden_size, config.vision_config.intermediate_size = 128, 1024
+    with torch.device("meta"):
+        model = tiny_class("llava", tiny)._from_config(config)
+    sizes = {
+        part: sum(each.numel() for name, each in model.named_parameters() if part in name)
+        for part in ("vision_tower", "language_model")
+    }
+    assert sizes["vision_tower"] > sizes["language_model"]
+    assert list(blocks_of(model)) == ["model.language_model.layers.0", "model.language_model.layers.1"]
+
+
+def tiny_class(family: str, tiny: Any) -> Any:
+    import transformers
+
+    return getattr(transformers, tiny.families()[family][0])
+
+
+def test_a_tower_that_is_asked_for_and_not_reached_stays_float(tiny: Any, tmp_path: Path) -> None:
+    """A layer outside of the blocks that the data does not reach stays float with a note; the model is not refused."""
+    model = tiny.tiny_model("llava")
+    source = saved(model, tmp_path / "model")
+    output, report = quantized(source, config_for("fp8"), tiny.samples(model))
+    tower = [name for name, each in model.named_modules() if "vision" in name and isinstance(each, torch.nn.Linear)]
+    assert tower and not any(name in report.quantized for name in tower)
+    for name in tower:
+        assert f"{name} lies outside of the blocks, and was not run on the data: it stays float" in report.notes
+        assert name in report.kept
+    before, after = load_file(source / "model.safetensors"), load_file(output / "model.safetensors")
+    for key in (key for key in before if "vision" in key):
+        assert torch.equal(before[key], after[key])
+
+
+@pytest.mark.parametrize(
+    ("family", "layer"), [("llama", "lm_head"), ("bert", "cls.predictions.transform.dense"), ("fsmt", "encoder")]
+)
+def test_layers_outside_of_the_blocks_are_measured(family: str, layer: str, tiny: Any, tmp_path: Path) -> None:
+    """A layer in front of the blocks or behind them gets the scale of what it reads in the float model."""
+    model = tiny.tiny_model(family)
+    data = tiny.samples(model)
+    source = saved(model, tmp_path / "model")
+    exclude = () if family == "llama" else FloatCheckpoint(source).usually_float()
+    output, report = quantized(source, TorchConfig(scheme("fp8"), exclude=exclude), data)
+    greatest = greatest_inputs(model, data)
+    found = {name: each for name, each in load_checkpoint(output).named_modules() if name in report.quantized}
+    outside = [name for name in found if layer in name]
+    assert outside
+    for name in outside:
+        assert float(found[name].input.scale) == pytest.approx(greatest[name] / FP8_MAX, rel=1e-3), name
