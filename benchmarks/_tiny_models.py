@@ -21,12 +21,12 @@ _HIDDEN, _INNER, _HEADS, _HEAD = 64, 128, 4, 16
 #: Sizes by the pattern that the whole name of a setting matches; the first that matches.
 _SIZES = (
     (r"(.*_)?vocab_size(_per_layer_input)?", VOCABULARY),
-    (r"(.*_)?(token|start|end)_(id|index)|(.*_)?token", None),
     (r"num_experts_per_tok(en)?|moe_topk|moe_top_k|moe_k|num_selected_experts", 2),
     (r"(moe_)?num_(local_)?experts|n_routed_experts", 4),
     (r"n_group|n_groups|topk_group|num_expert_group", 1),
     (
-        r"(moe|expert|shared_expert|shared|moe_shared_expert|share_expert|shared_experts)_(ffn_)?(intermediate_|hidden_)?(size|dim)",
+        r"(moe|expert|(moe_|share_|shared_)?expert|shared|moe_shared_expert|shared_experts)"
+        r"_(ffn_)?(intermediate_|hidden_)?(size|dim)",
         64,
     ),
     (r"kv_lora_rank|q_lora_rank|o_lora_rank", 32),
@@ -78,20 +78,12 @@ def families() -> dict[str, tuple[str, str]]:
     return dict(sorted(found.items()))
 
 
+#: Families whose rotary embeddings have three sections, in the code alone.
+_SECTIONS = ("glm46v", "glm4v", "glm_ocr", "glmga", "paddleocr_vl", "qwen2_5_vl", "qwen2_5_omni_thinker", "qwen2_vl")
 _MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
-_MROPE_FAMILIES = (
-    "glm46v",
-    "glm4v",
-    "glm_ocr",
-    "glmga",
-    "paddleocr_vl",
-    "qwen2_5_vl",
-    "qwen2_5_omni_thinker",
-    "qwen2_vl",
-)
 #: What a family needs beside small sizes: settings by their path in the configuration.
 SETTINGS: dict[str, dict[str, Any]] = {
-    **{family: {"text_config.rope_parameters": _MROPE} for family in _MROPE_FAMILIES},
+    **{family: {"text_config.rope_parameters": _MROPE} for family in _SECTIONS},
     "glm4v_moe": {"text_config.rope_parameters": _MROPE | {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}},
     "dbrx": {
         "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10000.0},
@@ -99,6 +91,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
     "dots3_note_text": {"num_key_value_heads": 4},
     "dots3_note": {"text_config.num_key_value_heads": 4},
+    "falcon_h1": {"mamba_d_head": 32},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "gemma3n_text": {"num_kv_shared_layers": 0},
     "gemma4_assistant": {"text_config.hidden_size_per_layer_input": 0},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "attention_layers": ["global", "local"]},
@@ -169,7 +163,7 @@ def _shrunk(settings: dict[str, Any]) -> dict[str, Any]:
         elif name == "num_hidden_layers" and isinstance(value, int):
             found[name] = len(layers)
         elif isinstance(value, list) and depth and len(value) == depth:
-            found[name] = [value[index] for index in layers]
+            found[name] = [_size(name, value[index]) for index in layers]
         elif name == "per_layer_config":
             continue
         else:
@@ -204,7 +198,7 @@ def _size(name: str, value: Any) -> Any:
     if re.fullmatch(r".*_(id|index|ids)", name) and value >= VOCABULARY - 28:
         return _token(name)
     for pattern, size in _SIZES:
-        if size is not None and re.fullmatch(pattern, name):
+        if re.fullmatch(pattern, name):
             return min(value, size)
     return value
 

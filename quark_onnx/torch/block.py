@@ -187,10 +187,7 @@ def finish(
     made = made or {}
     layered = dict[str, Any]()
     scales = watching.scales(config.least_of)
-    report.notes += [
-        f"{name} was not run on the data: its input scale is the greatest of the other experts"
-        for name in watching.borrowing
-    ]
+    report.note_borrowing(watching.borrowing)
     for name, (module, spec) in layers.items():
         if watching.unseen(name, scales):
             spec = report.weight_only(name)

@@ -35,7 +35,7 @@ from quark_onnx.torch.report import TorchReport
 from quark_onnx.torch.sources import Sources, empty, fill, missing_of
 from quark_onnx.torch.spec import LayerSpec
 from quark_onnx.torch.structure import blocks_of, embedding_of, heads_of, within
-from quark_onnx.torch.walk import Walk, batches, inference, run_whole
+from quark_onnx.torch.walk import NotWalkable, Walk, batches, inference, run_whole
 
 #: Layers after which free memory is given back; it takes a while to get it again.
 _KEPT = 16
@@ -90,6 +90,7 @@ class FileRun:
         prefix = self._key(name)
         for end, tensor in self.layout.tensors(layer, name).items():
             yield f"{prefix}.{end}", tensor
+        self._mark(name, module)
         empty(module)
 
     def _untouched(self, name: str, module: Any) -> Iterator[tuple[str, Any]]:
@@ -100,8 +101,10 @@ class FileRun:
         own += [key for key, _ in module.named_buffers(recurse=False) if key not in module._non_persistent_buffers_set]
         for key in own:
             twin = self.sources.tied.get(start + key)
-            if start + key in self.sources and (twin is None or twin.rpartition(".")[0] in self.chosen):
+            written = twin is None or twin.rpartition(".")[0] in self.chosen
+            if start + key in self.sources and written and not self._is_copied(start + key):
                 yield self.sources.key_of(start + key), self.sources.get(start + key)
+                self.sources.mark(start + key)
 
     def measured(
         self, data: Iterable[Any] | None, journal: BlockJournal, progress: bool | None
@@ -117,7 +120,7 @@ class FileRun:
             folder = stack.enter_context(spilling(self.spill))
             try:
                 walk, watching = self._walk(blocks, outside, samples, folder)
-            except ModelError as error:
+            except NotWalkable as error:
                 if self.config.algorithms:
                     raise
                 yield from self._whole(blocks, samples, str(error))
@@ -140,13 +143,15 @@ class FileRun:
     ) -> tuple[Walk, Watching]:
         """Run what comes before the blocks on all samples, and watch the layers there."""
         if not blocks:
-            raise ModelError("the model has no list of blocks")
+            raise NotWalkable("the model has no list of blocks")
         self._fill(next(iter(blocks)), {})
-        floats = [name for name in heads_of(self.model) if name not in self.chosen]
-        heads = [name for name in floats if not _looks_up(self.model, name)]
-        self._fill_outside(blocks, heads)  # heads that stay float are not run before the last block
+        heads = [name for name in heads_of(self.model) if name not in self.chosen]
+        # heads that stay float are not run before the last block, unless they look tokens up, too
+        heads = [name for name in heads if not isinstance(self.model.get_submodule(name), torch.nn.Embedding)]
+        self._fill_outside(blocks, heads)
         with Watching({name: each for name, each in outside.items() if each[1].measures}) as watching:
             walk = self._recorded(blocks, samples, folder)
+        walk.check_once(self.model)
         self._empty_outside(blocks)
         return walk, watching
 
@@ -156,22 +161,26 @@ class FileRun:
             return Walk(self.model, blocks, samples, folder)
         except DataError as error:
             front = _outside(self.model, blocks)
-            lost = (f"{name}.{each}" for name in front for each in missing_of(front[name]))
-            lost = (name for name in lost if name not in self.sources)
-            if name := next(lost, None):
-                folder = self.sources.reader.folder
-                raise DataError(f"the checkpoint {folder} has no tensor for {name}, and {error}") from error
-            raise
+            empty_ones = (f"{name}.{each}" for name in front for each in missing_of(front[name]))
+            lost = next((name for name in empty_ones if name not in self.sources), None)
+            if lost is None:
+                raise
+            raise ModelError(
+                f"the checkpoint {self.sources.reader.folder} has no tensor for {lost}: {error}"
+            ) from error
 
     def _whole(self, blocks: dict[str, Any], samples: list[Any], why: str) -> Iterator[tuple[str, Any]]:
         """Measure a model that cannot be walked block by block by running it whole, with all weights in memory."""
         self.report.notes.append(f"all weights were in memory at once: {why}")
         fill(self.model, "", self.sources)
+        if missing := missing_of(self.model):
+            raise ModelError(f"the checkpoint {self.sources.reader.folder} has no tensor for {missing[0]}")
         for name, (module, _) in self.chosen.items():
             check_finite(module.weight, name)
         with Watching(self.chosen) as watching:
             run_whole(self.model, samples)
         scales = watching.scales(self.config.least_of)
+        self.report.note_borrowing(watching.borrowing)
         modules = list(self.model.named_modules())
         for name in [name for name in self.chosen if watching.unseen(name, scales)]:
             if any(within(name, block) for block in blocks):
@@ -236,7 +245,7 @@ class FileRun:
                 else:
                     tensors, kept = found
                     kept.tell(self.report)
-                    self._skip(block, name)
+                    self._mark(name, block)
                     walk.states = journal.hidden(index, walk.states)
                     bar.update((index + 1) * len(walk))
                 yield from sorted(tensors.items())  # as a journal hands them back in an order of its own
@@ -269,6 +278,7 @@ class FileRun:
     def _fill(self, name: str, layers: Layers) -> None:
         block = self.model.get_submodule(name)
         fill(block, name, self.sources)
+        self._mark(name, block)
         if missing := missing_of(block):
             raise ModelError(f"the checkpoint {self.sources.reader.folder} has no tensor for {name}.{missing[0]}")
         for each, (module, spec) in layers.items():
@@ -287,16 +297,28 @@ class FileRun:
             if owner in layers:
                 key = f"{self._key(owner)}.{end}"
             else:
-                if (name := f"{block}.{key}") in self.sources:
+                name = f"{block}.{key}"
+                if self._is_copied(name):
+                    continue
+                if name in self.sources:
                     tensor = _as_stored(tensor, self.sources.get(name))
                 key = self.sources.key_of(name)
             found[key] = tensor
         return found
 
-    def _skip(self, block: Any, name: str) -> None:
-        """Count a block's tensors as read."""
-        for key, _ in block.named_parameters():
-            if f"{name}.{key}" in self.sources:
+    def _is_copied(self, name: str) -> bool:
+        """Whether the stored tensors that a parameter is converted from stay in the result as they are.
+
+        They do where no layer that is made of them is quantized or rewritten.
+        """
+        made = self.sources.made_with(name)
+        rewritten = any(each.stage in ("model", "block") for each in self.config.algorithms)
+        return bool(made) and not rewritten and not any(each.rpartition(".")[0] in self.chosen for each in made)
+
+    def _mark(self, name: str, module: Any) -> None:
+        """Count a module's tensors as written, but for those that are copied."""
+        for key, _ in module.named_parameters():
+            if f"{name}.{key}" in self.sources and not self._is_copied(f"{name}.{key}"):
                 self.sources.mark(f"{name}.{key}")
 
 
@@ -309,11 +331,6 @@ def _outside(model: Any, blocks: Iterable[str]) -> dict[str, Any]:
     """The modules outside of the blocks that have parameters of their own."""
     own = {name: module for name, module in model.named_modules() if module._parameters}
     return {name: module for name, module in own.items() if not any(within(name, block) for block in blocks)}
-
-
-def _looks_up(model: Any, name: str) -> bool:
-    """Return whether a head is an embedding, which looks up tokens in front of the blocks as well."""
-    return isinstance(model.get_submodule(name), torch.nn.Embedding)
 
 
 def _drop(model: Any, layers: Layers) -> None:

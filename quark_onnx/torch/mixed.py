@@ -168,6 +168,7 @@ def _groups(model: Any, chosen: Mapping[str, tuple[Any, LayerSpec]], samples: li
     if not blocks:
         raise ModelError("the model has no list of blocks; mixed precision is for language models")
     walk = Walk(model, blocks, samples[:1])
+    walk.check_once(model)
     experts = [f"{name}." for name, module in model.named_modules() if isinstance(module, UNFUSED)]
     found: dict[Any, list[str]] = {}
     for name, block in blocks.items():

@@ -195,6 +195,7 @@ def _walk(
             if measures(rest):
                 run_whole(model, data)
         walk = Walk(model, blocks, data)
+        walk.check_once(model)
         if has_two_streams(chosen, config):
             walk.split()
     except ModelError as error:

@@ -75,6 +75,12 @@ class TorchReport:
         self.quantized[name] = LayerSpec(self.quantized[name].weight)
         return self.quantized[name]
 
+    def note_borrowing(self, names: Iterable[str]) -> None:
+        """Note the experts whose input scale is that of the others."""
+        self.notes += [
+            f"{name} was not run on the data: its input scale is the greatest of the other experts" for name in names
+        ]
+
     def stay_float(self, name: str) -> None:
         """Note that the data has not reached a layer outside of the blocks, which stays float then."""
         self.notes.append(f"{name} lies outside of the blocks, and was not run on the data: it stays float")

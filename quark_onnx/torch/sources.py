@@ -40,8 +40,7 @@ class Sources:
         self.used: set[str] = set()
         prefix = str(getattr(model, "base_model_prefix", "") or "")
         self._prefixes = ("", f"{prefix}.") if prefix else ("",)
-        self._renamed, self._usual = _renamed(reader, model), DiskNames(model)
-        self._converted = Converted(reader, model)
+        self._usual, self._converted = DiskNames(model), Converted(reader, model)
         groups = dict[int, list[str]]()
         for name, parameter in model.named_parameters(remove_duplicate=False):
             groups.setdefault(id(parameter), []).append(name)
@@ -93,8 +92,7 @@ class Sources:
     def _stored(self, name: str) -> Any:
         found = self._find(name)
         if found is None and name in self._converted:
-            self.used.update(self._converted.keys(name))
-            return self._converted.get(name)
+            return self._converted.get(name)  # a caller that writes it marks it; its keys may be copied instead
         if found is None:
             raise ModelError(f"the checkpoint {self.reader.folder} has no tensor for {name!r}")
         key, expert = found
@@ -108,6 +106,10 @@ class Sources:
         elif name in self._converted:
             self.used.update(self._converted.keys(name))
 
+    def made_with(self, name: str) -> tuple[str, ...]:
+        """Names of all parameters that are converted from the same stored tensors as this one; none if it is stored."""
+        return self._converted.names(name) if self._find(name) is None and name in self._converted else ()
+
     def rest(self) -> Iterator[str]:
         """Names of the checkpoint's tensors that no parameter has asked for."""
         return (key for key in self.reader if key not in self.used)
@@ -119,8 +121,8 @@ class Sources:
 
     def _own(self, name: str) -> tuple[str, int | None] | None:
         """The key of a tensor; and which expert of a stack, where it is one."""
-        if name in self._renamed:
-            return self._renamed[name], None
+        if (renamed := self._converted.renamed.get(name)) is not None:
+            return renamed, None
         for key in self._spellings(name):
             if key in self.reader:
                 return key, None
@@ -169,19 +171,6 @@ class Sources:
         if side != "down" and part.shape != wanted:
             part = part[experts.halves(len(part))[side == "up"]]
         return part.contiguous()
-
-
-def _renamed(reader: Reader, model: Any) -> dict[str, str]:
-    """Keys of the checkpoint by the names that transformers gives to them, where it has others."""
-    if not hasattr(model, "base_model_prefix"):
-        return {}
-    from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import PrefixChange, WeightRenaming, apply_renamings
-
-    mapping = get_model_conversion_mapping(model)
-    renamings = [each for each in mapping if isinstance(each, WeightRenaming) and not isinstance(each, PrefixChange)]
-    found = ((apply_renamings(key, renamings), key) for key in reader)
-    return {name: key for name, key in found if name != key}
 
 
 def fill(module: Any, prefix: str, sources: Sources, *, dtype: Any = None, recurse: bool = True) -> None:

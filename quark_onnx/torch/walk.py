@@ -7,6 +7,7 @@ rotary embeddings) is recorded while every block is skipped.
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,10 @@ from quark_onnx.torch.hidden_states import HiddenStates
 from quark_onnx.torch.padding import unpadded
 
 _NO_WALK = "the model cannot be walked block by block"
+
+
+class NotWalkable(ModelError):
+    """A model cannot be walked block by block; it may still be run whole."""
 
 
 class _Enough(Exception):
@@ -122,15 +127,17 @@ class Walk:
 
     Raises:
         DataError: there is no data, or the model cannot be run on it.
-        ModelError: the model does not run its blocks one after the other.
+        NotWalkable: the model does not run its blocks one after the other.
     """
 
     def __init__(self, model: Any, blocks: Mapping[str, Any], data: Iterable[Any], folder: Path | None = None) -> None:
         devices = (each.device for each in model.parameters() if each.device.type != "meta")
         self._device = next(devices, torch.device("cpu"))
         recorder = _Recorder(blocks, HiddenStates(folder))
+        self._first: Any = None
         for batch in batches(data):
             recorder.run(model, moved(batch, self._device))
+            self._first = batch if self._first is None else self._first
         self.hidden = recorder.hidden
         if not self.hidden:
             raise DataError("the calibration data is empty")
@@ -146,6 +153,13 @@ class Walk:
         """The hidden states, and all tensors that blocks read beside them, once each."""
         found = {id(tensor): tensor for tensor in _tensors(([*self.hidden], self._arguments))}
         return iter(found.values())
+
+    def check_once(self, model: Any) -> None:
+        """Raise NotWalkable if the model comes back to its blocks after the last one, as recurrent models do.
+
+        Blocks are skipped, and what follows them may lack its weights: heads that are not run otherwise.
+        """
+        self._recorder.check_once(model, moved(self._first, self._device))
 
     def finish(self, model: Any, data: Iterable[Any]) -> None:
         """Run the model on all samples once more; its blocks are skipped and hand on the hidden states as they are.
@@ -245,9 +259,29 @@ class _Recorder:
         forwards = {name: self._standing_in(name, block.forward, names) for name, block in self._blocks.items()}
         self._call(model, batch, before, forwards)
         if odd := [name for name, calls in self.arguments.items() if len(calls) not in (0, before + 1)]:
-            raise ModelError(f"{odd[0]} is not run on all samples; {_NO_WALK}")
+            raise NotWalkable(f"{odd[0]} is not run on all samples; {_NO_WALK}")
         if not any(self.arguments.values()):
-            raise ModelError(f"the model runs none of its blocks, {next(iter(self._blocks))} and so on; {_NO_WALK}")
+            raise NotWalkable(f"the model runs none of its blocks, {next(iter(self._blocks))} and so on; {_NO_WALK}")
+
+    def check_once(self, model: Any, batch: Any) -> None:
+        """Raise NotWalkable if a batch comes back to a block after the last one."""
+        hidden, form = self.hidden[0], self._form
+        count = Counter[str]()
+
+        def counting(name: str) -> Any:
+            def hand_on(*args: Any, **kwargs: Any) -> Any:
+                count[name] += 1
+                if count[name] > 1:
+                    raise NotWalkable(f"the model runs {name} more than once for a sample; {_NO_WALK}")
+                return hidden if isinstance(form, torch.Tensor) else (hidden, *form[1:])
+
+            return hand_on
+
+        try:
+            self._call(model, batch, 0, {name: counting(name) for name in self._blocks})
+        except DataError:  # of what follows the blocks, where weights are missing
+            if not count[self._last]:
+                raise
 
     def finish(self, model: Any, batch: Any, index: int) -> None:
         """Run what comes before and after the blocks on a batch, whose hidden states the blocks hand on."""
@@ -280,19 +314,19 @@ class _Recorder:
     def _standing_in(self, name: str, forward: Any, names: Iterator[str]) -> Any:
         def stand_in(*args: Any, **kwargs: Any) -> Any:
             if not args and "hidden_states" not in kwargs:
-                raise ModelError(
+                raise NotWalkable(
                     f"{name} is called with {', '.join(kwargs) or 'nothing'} and no hidden states; {_NO_WALK}"
                 )
             hidden, rest = (args[0], args[1:]) if args else (kwargs.pop("hidden_states"), ())
             if _filled(kwargs.get("past_key_values")):
-                raise ModelError(f"the data brings keys and values along; {_NO_WALK}")
+                raise NotWalkable(f"the data brings keys and values along; {_NO_WALK}")
             kwargs |= {"past_key_values": None} if "past_key_values" in kwargs else {}
             if name not in names:  # an iterator, which goes on behind the name
-                raise ModelError(f"the model does not run {name} once for a sample, in its turn; {_NO_WALK}")
+                raise NotWalkable(f"the model does not run {name} once for a sample, in its turn; {_NO_WALK}")
             if self._handed is None:
                 self.hidden.append(hidden.detach())
             elif hidden is not self._handed:
-                raise ModelError(f"something happens in front of {name}; {_NO_WALK}")
+                raise NotWalkable(f"something happens in front of {name}; {_NO_WALK}")
             self.arguments[name].append((tuple(rest), dict(kwargs)))
             differs = not isinstance(self._form, torch.Tensor) and name != self._last
             if self._handed is None and (self._form is None or differs):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,14 +13,16 @@ import torch
 from safetensors.torch import load_file
 
 from quark_onnx.cli import main
+from quark_onnx.errors import ModelError
 from quark_onnx.torch.config import TorchConfig
 from quark_onnx.torch.files import quantize_checkpoint
 from quark_onnx.torch.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.load import load_checkpoint
 from quark_onnx.torch.ptq import config_for
+from quark_onnx.torch.quantize import quantize_model
 from quark_onnx.torch.schemes import scheme
 from quark_onnx.torch.structure import blocks_of
-from tests.torch_models import saved
+from tests.torch_models import llama, made, saved, tokens
 
 if TYPE_CHECKING:
     from quark_onnx.torch.report import TorchReport
@@ -106,6 +109,117 @@ def test_fp8_of_the_language_part(family: str, tiny: Any, tmp_path: Path) -> Non
     assert 0 < float((found - expected).norm() / expected.norm()) < 0.3
 
 
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "mistral3", "git", "speech_to_text"])
+def test_blocks_are_those_of_the_decoder(family: str, tiny: Any) -> None:
+    """The blocks are the decoder's, even where a tower or an encoder has a list with as many weights, or more."""
+    model = tiny.tiny_model(family)
+    blocks = blocks_of(model)
+    lists = [each for each in model.modules() if isinstance(each, torch.nn.ModuleList)]
+    own = sum(each.numel() for block in blocks.values() for each in block.parameters() if each.ndim > 1)
+    greatest = max(sum(each.numel() for each in found.parameters() if each.ndim > 1) for found in lists)
+    assert greatest >= own, "the family shows nothing"
+    assert not any(word in next(iter(blocks)) for word in ("vision", "visual", "image", "encoder.layers.0.conv"))
+    head = model.get_output_embeddings()
+    reached = set[str]()
+    hooks = [block.register_forward_hook(lambda *_, name=name: reached.add(name)) for name, block in blocks.items()]
+    with torch.no_grad():
+        logits = tiny.logits_of(model(**tiny.samples(model)[0]))
+    for hook in hooks:
+        hook.remove()
+    assert reached == set(blocks) and logits.shape[-1] == head.weight.shape[0]
+
+
+#: By case: options, the globs of layers that stay float, and those of layers that are quantized.
+OPTIONS: dict[str, tuple[list[str], list[str], list[str]]] = {
+    "nothing": ([], ["lm_head"], ["*.down_proj", "*.q_proj"]),
+    "exclude": (["--exclude", "*.down_proj"], ["lm_head", "*.down_proj"], ["*.q_proj"]),
+    "exclude the head": (["--exclude", "lm_head"], ["lm_head"], ["*.q_proj"]),
+    "layer": (["--layer", "lm_head=mxfp4"], [], ["lm_head", "*.q_proj"]),
+    "layer by a glob": (["--layer", "*_head=mxfp6_e2m3"], [], ["lm_head", "*.q_proj"]),
+    "layers, the head among them": (["--layer", "*=mxfp6_e2m3"], ["lm_head"], ["*.q_proj"]),
+    "both": (["--layer", "lm_head=mxfp4", "--exclude", "lm_head"], ["lm_head"], ["*.q_proj"]),
+}
+
+
+@pytest.mark.parametrize("case", OPTIONS)
+def test_exclude_adds_to_the_defaults(
+    case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``--exclude`` adds to what stays float at the defaults. ``--layer`` asks for layers that usually stay float where
+    its glob matches no others."""
+    options, floats, quantized_ones = OPTIONS[case]
+    source = saved(made(llama()), tmp_path / "model")
+    output = tmp_path / "out"
+    command = ["llm", "ptq", str(source), "-o", str(output), "--scheme", "mxfp4", "--json", *options]
+    assert main(command) == 0, capsys.readouterr().err
+    found = json.loads(capsys.readouterr().out)
+    for glob in floats:
+        assert not [name for name in found["quantized"] if fnmatchcase(name, glob)]
+    for glob in quantized_ones:
+        assert [name for name in found["quantized"] if fnmatchcase(name, glob)]
+    after = load_file(output / "model.safetensors")
+    for name in [name for name in found["float"] if any(fnmatchcase(name, glob) for glob in floats)]:
+        assert after[f"{name}.weight"].is_floating_point()
+
+
+@pytest.mark.parametrize("algorithms", [(), ("gptq",)])
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_head_is_measured_where_it_is_asked_for(algorithms: tuple[str, ...], tied: bool, tmp_path: Path) -> None:
+    """A layer after the blocks has the scale of what the float model lets it read, in memory and from file to file."""
+    model = made(llama(tie_word_embeddings=tied))
+    data = [{"input_ids": each} for each in tokens()]
+    source = saved(model, tmp_path / "model")
+    expected = greatest_inputs(model, data)["lm_head"] / FP8_MAX
+    config = TorchConfig(scheme("fp8"), algorithms=algorithms)
+    output, report = quantized(source, config, data)
+    assert "lm_head" in report.quantized
+    quantize_model(model, config, data, progress=False)
+    for each in (model, load_checkpoint(output)):
+        assert float(each.lm_head.input.scale) == pytest.approx(expected, rel=1e-3)
+    with torch.no_grad():
+        assert torch.equal(model(**data[0]).logits, load_checkpoint(output)(**data[0]).logits)
+
+
+def test_a_layer_outside_of_the_blocks_that_is_not_reached_stays_float(tiny: Any, tmp_path: Path) -> None:
+    """What the data does not reach has no scale: outside of the blocks it stays float, with a note that names it."""
+    model = tiny.tiny_model("gemma3")
+    data = tiny.samples(model)
+    source = saved(model, tmp_path / "model")
+    asked = "model.vision_tower.*.q_proj"
+    usual = FloatCheckpoint(source).usually_float([asked])
+    config = config_for("fp8", exclude=usual)
+    output, report = quantized(source, config, data)
+    towers = {name for name in report.kept if fnmatchcase(name, asked)}
+    assert towers and not [name for name in report.quantized if "vision" in name]
+    assert {note.partition(" ")[0] for note in report.notes if "stays float" in note} == towers
+    before, after = load_file(source / "model.safetensors"), load_file(output / "model.safetensors")
+    assert all(torch.equal(before[key], after[key]) for key in before if "vision" in key)
+    in_memory = quantize_model(model, config, data, progress=False)
+    assert set(in_memory.quantized) == set(report.quantized)
+    listed = json.loads((output / "config.json").read_text(encoding="utf-8"))["quantization_config"]["exclude"]
+    for name in towers:  # files call towers otherwise
+        assert any(each.endswith(name.partition("tower.")[2]) for each in listed)
+
+
+@pytest.mark.parametrize("family", ["hrm_text", "xlm"])
+def test_a_model_that_cannot_be_walked_is_measured_whole(family: str, tiny: Any, tmp_path: Path) -> None:
+    """A model that does not run its blocks once, one after the other, has the scales that it has in memory."""
+    model = tiny.tiny_model(family)
+    data = tiny.samples(model)
+    source = saved(model, tmp_path / "model")
+    config = config_for("fp8", exclude=FloatCheckpoint(source).usually_float())
+    output, report = quantized(source, config, data)
+    assert [note for note in report.notes if note.startswith("all weights were in memory at once: ")]
+    expected = {name: each / FP8_MAX for name, each in greatest_inputs(model, data).items()}
+    reopened = load_checkpoint(output)
+    assert report.quantized
+    for name in report.quantized:
+        assert float(reopened.get_submodule(name).input.scale) == pytest.approx(expected[name], rel=1e-3), name
+    with pytest.raises(ModelError, match=r"layers\.0|ffns\.1"):
+        again = tmp_path / "again"
+        quantize_checkpoint(source, again, config.with_(algorithms=("gptq",)), data, progress=False)
+
+
 #: By model type: how transformers stores what the model has under other names.
 STORED_OTHERWISE = {
     "olmo_hybrid": "three convolutions are joined",
@@ -131,41 +245,6 @@ def test_what_transformers_saves_is_read(family: str, tiny: Any, tmp_path: Path)
         )
     assert torch.equal(read, expected)
     assert 0 < float((found - expected).norm() / expected.norm()) < 0.3
-
-
-@pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
-def test_exclude_adds_to_the_defaults(family: str, tiny: Any, tmp_path: Path) -> None:
-    """`--exclude` never replaces what stays float at the defaults: heads and all outside of the language part."""
-    saved(tiny.tiny_model(family), tmp_path / "model")
-    output = tmp_path / "out"
-    command = ["llm", "ptq", tmp_path / "model", "-o", output, "--scheme", "int4_wo_32", "--exclude", "*.q_proj"]
-    assert main([str(each) for each in command]) == 0
-    codes = {key for key in load_file(output / "model.safetensors") if key.endswith(".weight_scale")}
-    assert codes and not any(".q_proj." in key for key in codes)
-    assert all("language_model" in key or key.startswith("model.layers.") for key in codes), codes
-    assert not any("lm_head" in key or "vision" in key or "visual" in key for key in codes)
-    written = json.loads((output / "config.json").read_text(encoding="utf-8"))["quantization_config"]
-    assert any(name.endswith("lm_head") for name in written["exclude"])
-
-
-def test_the_decoder_is_found_beside_a_larger_tower(tiny: Any) -> None:
-    """The blocks are those of the decoder, even where a vision tower has more weights."""
-    config = tiny.tiny_config("llava")
-    config.vision_config.hidden_size, config.vision_config.intermediate_size = 128, 1024
-    with torch.device("meta"):
-        model = tiny_class("llava", tiny)._from_config(config)
-    sizes = {
-        part: sum(each.numel() for name, each in model.named_parameters() if part in name)
-        for part in ("vision_tower", "language_model")
-    }
-    assert sizes["vision_tower"] > sizes["language_model"]
-    assert list(blocks_of(model)) == ["model.language_model.layers.0", "model.language_model.layers.1"]
-
-
-def tiny_class(family: str, tiny: Any) -> Any:
-    import transformers
-
-    return getattr(transformers, tiny.families()[family][0])
 
 
 def test_a_tower_that_is_asked_for_and_not_reached_stays_float(tiny: Any, tmp_path: Path) -> None:

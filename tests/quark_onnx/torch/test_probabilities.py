@@ -178,7 +178,7 @@ def test_a_run_that_was_killed_goes_on(tmp_path: Path, monkeypatch: pytest.Monke
     quantize_checkpoint(source, tmp_path / "whole", FULL, tokens(), progress=False)
     writing = Writing(resume=tmp_path / "resume", spill=tmp_path / "spill")
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(files, "give_back", killed)
+        patch.setattr(filerun, "give_back", killed)
         quantize_checkpoint(source, out, FULL, tokens(), writing=writing, progress=False)
     kept = Reader(tmp_path / "resume" / "block-00000.safetensors")
     assert "model.layers.0.self_attn.q_proj.prob_output_scale" in kept and not out.exists()

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quark_onnx.errors import ConfigError
-from quark_onnx.torch import files
+from quark_onnx.torch import filerun
 from quark_onnx.torch.config import TorchConfig
 from quark_onnx.torch.files import Writing, quantize_checkpoint
 from quark_onnx.torch.schemes import scheme
@@ -41,7 +41,7 @@ def killed_behind(block: int, source: Path, output: Path, resume: Path, monkeypa
             raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(files, "give_back", counted)
+        patch.setattr(filerun, "give_back", counted)
         with pytest.raises(Killed):
             run(source, output, resume)
     assert not output.exists()

@@ -16,7 +16,7 @@ from torch import nn
 from quark_onnx.errors import ConfigError, DataError, ModelError
 from quark_onnx.kernels.gptq import Compensation
 from quark_onnx.kernels.lattice import Lattice
-from quark_onnx.torch import files
+from quark_onnx.torch import filerun
 from quark_onnx.torch.algorithms import gptq, stages, sweep, turns
 from quark_onnx.torch.algorithms.base import BlockJob
 from quark_onnx.torch.algorithms.gptq import GPTAQ, GPTQ, Qronos
@@ -413,7 +413,7 @@ def test_a_run_that_was_ended_goes_on_with_the_same_bytes(
             raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(files, "give_back", counted)
+        patch.setattr(filerun, "give_back", counted)
         with pytest.raises(Killed):
             run("out", tmp_path / "resume")
     assert run("out", tmp_path / "resume") == wanted
