@@ -144,8 +144,9 @@ def tiny_model(family: str, seed: int = 0) -> Any:
         raise ValueError(f"{count:,} parameters, {largest[0]} of shape {list(largest[1].shape)} among them")
     model = cls._from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim >= 2:
+        for name, parameter in model.named_parameters():
+            # what transformers does not save is computed, and no weight
+            if parameter.ndim >= 2 and name not in (model._keys_to_ignore_on_save or ()):
                 parameter.normal_(0, 0.1)
     return model
 

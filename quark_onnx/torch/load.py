@@ -22,6 +22,7 @@ from quark_onnx.torch.skeleton import config_of, dtype_of, skeleton_of
 from quark_onnx.torch.sources import Sources, fill, missing_of
 from quark_onnx.torch.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.structure import layers_of, set_module
+from quark_onnx.torch.unsaved import compute_unsaved
 
 
 def load_checkpoint(folder: Path | str, *, dtype: Any = None, trust_code: bool = False) -> Any:
@@ -43,6 +44,7 @@ def load_checkpoint(folder: Path | str, *, dtype: Any = None, trust_code: bool =
     kept = dtype_of(config) if dtype is None else dtype
     model = skeleton_of(config, trust_code=trust_code)
     sources = Sources(reader, model)
+    compute_unsaved(model, sources)
     if quantized is not None and layout is not None:
         put_layers(model, quantized, layout, sources, defaultdict(lambda: kept))
         hand_over_again(model)

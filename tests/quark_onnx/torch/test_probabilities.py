@@ -17,7 +17,7 @@ import torch
 
 from quark_onnx.cli import main
 from quark_onnx.errors import ConfigError, ModelError, QuarkError
-from quark_onnx.torch import LLMTemplate, files, import_model_from_safetensors, quark_json
+from quark_onnx.torch import LLMTemplate, filerun, import_model_from_safetensors, quark_json
 from quark_onnx.torch.algorithms.signed import Training
 from quark_onnx.torch.attention import hand_over, set_attention
 from quark_onnx.torch.checkpoint import Reader
