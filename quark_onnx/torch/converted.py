@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from copy import deepcopy
+from types import SimpleNamespace
 from typing import Any
 
 from quark_onnx.errors import ModelError
@@ -24,6 +25,10 @@ class Converted:
     def __init__(self, reader: Reader, model: Any) -> None:
         self._reader, self._model = reader, model
         self._converters = dict[str, Any]()
+        #: By name: that of the parameter with the first target's name, which operations expect.
+        self._first = dict[str, str]()
+        # Quantizing replaces parameters; operations ask for the shapes of the float ones.
+        self._parameters = dict[str, Any](model.named_parameters(remove_duplicate=False))
         self._keys: dict[str, dict[str, str]] = defaultdict(dict)
         if hasattr(model, "base_model_prefix"):
             self._find()
@@ -49,8 +54,8 @@ class Converted:
                     tensors,
                     source_patterns=converter.source_patterns,
                     target_patterns=converter.target_patterns,
-                    full_layer_name=name,
-                    model=self._model,
+                    full_layer_name=self._first[name],
+                    model=SimpleNamespace(get_parameter=self._parameters.__getitem__, config=self._model.config),
                     config=self._model.config,
                 )
         except Exception as error:  # whatever transformers raises
@@ -70,7 +75,7 @@ class Converted:
         owners = {pattern: each for each in converters for pattern in each.source_patterns}
         if not converters:
             return
-        names = dict(self._model.named_parameters(remove_duplicate=False))
+        names = self._parameters
         prefix = self._model.base_model_prefix
         for key in self._reader:
             first, pattern = rename_source_key(key, renamings, converters, prefix, names)
@@ -81,7 +86,7 @@ class Converted:
             for target in converter.target_patterns:
                 name = first.replace(start, target, 1)
                 if name in names:
-                    self._converters[name] = converter
+                    self._converters[name], self._first[name] = converter, first
                     self._keys[name][pattern] = key
 
 
