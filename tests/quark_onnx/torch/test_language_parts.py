@@ -225,6 +225,7 @@ STORED_OTHERWISE = {
     "olmo_hybrid": "three convolutions are joined",
     "hrm_text": "fused projections are split",
     "step3p7": "the attention of the vision tower is fused",
+    "molmo2": "projections of unequal sizes are split",
     "camembert": "the head comes first, and is stored as the embedding",
 }
 
