@@ -12,6 +12,7 @@ import torch
 
 from quark_onnx.errors import ModelError
 from quark_onnx.torch.checkpoint import Reader
+from quark_onnx.torch.experts import stack_names
 
 
 @dataclass
@@ -53,12 +54,12 @@ class _Group:
 class Converted:
     """The parameters of a model that are made of other tensors: chunks of a fused one, several joined, or permuted.
 
-    transformers' own conversions do it, as when it loads a checkpoint. Stacks of experts are not among them: models are
-    quantized with their experts taken apart.
+    transformers' own conversions do it, as when it loads a checkpoint. Models are quantized with their experts taken
+    apart: a stack of experts has the name that it has in transformers, and is converted where one tensor stores it.
 
     Args:
         reader: the checkpoint.
-        model: of transformers; other models convert nothing.
+        model: of transformers, its experts taken apart; other models convert nothing.
     """
 
     def __init__(self, reader: Reader, model: Any) -> None:
@@ -105,17 +106,18 @@ class Converted:
         converters = [each for each in mapping if isinstance(each, WeightConverter)]
         owners = {pattern: each for each in converters for pattern in each.source_patterns}
         known = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers())
+        stacks = dict.fromkeys(stack_names(model))
         prefix = model.base_model_prefix
         groups = dict[str, _Group]()
         for key in self._reader:
-            name, pattern = rename_source_key(key, renamings, converters, prefix, known)
+            name, pattern = rename_source_key(key, renamings, converters, prefix, known | stacks)
             if pattern is None and name != key:
                 self.renamed[name] = key  # scales of quantized layers among them, which the float model lacks
-            elif pattern is not None and name in known:
+            elif pattern is not None and (name in known or (name in stacks and "*" not in pattern)):
                 group = groups.setdefault(name, _Group(name, owners[pattern]))
                 group.keys.setdefault(pattern, []).append(key)
         for group in groups.values():
             stored = [key for keys in group.keys.values() for key in keys]
             hollow = {key: torch.empty(self._reader.shape(key), device="meta") for key in stored}
-            group.names = tuple(name for name in group.convert(self._shapes, hollow) if name in known)
+            group.names = tuple(name for name in group.convert(self._shapes, hollow) if name in known or name in stacks)
             yield group

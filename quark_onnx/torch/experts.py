@@ -133,6 +133,12 @@ def unfuse_experts(model: Any) -> int:
 _STACKED = {"gate_up_proj", "up_proj", "down_proj", "gate_up_proj_bias", "up_proj_bias", "down_proj_bias"}
 
 
+def stack_names(model: Any) -> list[str]:
+    """Return the names that the parameters of a model's stacks of experts had before these were taken apart."""
+    stacks = [name for name, module in model.named_modules() if isinstance(module, Experts)]
+    return [f"{name}.{own}" for name in stacks for own in sorted(_STACKED)]
+
+
 def _is_stacked(module: Any) -> bool:
     weights = dict(module.named_parameters(recurse=False))
     if not weights.keys() <= _STACKED:

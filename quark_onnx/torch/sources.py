@@ -96,15 +96,20 @@ class Sources:
         if found is None:
             raise ModelError(f"the checkpoint {self.reader.folder} has no tensor for {name!r}")
         key, expert = found
-        self.used.add(key)
-        return self.reader.get(key) if expert is None else self._part(self.reader.get(key), name, expert)
+        self._use(key)
+        stored = self.reader.get(key) if key in self.reader else self._converted.get(key)
+        return stored if expert is None else self._part(stored, name, expert)
 
     def mark(self, name: str) -> None:
         """Count the tensor of a parameter as asked for."""
         if found := self._find(name):
-            self.used.add(found[0])
+            self._use(found[0])
         elif name in self._converted:
-            self.used.update(self._converted.keys(name))
+            self._use(name)
+
+    def _use(self, key: str) -> None:
+        """Count a stored tensor, or all that a parameter is converted from, as asked for."""
+        self.used.update([key] if key in self.reader else self._converted.keys(key))
 
     def made_with(self, name: str) -> tuple[str, ...]:
         """Names of all parameters that are converted from the same stored tensors as this one; none if it is stored."""
@@ -120,7 +125,7 @@ class Sources:
         return self._own(self._twins[name]) if found is None and name in self._twins else found
 
     def _own(self, name: str) -> tuple[str, int | None] | None:
-        """The key of a tensor; and which expert of a stack, where it is one."""
+        """The key of a tensor, or the name of a converted stack; and which expert of a stack, where it is one."""
         if (renamed := self._converted.renamed.get(name)) is not None:
             return renamed, None
         for key in self._spellings(name):
@@ -135,7 +140,12 @@ class Sources:
         stack, index, side, kind = found.groups()
         ends = [f"{side}_proj"] if side == "down" else ["gate_up_proj", f"{side}_proj"]
         for end in ends:
-            for key in self._spellings(f"{stack}.{end}" + "_bias" * (kind == "bias")):
+            whole = f"{stack}.{end}" + "_bias" * (kind == "bias")
+            if whole in self._converted:
+                return whole, int(index)
+            if whole in self._converted.renamed:
+                return self._converted.renamed[whole], int(index)
+            for key in self._spellings(whole):
                 if key in self.reader:
                     return key, int(index)
         return None
@@ -157,6 +167,9 @@ class Sources:
             yield each
             for prefix in filter(None, self._prefixes):
                 yield each[len(prefix) :] if each.startswith(prefix) else prefix + each
+        # Results have the parts of a layer behind its name, also where the float weight is stored under that name.
+        layer, _, part = name.rpartition(".")
+        yield f"{self._usual(f'{layer}.weight').removesuffix('.weight')}.{part}"
 
     def _part(self, stacked: Any, name: str, expert: int) -> Any:
         """One expert's weight or bias of a stack."""

@@ -226,6 +226,7 @@ STORED_OTHERWISE = {
     "hrm_text": "fused projections are split",
     "step3p7": "the attention of the vision tower is fused",
     "molmo2": "projections of unequal sizes are split",
+    "inkling2_text": "the rows of stacked experts are interleaved",
     "camembert": "the head comes first, and is stored as the embedding",
 }
 
