@@ -32,6 +32,9 @@ from _results import Row, Store, table
 RECIPES = {"fp8": ("fp8", ()), "uint4_wo_32 + gptq": ("uint4_wo_32", ("gptq",)), "mxfp4": ("mxfp4", ())}
 #: The greatest relative error of logits: random models of two layers exaggerate every rounding.
 LARGEST_ERROR = {"fp8": 0.5, "uint4_wo_32 + gptq": 1.0, "mxfp4": 1.5}
+#: Noise on the embedded tokens, about as large as the rounding of FP8. Where the float model makes more of it than the
+#: above, as where it changes the choice of experts, a recipe may have that error and a half.
+NOISE, AMPLIFIED = 0.02, 1.5
 RESULTS = Path(__file__).with_name("results")
 #: Characters of a message in the table.
 _LENGTH = 200
@@ -63,8 +66,10 @@ def outcomes(family: str, folder: Path) -> Row:
     if not torch.isfinite(expected).all():
         return row | {"absent": "the random model computes no finite logits"}
     row["parameters"] = sum(each.numel() for each in model.parameters())
+    noise = row["error of noise"] = _error_of_noise(model, batches[0], expected)
     for recipe in RECIPES:
-        row |= _outcome(recipe, source, folder / recipe.replace(" ", "_"), batches, expected)
+        limit = max(LARGEST_ERROR[recipe], AMPLIFIED * noise)
+        row |= _outcome(recipe, source, folder / recipe.replace(" ", "_"), batches, expected, limit)
     return {name: _placeless(value, folder) for name, value in row.items()}
 
 
@@ -73,7 +78,31 @@ def _placeless(value: Any, folder: Path) -> Any:
     return value.replace(f"{folder}/", "") if isinstance(value, str) else value
 
 
-def _outcome(recipe: str, source: Path, output: Path, batches: list[Any], expected: Any) -> Row:
+def _error_of_noise(model: Any, batch: Mapping[str, Any], expected: Any) -> float:
+    """The relative error of the logits where the embedded tokens are disturbed by noise; 0 without an embedding."""
+    import torch
+
+    from quark_onnx.torch.structure import embedding_of
+
+    embedding = embedding_of(model)
+    if embedding is None:
+        return 0.0
+
+    def disturb(module: Any, args: Any, embedded: Any) -> Any:
+        return embedded * (1 + NOISE * torch.randn_like(embedded))
+
+    hook = embedding.register_forward_hook(disturb)
+    computed = _logits(model, batch)
+    hook.remove()
+    return float((computed - expected).norm() / expected.norm())
+
+
+def _outcome(recipe: str, source: Path, output: Path, batches: list[Any], expected: Any, limit: float) -> Row:
+    """Quantize a model by one recipe.
+
+    Args:
+        limit: the greatest relative error of the logits.
+    """
     from quark_onnx.errors import QuarkError
     from quark_onnx.torch.files import quantize_checkpoint
     from quark_onnx.torch.float_checkpoint import FloatCheckpoint
@@ -99,7 +128,7 @@ def _outcome(recipe: str, source: Path, output: Path, batches: list[Any], expect
         return found | {recipe: f"fails: loading: {_line(error)}"}
     relative = float((computed - expected).norm() / expected.norm())
     found[f"{recipe}: error"] = relative
-    if not 0 < relative < LARGEST_ERROR[recipe]:
+    if not 0 < relative < limit:
         return found | {recipe: f"fails: a relative error of {relative:.3g} in the logits"}
     return found | {recipe: "works"}
 

@@ -275,16 +275,17 @@ def test_families(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))
     benchmark = importlib.import_module("llm_families")
     rows = dict[str, Any]()
-    for family in ("llama", "marian", "blt"):
+    for family in ("llama", "xlm", "blt"):
         (tmp_path / family).mkdir()
         rows[family] = json.loads(json.dumps(benchmark.outcomes(family, tmp_path / family)))
     assert [rows["llama"][recipe] for recipe in benchmark.RECIPES] == ["works"] * 3
     assert all(0 < rows["llama"][f"{recipe}: error"] < 0.6 for recipe in benchmark.RECIPES)
-    # Sinusoidal positions are parameters that transformers does not save.
-    assert rows["marian"]["fp8"].startswith("refused: the checkpoint source has no tensor for model.encoder.embed_pos")
+    assert rows["xlm"]["fp8"] == rows["xlm"]["mxfp4"] == "works"
+    refused = "refused: something happens in front of transformer.ffns.1; the model cannot be walked block by block"
+    assert rows["xlm"]["uint4_wo_32 + gptq"] == refused
     assert "3000012" in rows["blt"]["absent"]
     rows["other"] = {"class": "Other", "kind": "causal", "fails": "the process ended with code -6"}
     text = benchmark.report(rows)
-    assert "| llama " in text and "- fp8: 1 works, 1 refused, 1 fails" in text
+    assert "| llama " in text and "- uint4_wo_32 + gptq: 1 works, 1 refused, 1 fails" in text
     assert text.index("| blt ") > text.index("## No tiny model")
     assert "other: the process ended with code -6" in list(benchmark.failures(rows))
