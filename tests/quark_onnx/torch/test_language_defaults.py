@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +24,9 @@ from tests.torch_models import saved
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+ROOT = Path(__file__).parents[3]
+BENCHMARKS = ROOT / "benchmarks"
+SCRIPT = ROOT / "examples/torch/language_modeling/llm_ptq/quantize_quark.py"
 pytestmark = pytest.mark.skipif(not BENCHMARKS.is_dir(), reason="the benchmarks are not part of this distribution")
 
 #: Options of the command line, and which layers of LLaVA they quantize beside those of the blocks, or leave float.
@@ -74,6 +78,17 @@ def test_options_add_to_the_layers_that_stay_float(options: str, tiny: Any, tmp_
     usual = {name for name in layers_of(model) if not name.startswith("model.language_model.layers.")}
     assert {"lm_head", "model.multi_modal_projector.linear_1"} < usual
     assert quantized_of(output) == {name for name in layers_of(model) if expected(name, name in usual)}
+
+
+def test_the_script_leaves_the_same_layers_float(tiny: Any, tmp_path: Path) -> None:
+    """The script with AMD Quark's options has the same defaults for a family without a template."""
+    model = tiny.tiny_model("llava")
+    source, output = saved(model, tmp_path / "model"), tmp_path / "out"
+    options = ["--model_dir", source, "--output_dir", output, "--quant_scheme", "int4_wo_32", "--skip_evaluation"]
+    done = subprocess.run([sys.executable, SCRIPT, *options], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    language = {name for name in layers_of(model) if name.startswith("model.language_model.layers.")}
+    assert quantized_of(output) == language
 
 
 @pytest.mark.parametrize("family", TOWERS)

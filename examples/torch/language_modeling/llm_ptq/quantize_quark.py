@@ -39,7 +39,7 @@ def arguments() -> argparse.Namespace:
     add("--min_kv_scale", type=float, default=0.0, help="the least scale of keys and values")
     add("--attention_dtype", choices=["fp8"], help="how queries and the probabilities of attention are quantized")
     add("--quant_algo", type=_names, action="extend", help="names of algorithms, with commas")
-    add("--exclude_layers", nargs="*", action="extend", help="globs of layers that stay float")
+    add("--exclude_layers", nargs="*", action="extend", help="globs of layers that stay float, instead of the usual ones")
     add("--dataset", default="pileval", help="calibration data")
     add("--num_calib_data", type=int, default=128, help="windows of it")
     add("--seq_len", type=int, default=512, help="tokens of a window")
@@ -65,8 +65,10 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     args = arguments()
     kind = json.loads((args.model_dir / "config.json").read_text(encoding="utf-8")).get("model_type", "")
+    source = FloatCheckpoint(args.model_dir, trust_code=args.trust_remote_code)
     if kind not in LLMTemplate.list_available():
-        LLMTemplate.register_template(LLMTemplate(kind, ["*k_proj", "*v_proj"], exclude_layers_name=["lm_head"]))
+        floats = list(source.usually_float())
+        LLMTemplate.register_template(LLMTemplate(kind, ["*k_proj", "*v_proj"], exclude_layers_name=floats))
     config = LLMTemplate.get(kind).get_config(
         args.quant_scheme,
         algorithm=args.quant_algo,
@@ -81,7 +83,6 @@ def main() -> None:
     judges = None if args.skip_evaluation or not args.evaluation_dataset else Text(args.evaluation_dataset)
     limit = None if args.num_eval_data < 0 else args.num_eval_data
     tasks = args.tasks and Tasks(args.tasks, shots=args.num_fewshot, limit=limit, batch=args.eval_batch_size)
-    source = FloatCheckpoint(args.model_dir, trust_code=args.trust_remote_code)
     notes: list[str] = []
     with exported(args.model_export or ["hf_format"], source, config.torch_config(), args.output_dir, notes) as folder:
         outcome = ptq(
