@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Container
 from typing import Any
 
 import torch
 
+from quark_onnx.torch.sources import Sources
 
-def compute_unsaved(model: Any, stored: Container[str]) -> None:
+
+def compute_unsaved(model: Any, stored: Sources) -> None:
     """Compute the empty parameters that transformers leaves out of checkpoints because their values are fixed.
 
     They become buffers that are not saved either: nothing reads them from a file, and nothing empties them.
 
     Args:
         model: of transformers, with empty parameters; others are left as they are.
-        stored: names of the parameters that the checkpoint has, which are read from it.
+        stored: the tensors of the checkpoint; parameters that it has are read from it.
     """
     for name in sorted(getattr(model, "_keys_to_ignore_on_save", None) or ()):
         owner_name, _, own = name.rpartition(".")

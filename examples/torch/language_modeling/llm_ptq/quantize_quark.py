@@ -39,7 +39,7 @@ def arguments() -> argparse.Namespace:
     add("--min_kv_scale", type=float, default=0.0, help="the least scale of keys and values")
     add("--attention_dtype", choices=["fp8"], help="how queries and the probabilities of attention are quantized")
     add("--quant_algo", type=_names, action="extend", help="names of algorithms, with commas")
-    add("--exclude_layers", nargs="*", action="extend", help="globs of layers that stay float, instead of the usual ones")
+    add("--exclude_layers", nargs="*", action="extend", help="globs of layers that stay float, not the usual ones")
     add("--dataset", default="pileval", help="calibration data")
     add("--num_calib_data", type=int, default=128, help="windows of it")
     add("--seq_len", type=int, default=512, help="tokens of a window")
