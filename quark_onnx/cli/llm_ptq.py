@@ -62,13 +62,14 @@ def ptq_options(parser: Parser) -> None:
         action="append",
         default=[],
         metavar="GLOB=SCHEME",
-        help="another scheme for the layers whose names match; the first that matches wins",
+        help="another scheme for the layers whose names match, heads included; the first that matches wins",
     )
     parser.add_argument(
         "--exclude",
         action="append",
         metavar="GLOB",
-        help="layers that stay float (default: lm_head, where there is one)",
+        default=[],
+        help="layers that stay float, besides heads and parts for images, video and sound",
     )
     parser.add_argument(
         "--algorithm",
@@ -177,7 +178,7 @@ def _config(options: Namespace, module: Any, source: Any) -> Any:
         least_kv_scale=options.min_kv_scale,
         attention=options.attention,
         layers=tuple(options.layer),
-        exclude=source.heads if options.exclude is None else tuple(options.exclude),
+        exclude=(*source.usually_float(glob for glob, _ in options.layer), *options.exclude),
     )
     config = config.with_(algorithms=tuple(options.algorithm))
     if len(schemes) > 1 and options.data is None:

@@ -21,7 +21,7 @@ from quark_onnx.torch.memory import resident
 from quark_onnx.torch.quantized import quantize
 from quark_onnx.torch.skeleton import dtype_of
 from quark_onnx.torch.spec import TensorSpec
-from quark_onnx.torch.structure import blocks_of
+from quark_onnx.torch.structure import blocks_of, embedding_of
 
 #: Bytes for each weight of the greatest matrix, in codes and packed; and what rounding a part of it takes on the way.
 _WORKING, _ON_THE_WAY = 6, 48 << 20
@@ -155,7 +155,8 @@ def _in_front(source: FloatCheckpoint, blocks: list[list[Any]]) -> list[Any]:
     """Parameters outside of the blocks without those of heads, which are not run."""
     model = source.model
     heads = {id(each) for name in source.heads for each in model.get_submodule(name).parameters()}
-    heads -= {id(each) for each in model.get_input_embeddings().parameters()}
+    embedding = embedding_of(model)
+    heads -= set() if embedding is None else {id(each) for each in embedding.parameters()}
     others = heads | {id(each) for block in blocks for each in block}
     return [parameter for parameter in model.parameters() if id(parameter) not in others]
 

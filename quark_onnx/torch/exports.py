@@ -19,6 +19,7 @@ from quark_onnx.torch.gguf import check_gguf, write_quantized_gguf
 from quark_onnx.torch.layers import QuantizedLayer
 from quark_onnx.torch.load import load_checkpoint
 from quark_onnx.torch.quantize import chosen_layers
+from quark_onnx.torch.structure import vocabulary_of
 
 #: By the names of AMD Quark's script: a checkpoint in the layout of Hugging Face, ``model.gguf``, ``model.onnx``.
 EXPORTS = ("hf_format", "gguf", "onnx")
@@ -94,7 +95,7 @@ def _write(kinds: Collection[str], source: FloatCheckpoint, checkpoint: Path, ou
 def _write_onnx(model: Any, output: Path, notes: list[str]) -> None:
     from quark_onnx.torch.onnx_export import export_onnx
 
-    tokens = torch.arange(2 * _TOKENS).reshape(2, _TOKENS) % model.get_input_embeddings().weight.shape[0]
+    tokens = torch.arange(2 * _TOKENS).reshape(2, _TOKENS) % vocabulary_of(model)
     found = export_onnx(model, output, {"input_ids": tokens})
     notes += found.notes
     notes.append(f"onnxruntime's outputs of model.onnx differ from torch's by {found.difference:.1g}, relative")

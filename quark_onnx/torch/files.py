@@ -20,6 +20,7 @@ from quark_onnx.torch.block import (
     endings_of,
     has_two_streams,
     inside,
+    measures,
     missing_data,
     needs_data,
     quantize_block,
@@ -36,11 +37,12 @@ from quark_onnx.torch.hidden_states import spilling
 from quark_onnx.torch.layers import QuantizedLayer, kind_of, outputs_first
 from quark_onnx.torch.layouts import Layout, check_config, layout_named
 from quark_onnx.torch.memory import give_back
+from quark_onnx.torch.observe import Scales, Watching
 from quark_onnx.torch.quantize import chosen_layers
 from quark_onnx.torch.quantized import check_finite
 from quark_onnx.torch.report import TorchReport
 from quark_onnx.torch.sources import Sources, empty, fill, missing_of
-from quark_onnx.torch.structure import blocks_of, heads_of, within
+from quark_onnx.torch.structure import blocks_of, embedding_of, heads_of, within
 from quark_onnx.torch.walk import Walk, batches, inference
 
 #: Layers after which free memory is given back; it takes a while to get it again.
@@ -179,13 +181,13 @@ class _Run:
                     yield from self._untouched(name, module)
                 bar.update(done)
 
-    def _one(self, name: str, module: Any) -> Iterator[tuple[str, Any]]:
+    def _one(self, name: str, module: Any, scales: Scales | None = None) -> Iterator[tuple[str, Any]]:
         spec = self.chosen[name][1]
         fill(module, name, self.sources)
         weight = weight_alone(
             name, self.chosen, self.config, self.report, lambda each: self.sources.get(f"{each}.weight")
         )
-        layer = QuantizedLayer(module, weight, spec)
+        layer = QuantizedLayer(module, weight, spec, **(scales or Scales()).of(name))
         prefix = self._key(name)
         for end, tensor in self.layout.tensors(layer, name).items():
             yield f"{prefix}.{end}", tensor
@@ -210,38 +212,74 @@ class _Run:
         if not blocks:
             raise ModelError("the model has no list of blocks; quantize it in memory by quantize_model")
         check_apart(self.model, blocks, self.config)
-        outside = [name for name in self.chosen if not any(within(name, block) for block in blocks)]
-        if any(self.chosen[name][1].measures for name in outside):
-            raise ModelError(
-                f"{outside[0]} lies outside of the blocks, where no scales are measured; exclude it, or quantize the "
-                "model in memory by quantize_model"
-            )
-        self.report.note_outside(outside, self.config.algorithms)
-        for name, module in self.model.named_modules():
-            if not any(within(name, block) for block in blocks):
-                yield from self._one(name, module) if name in self.chosen else self._untouched(name, module)
+        outside = {name: each for name, each in self.chosen.items() if not any(within(name, b) for b in blocks)}
+        samples = list(batches(data or ())) if measures(outside) or endings_of(self.config) else data or ()
         with ExitStack() as stack:
             stack.callback(hand_over(self.model, self.chosen))
             stack.enter_context(inference(self.model))
             folder = stack.enter_context(spilling(self.spill))
             self._fill(next(iter(blocks)), {})
-            front = _front(self.model, blocks)
-            for name, module in front.items():
-                fill(module, name, self.sources)
-            embedding = self.model.get_input_embeddings()
-            if missing_of(embedding):
-                raise ModelError(
-                    f"the checkpoint {self.sources.reader.folder} has no tensor for the embedding of tokens"
-                )
+            self._fill_front(blocks)
+            with Watching({name: each for name, each in outside.items() if each[1].measures}) as watching:
+                walk = self._walk(blocks, samples, folder)
+            scales = watching.scales(self.config.least_of)
+            later = {name: each for name, each in outside.items() if watching.unseen(name, scales)}
             if not endings_of(self.config):
-                walk = Walk(self.model, blocks, data or (), folder)
-                for module in front.values():
-                    empty(module)
+                self._empty_front(blocks)
+            for name, module in self.model.named_modules():
+                if name not in later and not any(within(name, block) for block in blocks):
+                    yield from self._outside(name, module, scales)
+            if endings_of(self.config):
+                yield from self._at_once(blocks, walk, list(samples), journal, progress)
+            else:
                 yield from self._blocks(blocks, walk, journal, progress)
-                return
-            samples = list(batches(data or ()))
-            walk = Walk(self.model, blocks, samples, folder)
-            yield from self._at_once(blocks, walk, samples, journal, progress)
+            if later:
+                yield from self._after(later, blocks, walk, samples)
+        self.report.note_outside([name for name in outside if name in self.chosen], self.config.algorithms)
+
+    def _walk(self, blocks: dict[str, Any], samples: Iterable[Any], folder: Path | None) -> Walk:
+        try:
+            return Walk(self.model, blocks, samples, folder)
+        except DataError as error:
+            front = [name for name in _front(self.model, blocks, self.chosen) if name]
+            lost = (f"{name}.{each}" for name in front for each in missing_of(self.model.get_submodule(name)))
+            if name := next(lost, None):
+                folder = self.sources.reader.folder
+                raise ModelError(f"the checkpoint {folder} has no tensor for {name}, and {error}") from error
+            raise
+
+    def _outside(self, name: str, module: Any, scales: Scales) -> Iterator[tuple[str, Any]]:
+        """A module outside of the blocks: its codes, or its tensors as the checkpoint has them."""
+        yield from self._one(name, module, scales) if name in self.chosen else self._untouched(name, module)
+
+    def _after(
+        self, layers: Layers, blocks: dict[str, Any], walk: Walk, samples: Iterable[Any]
+    ) -> Iterator[tuple[str, Any]]:
+        """Measure layers after the blocks; those that the data does not reach stay float."""
+        self._fill_front(blocks)
+        for name in heads_of(self.model):  # run here, unlike in front of the blocks
+            fill(self.model.get_submodule(name), name, self.sources)
+        with Watching(layers) as watching:
+            walk.finish(self.model, samples)
+        scales = watching.scales(self.config.least_of)
+        self._empty_front(blocks)
+        for name, (module, _) in layers.items():
+            if watching.unseen(name, scales):
+                self.report.stay_float(name)
+                self.chosen = {other: each for other, each in self.chosen.items() if other != name}
+            yield from self._outside(name, module, scales)
+
+    def _fill_front(self, blocks: Iterable[str]) -> None:
+        """Read all parameters outside of the blocks but those of heads that stay float."""
+        for name, module in _front(self.model, blocks, self.chosen).items():
+            fill(module, name, self.sources, recurse=False)
+        embedding = embedding_of(self.model)
+        if embedding is not None and missing_of(embedding):
+            raise ModelError(f"the checkpoint {self.sources.reader.folder} has no tensor for the embedding of tokens")
+
+    def _empty_front(self, blocks: Iterable[str]) -> None:
+        for module in _front(self.model, blocks, self.chosen).values():
+            empty(module, recurse=False)
 
     def _blocks(
         self, blocks: dict[str, Any], walk: Walk, journal: BlockJournal, progress: bool | None
@@ -333,11 +371,16 @@ def _as_stored(tensor: Any, stored: Any) -> Any:
     return stored if torch.equal(tensor, stored.to(tensor.dtype)) else tensor.to(stored.dtype)
 
 
-def _front(model: Any, blocks: Iterable[str]) -> dict[str, Any]:
-    """What is run in front of the blocks; heads are not run."""
-    heads = heads_of(model)
-    bare = {name: module for name, module in model.named_modules() if name not in heads and not list(module.children())}
-    return {name: module for name, module in bare.items() if not any(within(name, block) for block in blocks)}
+def _front(model: Any, blocks: Iterable[str], chosen: Layers) -> dict[str, Any]:
+    """The modules outside of the blocks with parameters of their own; heads that stay float are not run."""
+    heads = [name for name in heads_of(model) if name not in chosen and not _looks_up(model, name)]
+    own = {name: each for name, each in model.named_modules() if name not in heads and each._parameters}
+    return {name: module for name, module in own.items() if not any(within(name, block) for block in blocks)}
+
+
+def _looks_up(model: Any, name: str) -> bool:
+    """Return whether a head is an embedding, which looks up tokens in front of the blocks as well."""
+    return isinstance(model.get_submodule(name), torch.nn.Embedding)
 
 
 def _drop(model: Any, layers: Layers) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from quark_onnx.torch.checkpoint import Reader
 from quark_onnx.torch.memory import set_large_apart
 from quark_onnx.torch.skeleton import float_config_of, skeleton_of
-from quark_onnx.torch.structure import heads_of
+from quark_onnx.torch.structure import heads_of, usually_float
 
 
 class FloatCheckpoint:
@@ -57,3 +58,11 @@ class FloatCheckpoint:
     def heads(self) -> tuple[str, ...]:
         """Names of the layers that compute logits, which schemes leave float; none where the model has no head."""
         return heads_of(self.model)
+
+    def usually_float(self, asked: Iterable[str] = ()) -> tuple[str, ...]:
+        """Names of the layers that stay float unless a user asks for them: heads, and all outside of the language part.
+
+        Args:
+            asked: globs of names. One that matches such layers alone asks for them.
+        """
+        return usually_float(self.model, asked)

@@ -30,7 +30,7 @@ from quark_onnx.torch.ptq import Text, tokenizer_of
 from quark_onnx.torch.quantize import chosen_layers
 from quark_onnx.torch.schemes import scheme
 from quark_onnx.torch.spec import LayerSpec
-from quark_onnx.torch.structure import blocks_of, heads_of, put_modules
+from quark_onnx.torch.structure import blocks_of, put_modules, usually_float
 from quark_onnx.torch.text import read_windows
 from quark_onnx.torch.walk import Walk, batches, call, inference
 
@@ -108,7 +108,7 @@ def mix(
         bits: for each weight of the layers that are quantized, scales included, at most.
         data: batches of token ids; a few are enough.
         config: what else is wanted; its default and its types are replaced. Layers that it names keep what they get.
-            None leaves heads float.
+            None leaves heads float, and all outside of the language part.
         progress: whether to show a progress bar; None shows it if stderr is a terminal.
 
     Raises:
@@ -119,7 +119,7 @@ def mix(
     specs = {name: scheme(name) for name in schemes}
     if not specs:
         raise ConfigError("there are no schemes to choose from")
-    config = config or TorchConfig(exclude=heads_of(model))
+    config = config or TorchConfig(exclude=usually_float(model))
     samples = list(batches(data))
     if not samples:
         raise DataError("the data is empty; sensitivities are measured on it")

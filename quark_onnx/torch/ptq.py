@@ -22,6 +22,7 @@ from quark_onnx.torch.quantize import chosen_layers
 from quark_onnx.torch.report import TorchReport
 from quark_onnx.torch.schemes import scheme
 from quark_onnx.torch.spec import TensorSpec
+from quark_onnx.torch.structure import vocabulary_of
 from quark_onnx.torch.text import read_windows
 
 logger = logging.getLogger(__name__)
@@ -159,7 +160,7 @@ def ptq(
 def _windows(text: Text, tokenizer: Any, model: Any) -> list[Any]:
     """Tokens in windows; DataError where they are none of the model's."""
     windows = read_windows(text.source, tokenizer, text.length, text.count)
-    count = len(model.get_input_embeddings().weight)
+    count = vocabulary_of(model)
     odd = (int(end) for window in windows for end in (window.min(), window.max()) if not 0 <= end < count)
     if (found := next(odd, None)) is not None:
         raise DataError(

@@ -74,3 +74,9 @@ class TorchReport:
         self.notes.append(f"{name} was not run on the data: only its weight is quantized")
         self.quantized[name] = LayerSpec(self.quantized[name].weight)
         return self.quantized[name]
+
+    def stay_float(self, name: str) -> None:
+        """Note that the data has not reached a layer outside of the blocks, which stays float then."""
+        self.notes.append(f"{name} lies outside of the blocks, and was not run on the data: it stays float")
+        self.kept[name] = "it was not run on the data"
+        del self.quantized[name]

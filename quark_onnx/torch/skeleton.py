@@ -80,7 +80,7 @@ def skeleton_of(config: Any, *, trust_code: bool = False) -> Any:
     try:
         with empty_parameters():
             own = [getattr(transformers, str(name), None) for name in getattr(config, "architectures", None) or ()]
-            if own and own[0] is not None and own[0].config_class is type(config):
+            if own and own[0] is not None and _suits(own[0], config, transformers):
                 model = own[0]._from_config(config, dtype=dtype_of(config))
             else:
                 model = transformers.AutoModelForCausalLM.from_config(
@@ -92,6 +92,18 @@ def skeleton_of(config: Any, *, trust_code: bool = False) -> Any:
         ) from error
     unfuse_experts(model)
     return model.eval()
+
+
+def _suits(architecture: Any, config: Any, transformers: Any) -> bool:
+    """Return whether to make a model by the class that its configuration names.
+
+    Some families have a configuration of their own and the class of another family (GLM-GA that of GLM-4.6V). The
+    other way round, a configuration may name a class that it does not fit; the one of its family is taken then.
+    """
+    if architecture.config_class is type(config):
+        return True
+    known = type(config) in transformers.AutoModelForCausalLM._model_mapping
+    return not known and "AutoModelForCausalLM" not in (getattr(config, "auto_map", None) or {})
 
 
 def dtype_of(config: Any) -> Any:

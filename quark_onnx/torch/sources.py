@@ -11,6 +11,7 @@ from torch import nn
 
 from quark_onnx.errors import ModelError
 from quark_onnx.torch.checkpoint import Reader
+from quark_onnx.torch.converted import Converted
 from quark_onnx.torch.disk_names import DiskNames
 from quark_onnx.torch.experts import ParallelExperts
 
@@ -40,18 +41,21 @@ class Sources:
         prefix = str(getattr(model, "base_model_prefix", "") or "")
         self._prefixes = ("", f"{prefix}.") if prefix else ("",)
         self._renamed, self._usual = _renamed(reader, model), DiskNames(model)
-        first = dict[int, str]()
+        self._converted = Converted(reader, model)
+        groups = dict[int, list[str]]()
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            groups.setdefault(id(parameter), []).append(name)
         #: Parameters that are another's, and the name of that.
-        self.tied = {
-            name: first[id(parameter)]
-            for name, parameter in model.named_parameters(remove_duplicate=False)
-            if first.setdefault(id(parameter), name) != name
-        }
+        self.tied = {name: own for names in groups.values() for name in names if name != (own := self._first(names))}
         self._twins = dict(self.tied)
         self._changes: list[tuple[Collection[str], Change]] = []
 
     def __contains__(self, name: str) -> bool:
-        return self._find(name) is not None
+        return self._find(name) is not None or name in self._converted
+
+    def _first(self, names: list[str]) -> str:
+        """Return the name that the checkpoint has of a parameter with several names; the first without one."""
+        return next((name for name in names if self._own(name) is not None), names[0])
 
     def key_of(self, name: str) -> str:
         """How the checkpoint calls a tensor; how others of its family do where it has none, or a part of another."""
@@ -88,6 +92,9 @@ class Sources:
 
     def _stored(self, name: str) -> Any:
         found = self._find(name)
+        if found is None and name in self._converted:
+            self.used.update(self._converted.keys(name))
+            return self._converted.get(name)
         if found is None:
             raise ModelError(f"the checkpoint {self.reader.folder} has no tensor for {name!r}")
         key, expert = found
@@ -98,6 +105,8 @@ class Sources:
         """Count the tensor of a parameter as asked for."""
         if found := self._find(name):
             self.used.add(found[0])
+        elif name in self._converted:
+            self.used.update(self._converted.keys(name))
 
     def rest(self) -> Iterator[str]:
         """Names of the checkpoint's tensors that no parameter has asked for."""
@@ -167,25 +176,27 @@ def _renamed(reader: Reader, model: Any) -> dict[str, str]:
     if not hasattr(model, "base_model_prefix"):
         return {}
     from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import WeightRenaming, apply_renamings
+    from transformers.core_model_loading import PrefixChange, WeightRenaming, apply_renamings
 
-    renamings = [each for each in get_model_conversion_mapping(model) if type(each) is WeightRenaming]
+    mapping = get_model_conversion_mapping(model)
+    renamings = [each for each in mapping if isinstance(each, WeightRenaming) and not isinstance(each, PrefixChange)]
     found = ((apply_renamings(key, renamings), key) for key in reader)
     return {name: key for name, key in found if name != key}
 
 
-def fill(module: Any, prefix: str, sources: Sources, *, dtype: Any = None) -> None:
+def fill(module: Any, prefix: str, sources: Sources, *, dtype: Any = None, recurse: bool = True) -> None:
     """Read the empty parameters of a module, those of its children included.
 
     Args:
         prefix: the module's name, empty for the model.
         dtype: what they become; None for what they are in the model, whatever the checkpoint has.
+        recurse: whether to read those of its children.
 
     Raises:
         ModelError: one has another shape, or is no float.
     """
     start = f"{prefix}." if prefix else ""
-    for owner_name, owner in module.named_modules():
+    for owner_name, owner in module.named_modules() if recurse else [("", module)]:
         place = start + (f"{owner_name}." if owner_name else "")
         for name, parameter in list(owner.named_parameters(recurse=False)):
             if parameter.device.type != "meta" or place + name not in sources:
@@ -220,9 +231,9 @@ def missing_of(module: Any) -> list[str]:
     return [name for name, parameter in module.named_parameters() if parameter.device.type == "meta"]
 
 
-def empty(module: Any) -> None:
-    """Give the memory of a module's parameters back."""
-    for owner in module.modules():
+def empty(module: Any, *, recurse: bool = True) -> None:
+    """Give the memory of a module's parameters back, those of its children included if ``recurse``."""
+    for owner in module.modules() if recurse else [module]:
         for name, parameter in list(owner.named_parameters(recurse=False)):
             hollow = torch.empty_like(parameter, device="meta")
             setattr(owner, name, nn.Parameter(hollow, requires_grad=False))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import nn
 
+from quark_onnx.errors import ModelError
+from quark_onnx.torch.language import decoder_of, outside_language, towers_of
 from quark_onnx.torch.layers import kind_of
 
 
@@ -28,10 +31,28 @@ def blocks_of(model: Any) -> dict[str, Any]:
     """The blocks that a model runs one after the other, by their names: the elements of the outermost list that holds
     most of its linear weights; nothing, where there is no such list.
 
+    Lists of the decoder come before all others where transformers names a decoder, its own before those of its parts:
+    a vision tower or an encoder may have more weights.
+
     >>> blocks_of(nn.Sequential(nn.Linear(2, 2)))
     {}
     """
-    lists = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
+    towers = towers_of(model)
+    lists = [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.ModuleList) and not any(within(name, tower) for tower in towers)
+    ]
+    decoder = decoder_of(model)
+    for inner in () if decoder is None else (decoder.children(), decoder.modules()):
+        parts = {id(module) for module in inner}
+        if own := [(name, module) for name, module in lists if id(module) in parts and any(_weights(module))]:
+            return _largest(own)
+    return _largest(lists)
+
+
+def _largest(lists: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The elements of the outermost list that holds most weights, by their names."""
     outer = [
         (name, module)
         for name, module in lists
@@ -111,6 +132,26 @@ def shared_among(model: Any, blocks: Mapping[str, Any], layers: Mapping[str, Any
     return any(len(found) > 1 for found in places.values())
 
 
+def embedding_of(model: Any) -> Any:
+    """Return the embedding of tokens; None where a model has several, as one for each codebook, or none."""
+    try:
+        return model.get_input_embeddings()
+    except (AttributeError, NotImplementedError):
+        return None
+
+
+def vocabulary_of(model: Any) -> int:
+    """Return the number of rows of the embedding of tokens.
+
+    Raises:
+        ModelError: there is no single embedding of tokens.
+    """
+    weight = getattr(embedding_of(model), "weight", None)
+    if weight is None:
+        raise ModelError(f"{type(model).__name__} has no single embedding of tokens; text cannot be its data")
+    return len(weight)
+
+
 def heads_of(model: Any) -> tuple[str, ...]:
     """Names of the layers of a language model that compute logits; none where it has no head.
 
@@ -119,8 +160,32 @@ def heads_of(model: Any) -> tuple[str, ...]:
     """
     if not hasattr(model, "get_output_embeddings"):
         return ()
-    if (head := model.get_output_embeddings()) is not None:
+    try:
+        head = model.get_output_embeddings()
+    except NotImplementedError:  # several codebooks, each with a head of its own
+        return ()
+    if head is not None:
         return tuple(name for name, module in model.named_modules() if module is head)
-    rows, blocks = len(model.get_input_embeddings().weight), blocks_of(model)
+    weight = getattr(embedding_of(model), "weight", None)
+    if weight is None:
+        return ()
+    rows, blocks = len(weight), blocks_of(model)
     outside = ((name, module) for name, module in model.named_modules() if not any(within(name, b) for b in blocks))
     return tuple(name for name, module in outside if isinstance(module, nn.Linear) and module.out_features == rows)
+
+
+def usually_float(model: Any, asked: Iterable[str] = ()) -> tuple[str, ...]:
+    """Names of the layers that stay float unless a user asks for them: heads, and all that is outside of the language
+    part of a model that reads images, video or sound.
+
+    Args:
+        asked: globs of names. One that matches such layers alone asks for them.
+    """
+    outside = set(outside_language(model)) | set(heads_of(model))
+    layers = list(layers_of(model))
+    usual = [name for name in layers if name in outside]
+    for glob in asked:
+        found = [name for name in layers if fnmatchcase(name, glob)]
+        if all(name in outside for name in found):
+            usual = [name for name in usual if name not in found]
+    return tuple(usual)

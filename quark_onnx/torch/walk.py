@@ -117,6 +117,7 @@ class Walk:
         self.quantized: HiddenStates | None = None
         self.known: dict[Any, Any] = {}
         self._arguments = recorder.arguments
+        self._recorder = recorder
 
     def __len__(self) -> int:
         return len(self.hidden)
@@ -125,6 +126,18 @@ class Walk:
         """The hidden states, and all tensors that blocks read beside them, once each."""
         found = {id(tensor): tensor for tensor in _tensors(([*self.hidden], self._arguments))}
         return iter(found.values())
+
+    def finish(self, model: Any, data: Iterable[Any]) -> None:
+        """Run the model on all samples once more; its blocks are skipped and hand on the hidden states as they are.
+
+        Call it once the float model's hidden states have passed the last block, to run what comes after the blocks.
+
+        Args:
+            model: the same model, with all parameters outside of the blocks.
+            data: the same batches.
+        """
+        for index, batch in enumerate(batches(data)):
+            self._recorder.finish(model, moved(batch, self._device), index)
 
     @property
     def states(self) -> list[Any]:
@@ -209,9 +222,27 @@ class _Recorder:
         before = len(self.hidden)
         self._handed: Any = None
         names = iter(self._blocks)
+        forwards = {name: self._standing_in(name, block.forward, names) for name, block in self._blocks.items()}
+        self._call(model, batch, before, forwards)
+        if odd := [name for name, calls in self.arguments.items() if len(calls) not in (0, before + 1)]:
+            raise ModelError(f"{odd[0]} is not run on all samples; {_NO_WALK}")
+        if not any(self.arguments.values()):
+            raise ModelError(f"the model runs none of its blocks, {next(iter(self._blocks))} and so on; {_NO_WALK}")
+
+    def finish(self, model: Any, batch: Any, index: int) -> None:
+        """Run what comes before and after the blocks on a batch, whose hidden states the blocks hand on."""
+        hidden, form = self.hidden[index], self._form
+
+        def hand_on(*args: Any, **kwargs: Any) -> Any:
+            return hidden if isinstance(form, torch.Tensor) else (hidden, *form[1:])
+
+        self._call(model, batch, index, dict.fromkeys(self._blocks, hand_on))
+
+    def _call(self, model: Any, batch: Any, sample: int, forwards: Mapping[str, Any]) -> None:
+        """Run the model with other forward methods of its blocks."""
         own = {name: vars(block).get("forward") for name, block in self._blocks.items()}
         for name, block in self._blocks.items():
-            block.forward = self._standing_in(name, block.forward, names)
+            block.forward = forwards[name]
         try:
             call(model, batch)
         except _Enough:
@@ -219,16 +250,12 @@ class _Recorder:
         except (DataError, ModelError):
             raise
         except Exception as error:
-            raise DataError(f"the model cannot be run on sample {before}: {type(error).__name__}: {error}") from error
+            raise DataError(f"the model cannot be run on sample {sample}: {type(error).__name__}: {error}") from error
         finally:
             for name, block in self._blocks.items():
                 del block.forward
                 if own[name] is not None:  # another library's
                     block.forward = own[name]
-        if odd := [name for name, calls in self.arguments.items() if len(calls) not in (0, before + 1)]:
-            raise ModelError(f"{odd[0]} is not run on all samples; {_NO_WALK}")
-        if not any(self.arguments.values()):
-            raise ModelError(f"the model runs none of its blocks; {_NO_WALK}")
 
     def _standing_in(self, name: str, forward: Any, names: Iterator[str]) -> Any:
         def stand_in(*args: Any, **kwargs: Any) -> Any:
@@ -247,12 +274,13 @@ class _Recorder:
             elif hidden is not self._handed:
                 raise ModelError(f"something happens in front of {name}; {_NO_WALK}")
             self.arguments[name].append((tuple(rest), dict(kwargs)))
-            if name == self._last:
-                raise _Enough
-            if self._handed is None and not isinstance(self._form, torch.Tensor):
+            differs = not isinstance(self._form, torch.Tensor) and name != self._last
+            if self._handed is None and (self._form is None or differs):
                 # what the first block hands on beside hidden states may differ from sample to sample
                 found = forward(hidden.clone(), *rest, **kwargs)
                 self._form = found if isinstance(found, torch.Tensor) else tuple(found)
+            if name == self._last:
+                raise _Enough
             self._handed = hidden
             return hidden if isinstance(self._form, torch.Tensor) else (hidden, *self._form[1:])
 

@@ -268,3 +268,23 @@ def test_marks_of_optimizers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert missed("yolox_nano", 33.7, detector | {"ours/A8W8-unsafe/mixed": many}) == [
         "mixed, at most 25% of the nodes"
     ]
+
+
+def test_families(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Every family either works or is refused by a message that names the layer; others fail, and the table says so."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    benchmark = importlib.import_module("llm_families")
+    rows = dict[str, Any]()
+    for family in ("llama", "marian", "blt"):
+        (tmp_path / family).mkdir()
+        rows[family] = json.loads(json.dumps(benchmark.outcomes(family, tmp_path / family)))
+    assert [rows["llama"][recipe] for recipe in benchmark.RECIPES] == ["works"] * 3
+    assert all(0 < rows["llama"][f"{recipe}: error"] < 0.6 for recipe in benchmark.RECIPES)
+    # Sinusoidal positions are parameters that transformers does not save.
+    assert rows["marian"]["fp8"].startswith("refused: the checkpoint source has no tensor for model.encoder.embed_pos")
+    assert "3000012" in rows["blt"]["absent"]
+    rows["other"] = {"class": "Other", "kind": "causal", "fails": "the process ended with code -6"}
+    text = benchmark.report(rows)
+    assert "| llama " in text and "- fp8: 1 works, 1 refused, 1 fails" in text
+    assert text.index("| blt ") > text.index("## No tiny model")
+    assert "other: the process ended with code -6" in list(benchmark.failures(rows))

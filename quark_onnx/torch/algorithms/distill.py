@@ -25,7 +25,7 @@ from quark_onnx.torch.algorithms.steps import Steps
 from quark_onnx.torch.algorithms.trainable import TrainableWeight
 from quark_onnx.torch.layers import QuantizedLayer, kind_of, outputs_first
 from quark_onnx.torch.state import State
-from quark_onnx.torch.structure import put_modules
+from quark_onnx.torch.structure import put_modules, vocabulary_of
 from quark_onnx.torch.walk import call
 
 #: How often the divergence on all of the data is computed on the way.
@@ -197,15 +197,11 @@ class _Pair:
         for row in rows:
             by_length.setdefault(len(row), []).append(row)
         for length, same in by_length.items():
-            yield from torch.stack(same).split(max(1, LOGITS // (length * _vocabulary(self.model))))
+            yield from torch.stack(same).split(max(1, LOGITS // (length * vocabulary_of(self.model))))
 
 
 def _logits(model: Any, ids: Any) -> Any:
     return call(model, {"input_ids": ids}).logits.float()
-
-
-def _vocabulary(model: Any) -> int:
-    return int(model.get_input_embeddings().weight.shape[0])
 
 
 def _ids(batch: Any) -> Any:

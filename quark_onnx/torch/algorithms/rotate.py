@@ -20,7 +20,7 @@ from quark_onnx.torch.algorithms.spinquant import Trainee, Training, learn
 from quark_onnx.torch.algorithms.turning import Turning
 from quark_onnx.torch.experts import unfuse_experts
 from quark_onnx.torch.sources import Sources, empty, fill, missing_of, tie
-from quark_onnx.torch.structure import within
+from quark_onnx.torch.structure import vocabulary_of, within
 from quark_onnx.torch.walk import batches, inference
 
 #: Tokens of the sample.
@@ -226,7 +226,7 @@ def _set_tied(model: Any, tied: bool) -> None:
 
 
 def _sample(model: Any) -> Any:
-    size = model.get_input_embeddings().weight.shape[0]
+    size = vocabulary_of(model)
     return torch.randint(0, size, (1, _TOKENS), generator=torch.Generator().manual_seed(0))
 
 

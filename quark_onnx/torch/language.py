@@ -1,0 +1,77 @@
+"""The language part of a model of transformers: its decoder, and the parts for images, video and sound beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+
+def decoder_of(model: Any) -> Any:
+    """Return the decoder that transformers names for a model; None where there is none, or it is the model itself."""
+    try:
+        found = model.get_decoder()
+    except (AttributeError, NotImplementedError):
+        return None
+    return None if found is model else found
+
+
+def encoder_of(model: Any) -> Any:
+    """Return the encoder of a sequence-to-sequence model, whose blocks belong to it as the decoder's do; else None."""
+    if not getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        return None
+    try:
+        found = model.get_encoder()
+    except (AttributeError, NotImplementedError):
+        return None
+    return None if found is model else found
+
+
+def reads_more_than_text(model: Any) -> bool:
+    """Return whether a model, or a part of it, is made for images, video or sound."""
+    return any(set(_modalities(module)) - {"text"} for module in model.modules())
+
+
+def towers_of(model: Any) -> list[str]:
+    """Return the names of the parts of a model that read no text: vision and audio towers.
+
+    A part that contains the decoder is none, whatever it is said to read, and neither is the encoder of a
+    sequence-to-sequence model.
+    """
+    parts = [part for part in (decoder_of(model), encoder_of(model)) if part is not None]
+    kept = {id(part) for part in parts}
+    found = list[str]()
+    for name, module in model.named_modules():
+        modalities = _modalities(module)
+        inside = any(name.startswith(f"{tower}.") for tower in found)
+        if not name or not modalities or "text" in modalities or inside:
+            continue
+        if not any(id(each) in kept for each in module.modules()):
+            found.append(name)
+    return found
+
+
+def language_parts(model: Any) -> list[str]:
+    """Return the names of the modules that make up the language part, without embeddings and heads.
+
+    Empty where the model reads text alone, or transformers names no decoder.
+    """
+    if not reads_more_than_text(model):
+        return []
+    parts = {id(part) for part in (decoder_of(model), encoder_of(model)) if part is not None}
+    return [name for name, module in model.named_modules() if name and id(module) in parts]
+
+
+def outside_language(model: Any) -> Iterator[str]:
+    """Yield the names of all modules outside of the language part: towers, projectors, and what else is beside it."""
+    parts, towers = language_parts(model), towers_of(model)
+    for name, _ in model.named_modules():
+        in_tower = any(f"{name}.".startswith(f"{tower}.") for tower in towers)
+        in_part = any(f"{name}.".startswith(f"{part}.") for part in parts)
+        if in_tower or (parts and not in_part):
+            yield name
+
+
+def _modalities(module: Any) -> tuple[str, ...]:
+    """What a model of transformers reads; empty for other modules."""
+    found = getattr(module, "input_modalities", ())
+    return (found,) if isinstance(found, str) else tuple(found)
