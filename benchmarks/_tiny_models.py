@@ -169,7 +169,7 @@ def _shrunk(settings: dict[str, Any]) -> dict[str, Any]:
         elif name == "num_hidden_layers" and isinstance(value, int):
             found[name] = len(layers)
         elif isinstance(value, list) and depth and len(value) == depth:
-            found[name] = [value[index] for index in layers]
+            found[name] = [_size(name, value[index]) for index in layers]
         elif name == "per_layer_config":
             continue
         else:
