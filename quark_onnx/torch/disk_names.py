@@ -34,6 +34,8 @@ class DiskNames:
             singles = [found[1] for pattern in each.source_patterns if (found := _ONE_EXPERT.search(pattern))]
             if len(singles) == len(each.source_patterns):
                 sides = ("gate", "up") if len(singles) == 2 else ("down",)
+                if "up_proj" in each.target_patterns[0] and len(singles) == 1:  # experts without a gate
+                    sides = ("up",)
                 self._experts |= dict(zip(sides, singles, strict=False))
 
     def __call__(self, name: str) -> str:

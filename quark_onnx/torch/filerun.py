@@ -35,6 +35,7 @@ from quark_onnx.torch.report import TorchReport
 from quark_onnx.torch.sources import Sources, empty, fill, missing_of
 from quark_onnx.torch.spec import LayerSpec
 from quark_onnx.torch.structure import blocks_of, embedding_of, heads_of, within
+from quark_onnx.torch.unsaved import compute_unsaved
 from quark_onnx.torch.walk import NotWalkable, Walk, batches, inference, run_whole
 
 #: Layers after which free memory is given back; it takes a while to get it again.
@@ -52,6 +53,9 @@ class FileRun:
     report: TorchReport
     layout: Layout
     spill: Path | None
+
+    def __post_init__(self) -> None:
+        compute_unsaved(self.model, self.sources)
 
     def check(self) -> None:
         """Raise an error for what would fail at the end only: layers without a weight, and codes that do not fit."""

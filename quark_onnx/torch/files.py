@@ -27,7 +27,6 @@ from quark_onnx.torch.layouts import Layout, check_config, layout_named
 from quark_onnx.torch.quantize import chosen_layers
 from quark_onnx.torch.report import TorchReport
 from quark_onnx.torch.sources import Sources
-from quark_onnx.torch.unsaved import compute_unsaved
 
 
 @dataclass(frozen=True)
@@ -101,9 +100,7 @@ def quantize_checkpoint(
     notes = notes_of(model, chosen, config, kept) + notes_on_stacks(model)
     report = TorchReport({name: spec for name, (_, spec) in chosen.items()}, kept, notes)
     others, content = other_files(source.folder), read_json(source.folder / "config.json")
-    sources = Sources(reader, model)
-    compute_unsaved(model, sources)
-    run = FileRun(model, sources, config, chosen, report, layout, writing.spill)
+    run = FileRun(model, Sources(reader, model), config, chosen, report, layout, writing.spill)
     run.check()
     rotated = [rotate_sources(model, run.sources, each) for each in rotations_of(config)]
     if any(each.untied for each in rotated):
