@@ -167,6 +167,7 @@ class Writer:
             raise ConfigError(f"{folder} cannot be written: {error}") from error
         self._files: list[TensorFile] = []
         self._names: list[list[str]] = []
+        self._written = set[str]()
 
     def __enter__(self) -> Writer:
         return self
@@ -181,7 +182,14 @@ class Writer:
             shutil.rmtree(self.staging, ignore_errors=True)
 
     def add(self, name: str, tensor: Any) -> None:
-        """Write a tensor."""
+        """Write a tensor.
+
+        Raises:
+            ModelError: one of this name is written already; a file cannot have both.
+        """
+        if name in self._written:
+            raise ModelError(f"{self.folder} would have two tensors of the name {name}")
+        self._written.add(name)
         size = tensor.numel() * tensor.element_size()
         if not self._files or (self._names[-1] and self._files[-1].size + size > self._shard):
             if self._files:

@@ -12,6 +12,9 @@ import pytest
 import torch
 
 from quark_onnx.cli import main
+from quark_onnx.errors import ModelError
+from quark_onnx.torch.checkpoint import Writer
+from quark_onnx.torch.disk_names import DiskNames
 from quark_onnx.torch.files import quantize_checkpoint
 from quark_onnx.torch.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.layers import QuantizedLayer
@@ -156,3 +159,38 @@ def test_what_transformers_saved_is_read_and_written_so_that_it_loads(
     with torch.no_grad():
         expected, computed = (tiny.logits_of(each(**data[0])) for each in (model, reopened))
     assert 0 < float((computed - expected).norm() / expected.norm()) < {"fp8": 0.3, "uint4_wo_32": 0.6}.get(name, 1.2)
+
+
+def test_two_tensors_of_one_name_are_an_error(tmp_path: Path) -> None:
+    """A file with two tensors of one name cannot be read: the second is refused by name, and nothing is left behind."""
+    with pytest.raises(ModelError, match=r"two tensors of the name a\.weight"), Writer(tmp_path / "out") as writer:
+        writer.add("a.weight", torch.ones(2))
+        writer.add("a.weight", torch.zeros(2))
+    assert not list(tmp_path.iterdir())
+
+
+class _Mixture(torch.nn.Module):
+    """A model whose checkpoints have single experts without a gate, as transformers converts Nemotron's."""
+
+    base_model_prefix = "model"
+
+
+def test_experts_without_a_gate_keep_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In files, the layers of an expert have the names that the conversions of its family have for each side."""
+    from transformers import conversion_mapping
+    from transformers.core_model_loading import MergeModulelist, WeightConverter
+
+    sides = [
+        WeightConverter(
+            source_patterns=f"mixer.experts.*.{side}_proj.weight",
+            target_patterns=f"mixer.experts.{side}_proj",
+            operations=[MergeModulelist(dim=0)],
+        )
+        for side in ("up", "down")
+    ]
+    for mapping in (sides, sides[::-1]):
+        monkeypatch.setattr(conversion_mapping, "get_model_conversion_mapping", lambda *_, own=mapping, **__: own)
+        names = DiskNames(_Mixture())
+        for side in ("up", "down"):
+            name = f"model.layers.0.mixer.experts.3.{side}_proj.weight"
+            assert names(name) == name
