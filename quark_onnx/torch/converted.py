@@ -115,7 +115,7 @@ class Converted:
                 self.renamed[name] = key  # scales of quantized layers among them, which the float model lacks
             elif pattern is not None and name in stacks and "*" in pattern:  # one layer of one expert
                 self.renamed[rename_source_key(key, renamings, [], prefix, known)[0]] = key
-            elif pattern is not None and (name in known or name in stacks):
+            elif pattern is not None and (name in known or (name in stacks and name not in self._reader)):
                 group = groups.setdefault(name, _Group(name, owners[pattern]))
                 group.keys.setdefault(pattern, []).append(key)
         for group in groups.values():
