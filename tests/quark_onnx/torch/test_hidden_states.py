@@ -66,7 +66,7 @@ def test_an_interrupted_run_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
         seen.append(len(list((tmp_path / "spill").rglob("*.hidden"))))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("quark_onnx.torch.files.quantize_block", failing)
+    monkeypatch.setattr("quark_onnx.torch.filerun.quantize_block", failing)
     with pytest.raises(KeyboardInterrupt):
         quantize_checkpoint(source, tmp_path / "out", FP8, tokens(3), writing=Writing(spill=tmp_path / "spill"))
     assert seen == [3] and list((tmp_path / "spill").iterdir()) == []

@@ -164,9 +164,11 @@ def test_codes_are_those_of_the_model(layout: str, name: str, tmp_path: Path) ->
     loaded, ours = logits(load_checkpoint(tmp_path / "out"), tokens()[0]), logits(model, tokens()[0])
     torch.testing.assert_close(loaded, ours, rtol=0, atol=1e-4 if "nvfp4" in name else 0)
     clients = {"fp8": ("vllm",), "finegrained-fp8": ("transformers",)}.get(layout, ("vllm", "transformers"))
-    assert [
-        str(validate(tmp_path / "out", each)) for each in clients if not validate(tmp_path / "out", each).right
-    ] == []
+    refused = {(each, finding.rule) for each in clients for finding in validate(tmp_path / "out", each).findings}
+    refused.discard(("transformers", "ct-zero-points"))  # a warning: an option of the library decodes them
+    # The model is float32, and the library decodes these formats to bfloat16.
+    decoded_to_bfloat16 = layout == "compressed-tensors" and name.startswith(("mxfp", "nvfp4"))
+    assert refused == ({("transformers", "ct-bfloat16")} if decoded_to_bfloat16 else set())
 
 
 @given(st.integers(1, 8), st.integers(1, 70), st.integers(0, 2**32 - 1))
