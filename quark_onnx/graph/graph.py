@@ -18,7 +18,7 @@ from onnx import FunctionProto, GraphProto, ModelProto, TensorProto, ValueInfoPr
 from calibrators.stored import values
 from quark_onnx.errors import ModelError
 from quark_onnx.graph.node import STANDARD_DOMAINS, Node, all_names, name_apart, sparse_names
-from quark_onnx.graph.shapes import infer_values, ir_version_for, sizes_of
+from quark_onnx.graph.shapes import infer_values, ir_version_for, open_negative_sizes, sizes_of
 from quark_onnx.graph.store import Store
 from quark_onnx.graph.walk import copy_fields, in_order
 
@@ -53,6 +53,7 @@ class Graph:
         self._shell = model
         self.store = store
         graph.name = graph.name or "graph"  # onnx's checker wants one, onnxruntime does not
+        open_negative_sizes(graph)
         self.nodes: list[Node] = [Node(proto) for proto in graph.node]
         tensors = graph.initializer if initializers is None else initializers
         self.initializers: dict[str, TensorProto] = {tensor.name: tensor for tensor in tensors}

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 
 import onnx
-from onnx import ModelProto, TensorProto, ValueInfoProto, helper
+from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, helper
 
 from calibrators.session import initializers, tensor_bytes
 from quark_onnx.graph.node import STANDARD_DOMAINS, subgraphs
@@ -96,6 +96,20 @@ def _inferred(model: ModelProto) -> dict[str, ValueInfoProto]:
         else:
             values = {value.name: value for value in (*inferred.graph.value_info, *inferred.graph.output)}
     return values
+
+
+def open_negative_sizes(graph: GraphProto) -> None:
+    """Leave negative dimensions open, in bodies too; some exporters declare unknown ones as -1.
+
+    onnx 1.23 infers the shape of a Slice of such a tensor by ``std::clamp`` between 0 and -1, which ends the process.
+    """
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        for dim in value.type.tensor_type.shape.dim if value.type.HasField("tensor_type") else ():
+            if dim.dim_value < 0:
+                dim.Clear()
+    for node in graph.node:
+        for body in subgraphs(node):
+            open_negative_sizes(body)
 
 
 def has_long_vector(values: Iterable[ValueInfoProto]) -> bool:

@@ -33,7 +33,7 @@ from quark_onnx.errors import ModelError
 from quark_onnx.graph.inlined import inlined
 from quark_onnx.graph.node import STANDARD_DOMAINS, subgraphs
 from quark_onnx.graph.ranks import check_ranks
-from quark_onnx.graph.shapes import has_long_vector, import_all
+from quark_onnx.graph.shapes import has_long_vector, import_all, open_negative_sizes
 
 logger = logging.getLogger(__name__)
 
@@ -125,6 +125,7 @@ def _light(model: ModelProto) -> ModelProto:
         light = inlined(light)
     except ModelError as error:  # raised again, and told, where the functions have to be written out
         logger.debug("sizes inside functions are not known: %s", error)
+    open_negative_sizes(light.graph)
     _hand_down(light.graph, {})
     import_all(light)
     return light

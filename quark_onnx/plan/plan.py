@@ -135,13 +135,14 @@ class Plan:
         Unless its reader has asked for it in another format already, or it was decided that it stays float.
         """
         origin, present = self.entry(self.use(source, node)), self.entries.get(Use(result))
-        if self.specs[node].activation is None or not isinstance(origin, Quantize) or self.ineligible(result):
+        spec = self.specs[node].activation
+        if spec is None or not isinstance(origin, Quantize) or self.ineligible(result):
             return
         if not origin.spec.dtype.scaled:
             if self._holds(result, origin.spec):
                 self._put(node, result, Quantize(origin.spec))  # a format without a scale has none to hand on
         elif origin.axis is not None:
-            if present is None:  # its channels may lie elsewhere
+            if present is None and not spec.dynamic:  # its channels may lie elsewhere; a dynamic run measures none
                 self._put(node, result, Quantize(origin.spec, self._channels(result)))
         elif not origin.spec.dynamic and (
             present is None or (isinstance(present, Quantize) and _alike(origin, present))

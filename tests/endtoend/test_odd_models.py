@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -238,3 +240,23 @@ def test_clip_of_an_old_opset_is_fused(opset: int) -> None:
     }"""
     result = quantized(parsed(text, opset), {"x": normal(1, 1, 8, 8)})
     assert "Clip" not in [node.op_type for node in result.model.graph.node]
+
+
+@pytest.mark.parametrize("size", [-1, -2])
+def test_a_negative_size_is_an_open_one(size: int, tmp_path: Any) -> None:
+    """Some exporters write -1. onnx 1.23 ends the process where it infers a Slice of such a tensor, in a child too."""
+    model = parsed("""g (float[N,4] x) => (float[M,4] y) {
+        low = Constant <value_ints = [0]> ()
+        high = Constant <value_ints = [1]> ()
+        r = Relu (x)
+        y = Slice (r, low, high)
+    }""")
+    for value in (model.graph.input[0], model.graph.output[0]):
+        value.type.tensor_type.shape.dim[0].dim_value = size
+    onnx.save(model, tmp_path / "m.onnx")
+    code = (
+        "import numpy, sys\nfrom quark_onnx import quantize\n"
+        "print(quantize(sys.argv[1], [{'x': numpy.ones((3, 4), 'float32')}], 'A8W8').report.quantized)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "m.onnx")], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "2\n"), done.stderr

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, numpy_helper
 
-from quark_onnx import QConfig, quantize
+from quark_onnx import QConfig, quantize, quantize_dynamic
 from tests.endtoend.random_graphs import draw
 from tests.models import MODELS, Array, normal, parse, run, samples, weight
 from tests.settings import portable
@@ -175,3 +175,21 @@ def test_what_is_quantized_stays_as_it_is(name: str) -> None:
 def integers(model: ModelProto) -> list[str]:
     """The names of operators on integers."""
     return [node.name for graph in graphs(model.graph) for node in graph.node if node.op_type in INTEGER]
+
+
+def test_a_weight_that_is_moved_has_no_range_of_its_own() -> None:
+    """A dynamic configuration measures nothing, so a rearranged weight that is not folded stays float.
+
+    Nothing is folded where the model runs on no random sample, as this one does on no random ids.
+    """
+    model = parse(
+        """g (int64[N,3] ids) => (float[N,3,7] y) {
+            far = Add (ids, beyond) e = Gather (table, far) t = Transpose <perm = [1,0]> (table) y = MatMul (e, t)
+        }""",
+        table=weight(7, 4),
+        beyond=np.int64(100),
+    )
+    result = quantize_dynamic(model)
+    ids = np.int64([[-100, -97, -94]])
+    expected, found = run(model, {"ids": ids})[0], run(result, {"ids": ids})[0]
+    np.testing.assert_allclose(found, expected, atol=0.05 * np.abs(expected).max())
