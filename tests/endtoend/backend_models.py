@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 import numpy as np
 import onnx
-from onnx import ModelProto, TensorProto, numpy_helper
+from onnx import ModelProto, TensorProto, ValueInfoProto, numpy_helper
 
 from calibrators.session import open_session
 
@@ -183,15 +183,21 @@ def _run(model: ModelProto, feeds: Feeds) -> list[Any]:
 def _compare_interfaces(before: ModelProto, after: ModelProto) -> None:
     """Names, types and declared shapes, in their order; an initializer listed as an input is nobody's input."""
     for part in ("input", "output"):
-        old, new = getattr(before.graph, part), getattr(after.graph, part)
-        if part == "input" and before.ir_version < 4:
-            constants = {tensor.name for tensor in before.graph.initializer}
-            old = [value for value in old if value.name not in constants]
+        old, new = _values(before, part), _values(after, part)
         if [value.name for value in old] != [value.name for value in new]:
             raise Mismatch(f"{part} names {[v.name for v in old]} became {[v.name for v in new]}")
         for a, b in zip(old, new, strict=True):
             if a.type != b.type:
                 raise Mismatch(f"declared type of {part} changed: {str(a.type).split()} became {str(b.type).split()}")
+
+
+def _values(model: ModelProto, part: str) -> list[ValueInfoProto]:
+    """The inputs or outputs; up to IR version 3 every initializer stands among the inputs, although nobody feeds it."""
+    values = list(getattr(model.graph, part))
+    constants = {tensor.name for tensor in model.graph.initializer}
+    if part == "output" or model.ir_version >= 4:
+        return values
+    return [value for value in values if value.name not in constants]
 
 
 def _compare_outputs(expected: Any, found: Any) -> None:
