@@ -7,6 +7,8 @@ the signal-to-noise ratio of the output looks good.
 
 from __future__ import annotations
 
+from collections import Counter
+
 from quark_onnx.dtypes import Block
 from quark_onnx.graph import Graph, Node, reach
 from quark_onnx.plan import Keep, Plan, Use
@@ -51,10 +53,11 @@ def spare_decoding(plan: Plan) -> None:
         return
     behind = reach(layers, graph.followers)
     tail = dict.fromkeys(node for node in tail_of(graph) if not _fused(graph, node))
+    positions = _positions(graph)
     for node in tail:
         if node not in behind or node.name in plan.kept or not _coarse(plan, node):
             continue
-        reason = _reason(graph, node)
+        reason = _reason(graph, node, positions)
         if reason:
             reason = f"decoding of coordinates: {node.name} ({node.op_type}) {reason}"
             for member in connected(graph, node, tail):
@@ -82,41 +85,37 @@ def _coarse(plan: Plan, node: Node) -> bool:
     return isinstance(spec.dtype, Block) or spec.dtype.bits < _FINE
 
 
-def _reason(graph: Graph, node: Node) -> str:
+def _reason(graph: Graph, node: Node, positions: set[str]) -> str:
     """Return what makes coordinates of predictions; empty if nothing does."""
     if node.kind == "Exp":
         sums = any(reader.kind == "ReduceSum" for reader in graph.followers(node))
         return "" if sums else "makes sizes"
     if node.kind in _ARITHMETIC:
-        grid = next((tensor for tensor in node.inputs if _is_grid(graph, tensor)), "")
+        grid = next((tensor for tensor in node.inputs if _is_grid(graph, tensor, positions)), "")
         return f"computes with the priors or grid {grid!r}" if grid else ""
     if node.kind == "Concat":
-        parted = [tensor for name in node.inputs if (tensor := _sum_of_parts(graph, name))]
-        twice = next((tensor for tensor in parted if parted.count(tensor) > 1), "")
+        counts = Counter(filter(None, (_sum_of_parts(graph, name) for name in node.inputs)))
+        twice = next((tensor for tensor, count in counts.items() if count > 1), "")
         return f"joins sums of parts of {twice!r}" if twice else ""
     return ""
 
 
-def _is_grid(graph: Graph, tensor: str) -> bool:
+def _is_grid(graph: Graph, tensor: str, positions: set[str]) -> bool:
     """Whether a tensor varies along two axes or more and is constant, or computed from sizes and constants alone."""
+    if not graph.is_constant(tensor) and tensor not in positions:
+        return False
     shape = graph.shape(tensor)
-    if shape is None or sum(size != 1 for size in shape) < 2:
-        return False
-    return graph.is_constant(tensor) or _positional(graph, tensor)
+    return shape is not None and sum(size != 1 for size in shape) > 1
 
 
-def _positional(graph: Graph, tensor: str) -> bool:
-    def leaders(node: Node) -> list[Node]:
-        return [] if node.kind in _SIZES else list(graph.leaders(node))
-
-    producer = graph.producer(tensor)
-    if producer is None:
-        return False
-    for node in reach([producer], leaders):
-        signals = [name for name in (*node.inputs, *node.captures) if name and not graph.is_constant(name)]
-        if node.kind not in _SIZES and any(graph.producer(name) is None for name in signals):
-            return False
-    return True
+def _positions(graph: Graph) -> set[str]:
+    """Return the tensors that are computed from sizes and constants alone."""
+    found = set[str]()
+    for node in graph.nodes:
+        signals = (name for name in (*node.inputs, *node.captures) if name and not graph.is_constant(name))
+        if node.kind in _SIZES or (not node.kind.startswith("Random") and all(name in found for name in signals)):
+            found.update(node.outputs)
+    return found
 
 
 def _sum_of_parts(graph: Graph, tensor: str) -> str:
