@@ -67,8 +67,8 @@ def add_config_options(parser: Parser) -> None:
         "--unsafe",
         action="store_true",
         help="quantize also what few bits are known to ruin, and what is left float otherwise: the decoding of "
-        "detectors, where boxes and scores would share one scale, joins of very different ranges, and the residual "
-        "stream around layer normalizations",
+        "detectors, whose coordinates need more bits, joins of very different ranges, and the residual stream around "
+        "layer normalizations",
     )
     _add_graph_options(parser)
 

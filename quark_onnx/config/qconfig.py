@@ -158,8 +158,8 @@ class QConfig:
         op_types: only these operators are quantized; empty means every operator that has a rule.
         nodes: only these nodes (names, globs or regular expressions) are quantized; empty means all.
         exclude: node names, globs or regular expressions that stay float; short for an Override with ``keep``.
-        safe: leave float what few bits are known to ruin: the decoding of detectors, where boxes and scores would
-            share one scale, and the residual stream around layer normalizations.
+        safe: leave float what few bits are known to ruin: the decoding of detectors, where coordinates need
+            more bits and boxes and scores would share one scale, and the residual stream around layer normalizations.
         optimizers: what makes the result better, in this order; each is its own configuration, or a text as
             ``"cle:relu6=bound"``.
         search: on how many samples scales are settled by the error at the outputs, 0 for not at all. As

@@ -13,6 +13,7 @@ from quark_onnx.graph.states import State, states
 from quark_onnx.plan import OVERRIDABLE, BiasOf, Keep, Plan, Quantize, SameAs, Use, select
 from quark_onnx.registry import RULES, TARGETS
 from quark_onnx.rules.passthrough import HANDING_ON, REARRANGING
+from quark_onnx.steps.decoding import spare_decoding
 from quark_onnx.steps.states import spare_states
 
 
@@ -38,10 +39,14 @@ def make_plan(
         plan.keep(name, OVERRIDABLE)
     if config.safe and not config.target:
         spare_states(plan, states(graph) if recurrent is None else recurrent)
+    if config.safe:
+        spare_decoding(plan)
     for node in graph.nodes:
         rule = RULES.get(node.kind)
         if plan.specs[node].keep:
             plan.keep_node(node, plan.specs[node].keep)
+        elif node.name in plan.kept:
+            continue
         elif node.float_reason and not plan.rounds_results(node):
             plan.keep_node(node, node.float_reason)
         elif rule is None:
