@@ -15,6 +15,7 @@ from calibrators.session import model_bytes
 from calibrators.spool import Spool
 from quark_onnx.config import QConfig
 from quark_onnx.errors import crash_behind, data_errors
+from quark_onnx.fusions.nbits import set_accuracy_level
 from quark_onnx.graph import (
     Graph,
     Narrowing,
@@ -305,6 +306,7 @@ class Job:
         if config.form == "operators":
             before = quantized_before(graph)
             result, fused = fuse(result, data.judges, before)
+            set_accuracy_level(result, config.accuracy_level, before)
             notes += [*fused, *read_floats(result, before)]
         notes += share_transposed(result)
         self.narrowing.store_constants(result)
