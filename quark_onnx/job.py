@@ -248,7 +248,7 @@ class Job:
         reference = Reference(plain, source if plain is original else None)
         closed = tuple(gather_constants(graph, keep_inputs=config.keep_initializer_inputs))
         narrowing.forget_inputs(closed)
-        graph, notes = fixed(graph) if config.target else (graph, [])
+        graph, notes = fixed(graph) if config.target and config.fix_sizes else (graph, [])
         if config.target and (why := unfit(TARGETS[config.target], config)):
             logger.warning("%s", why)
             notes.append(why)

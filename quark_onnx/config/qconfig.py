@@ -166,6 +166,7 @@ class QConfig:
             the scales move by octaves, the error of a tensor alone does not tell which one serves the model.
         target: what the result is for ("npu", "phx", "stx", ...): its constraints on power-of-two scales are met. Empty
             for none.
+        fix_sizes: with a target, a symbolic batch becomes 1, as the target's compiler wants all sizes fixed.
         keep_existing: leave what is quantized already as it is and go on with the rest, instead of refusing the model.
         keep_initializer_inputs: initializers that are also inputs stay inputs whose values callers may override; they
             are not quantized then. By default they become constants, as no caller overrides a weight.
@@ -196,6 +197,7 @@ class QConfig:
     optimizers: tuple[Any, ...] = ()
     search: int = 0
     target: str = ""
+    fix_sizes: bool = True
     keep_existing: bool = False
     keep_initializer_inputs: bool = False
     prepare: bool = True
@@ -219,7 +221,7 @@ class QConfig:
         object.__setattr__(self, "optimizers", _optimizers(self.optimizers))
         if self.form not in FORMS:
             raise ConfigError(f"form is {short(self.form)}; it must be one of: {', '.join(FORMS)}")
-        for name in ("bias", "safe", "keep_existing", "keep_initializer_inputs", "prepare", "functions"):
+        for name in ("bias", "safe", "fix_sizes", "keep_existing", "keep_initializer_inputs", "prepare", "functions"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} is {short(getattr(self, name))}; it must be true or false")
         for override in self.overrides:

@@ -169,7 +169,7 @@ ROWS: tuple[Option, ...] = (
     _obeyed("GPTQParams", effects.gptq_parameters, "`GPTQ(...)`, and the format of the weights"),
     _obeyed("FastFinetune", effects.fast_finetune, "`AdaRound(...)` or `AdaQuant(...)`"),
     _obeyed("AutoMixprecision", effects.auto_mixed, "`AutoMixedPrecision(...)`"),
-    _obeyed("CLESteps", _cle("cle_steps"), "`CLE(sweeps=...)`"),
+    _obeyed("CLESteps", _cle("cle_steps"), "factors of all pairs are chosen together"),
     _obeyed("ReplaceClip6Relu", _cle("replace_relu6"), "`CLE(relu6='replace')`"),
     _obeyed("CLEBalanceMethod", _cle("cle_balance_method"), "factors leave the least noise"),
     _obeyed("CLEWeightThreshold", _cle("cle_weight_threshold"), "channels of any size are equalized"),

@@ -67,6 +67,7 @@ def native(draft: Draft, model: str | Path | ModelProto) -> QConfig:
         form="operators" if draft.dynamic else draft.form,
         accuracy_level=draft.accuracy_level,
         target=draft.target,
+        fix_sizes=False,  # AMD Quark leaves the batch as it is; FixShapes fixes it
         op_types=names.known_types(draft.op_types),
         nodes=names.known(draft.nodes),
         safe=not draft.nodes,  # what is asked for by name is done

@@ -88,6 +88,7 @@ class CLEConfig(AlgoConfig):
     name: ClassVar[str] = "cle"
     _unused: ClassVar[dict[str, str]] = {
         "cle_balance_method": "factors leave the least noise of weights and activations",
+        "cle_steps": "factors of all pairs are chosen together",
         "cle_weight_threshold": "channels of any size are equalized",
         "cle_scale_append_bias": "factors follow from weights and activations",
         "cle_scale_use_threshold": "channels of any size are equalized",
@@ -104,7 +105,7 @@ class CLEConfig(AlgoConfig):
 
     def native(self) -> CLE:
         self._warn()
-        return CLE(sweeps=max(self.cle_steps, 0), relu6="replace" if self.replace_relu6 else "keep")
+        return CLE(relu6="replace" if self.replace_relu6 else "keep")
 
 
 @dataclass(eq=False)
