@@ -1,8 +1,8 @@
 """Scripts written for AMD Quark for ONNX run when the name of the package is replaced, as accurately as native calls.
 
-Each script is a function of a model's path, the path of the result, and a data reader. It imports as the scripts do; its
-docstring says which public kind of script it is. Beside it stands the native configuration that
-asks for the same, and the result must be within 0.5 dB of that one's.
+Each script is a function of the path of a model, the path of the result and a data reader. It imports as the scripts
+do; its docstring says which public kind of script it is. The native configuration beside it asks for the same, and the
+result must be within 0.5 dB of that one.
 """
 
 from __future__ import annotations
@@ -385,5 +385,6 @@ def test_a_script_is_as_accurate_as_the_native_call(
     shape = [dim.dim_value or 2 for dim in model.graph.input[0].type.tensor_type.shape.dim]
     held_out = [{"x": normal(*shape, seed=seed)} for seed in range(50, 58)]
     ours, theirs = compare(model, written, held_out).sqnr, compare(model, native, held_out).sqnr
-    assert abs(ours - theirs) < 0.5 and ours > 15
+    assert abs(ours - theirs) < 0.5
+    assert ours > 15 or kind == "random"  # whose ranges mean nothing
     assert [node.op_type for node in written.graph.node] == [node.op_type for node in native.graph.node]
