@@ -391,8 +391,7 @@ class QLayerConfig:
         both = [spec.native(weight=False) for spec in (self.input_tensors, self.output_tensors) if spec is not None]
         if len(both) == 2 and both[0] != both[1]:
             raise ConfigError(
-                f"input_tensors ({both[0]}) and output_tensors ({both[1]}) of a QLayerConfig differ; a tensor has one "
-                "format, so give the layers around it configurations of their own"
+                f"input_tensors ({both[0]}) and output_tensors ({both[1]}) differ; configure the layers around apart"
             )
         return both[0] if both else None
 
