@@ -12,7 +12,7 @@ FILES = sorted(path for package in ("calibrators", "quark_onnx") for path in (RO
 
 LINES, FUNCTION_LINES, PARAMETERS = 400, 60, 8
 #: Folders whose name is copied: AMD Quark's.
-COPIED = ("quark_onnx/onnx/tools/",)
+COPIED = ("quark_onnx/onnx/tools/", "quark_onnx/torch/utils/")
 #: Signatures that are copied: onnxruntime's, and AMD Quark's.
 NOT_OURS = {"_signature", "get_config"}
 VAGUE = {"utils", "util", "helpers", "helper", "common", "misc", "tools", "manager"}
