@@ -14,7 +14,7 @@ LINES, FUNCTION_LINES, PARAMETERS = 400, 60, 8
 #: Folders whose name is copied: AMD Quark's.
 COPIED = ("quark_onnx/onnx/tools/", "quark_onnx/torch/utils/")
 #: Signatures that are copied: onnxruntime's, and AMD Quark's.
-NOT_OURS = {"_signature", "get_config"}
+NOT_OURS = {"_signature", "get_config", "get_calib_dataloader"}
 VAGUE = {"utils", "util", "helpers", "helper", "common", "misc", "tools", "manager"}
 
 
