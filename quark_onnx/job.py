@@ -15,6 +15,7 @@ from calibrators.session import model_bytes
 from calibrators.spool import Spool
 from quark_onnx.config import QConfig
 from quark_onnx.errors import crash_behind, data_errors
+from quark_onnx.fusions.nbits import set_accuracy_level
 from quark_onnx.graph import (
     Graph,
     Narrowing,
@@ -247,7 +248,7 @@ class Job:
         reference = Reference(plain, source if plain is original else None)
         closed = tuple(gather_constants(graph, keep_inputs=config.keep_initializer_inputs))
         narrowing.forget_inputs(closed)
-        graph, notes = fixed(graph) if config.target else (graph, [])
+        graph, notes = fixed(graph) if config.target and config.fix_sizes else (graph, [])
         if config.target and (why := unfit(TARGETS[config.target], config)):
             logger.warning("%s", why)
             notes.append(why)
@@ -305,6 +306,7 @@ class Job:
         if config.form == "operators":
             before = quantized_before(graph)
             result, fused = fuse(result, data.judges, before)
+            set_accuracy_level(result, config.accuracy_level, before)
             notes += [*fused, *read_floats(result, before)]
         notes += share_transposed(result)
         self.narrowing.store_constants(result)

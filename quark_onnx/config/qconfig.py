@@ -166,6 +166,7 @@ class QConfig:
             the scales move by octaves, the error of a tensor alone does not tell which one serves the model.
         target: what the result is for ("npu", "phx", "stx", ...): its constraints on power-of-two scales are met. Empty
             for none.
+        fix_sizes: with a target, a symbolic batch becomes 1, as the target's compiler wants all sizes fixed.
         keep_existing: leave what is quantized already as it is and go on with the rest, instead of refusing the model.
         keep_initializer_inputs: initializers that are also inputs stay inputs whose values callers may override; they
             are not quantized then. By default they become constants, as no caller overrides a weight.
@@ -173,6 +174,8 @@ class QConfig:
         form: "qdq" leaves operators between Q/DQ pairs; "operators" writes those of ONNX and onnxruntime that compute
             on codes (MatMulInteger, ConvInteger, MatMulNBits), where there are any; "vendor" writes Q/DQ pairs, also
             those of 16-bit floats, as ExtendedQuantizeLinear and ExtendedDequantizeLinear of AMD's domain.
+        accuracy_level: attribute of the MatMulNBits nodes that the form "operators" writes: the lowest precision that
+            onnxruntime may compute in. 0 leaves the choice to it, 1 is float32, 2 float16, 3 bfloat16, 4 int8.
         functions: nodes of a vendor's domain carry a body of standard operators, so that every runtime runs them.
         max_opset: the model's opset is not raised beyond this one, None for no limit. Q/DQ pairs of 4, 8 and 16 bits,
             and weights in blocks, are then written in the com.microsoft domain, which has them at any opset.
@@ -194,10 +197,12 @@ class QConfig:
     optimizers: tuple[Any, ...] = ()
     search: int = 0
     target: str = ""
+    fix_sizes: bool = True
     keep_existing: bool = False
     keep_initializer_inputs: bool = False
     prepare: bool = True
     form: str = "qdq"
+    accuracy_level: int = 0
     functions: bool = True
     max_opset: int | None = None
     min_sqnr: float | None = None
@@ -216,7 +221,7 @@ class QConfig:
         object.__setattr__(self, "optimizers", _optimizers(self.optimizers))
         if self.form not in FORMS:
             raise ConfigError(f"form is {short(self.form)}; it must be one of: {', '.join(FORMS)}")
-        for name in ("bias", "safe", "keep_existing", "keep_initializer_inputs", "prepare", "functions"):
+        for name in ("bias", "safe", "fix_sizes", "keep_existing", "keep_initializer_inputs", "prepare", "functions"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} is {short(getattr(self, name))}; it must be true or false")
         for override in self.overrides:
@@ -237,6 +242,8 @@ class QConfig:
                 )
         if type(self.search) is not int or self.search < 0:
             raise ConfigError(f"search is {short(self.search)}; it must be a number of samples, 0 or more")
+        if type(self.accuracy_level) is not int or not 0 <= self.accuracy_level <= 4:
+            raise ConfigError(f"accuracy_level is {short(self.accuracy_level)}; it must be a whole number from 0 to 4")
         if self.max_opset is not None and (type(self.max_opset) is not int or self.max_opset < _LEAST_OPSET):
             raise ConfigError(f"max_opset is {short(self.max_opset)}; it must be an opset, {_LEAST_OPSET} or higher")
         if self.min_sqnr is not None and not (is_number(self.min_sqnr) and abs(self.min_sqnr) < _GREATEST_SQNR):

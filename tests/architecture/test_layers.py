@@ -27,6 +27,8 @@ steps
 job
 api convert
 analysis npu torch
+onnx
+vai_q_onnx
 quark_onnx
 cli
 __main__
