@@ -34,8 +34,8 @@ from calibrators.nonoverflow import NonOverflow
 from calibrators.percentile import Percentile
 
 __all__ = [
-    "Best",
     "CALIBRATORS",
+    "Best",
     "CalibrationError",
     "Calibrator",
     "DataError",

@@ -1,9 +1,9 @@
 """Best: of the ranges that other calibrators find, each tensor gets the one with the least relative error of a sample.
 
-A squared error summed over all data follows the few samples with outliers, whose energy exceeds that of all others: it pays
-with coarse steps everywhere for values that are rare. A percentile of all values follows how many values are small, which
-says nothing of what the large ones are worth. Here the error of each sample counts in proportion to the sample itself, as
-a ratio of root mean squares, and all samples count alike.
+A squared error summed over all data follows the few samples with outliers, whose energy exceeds that of all others: it
+pays with coarse steps everywhere for values that are rare. A percentile of all values follows how many are small, which
+says nothing of what the large ones are worth. Here the error of each sample counts in proportion to the sample
+itself, as a ratio of root mean squares, and all samples count alike.
 """
 
 from __future__ import annotations

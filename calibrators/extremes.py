@@ -69,8 +69,8 @@ _WHOLE = 2.0**149
 class MeanExtremes(Extremes):
     """Minimum and maximum of everything seen, and sums over batches of those of each batch.
 
-    Sums are whole numbers of 2**-149, the least float32, so that they are exact: whatever the order, the mean is one and
-    the same number.
+    Sums are whole numbers of 2**-149, the least float32, so that they are exact: the mean is the same number whatever
+    the order.
 
     Attributes:
         sums: of the minima and of the maxima, shape (2, rows).
@@ -84,9 +84,12 @@ class MeanExtremes(Extremes):
         if not rows.shape[1]:
             return
         lo, hi, nonfinite = bounds(rows)
-        seen = np.isfinite(rows).any(axis=1) if nonfinite else np.ones(len(rows), np.bool_)
+        seen = np.ones(len(rows), np.bool_)
+        if nonfinite:
+            seen &= np.isfinite(rows).any(axis=1)
         sums = np.array([[int(value * _WHOLE) for value in end] for end in (lo, hi)], np.object_)
-        self.merge(MeanExtremes(lo, hi, nonfinite, sums, seen.astype(np.int64)))
+        batches: NDArray[np.int64] = seen.astype(np.int64)
+        self.merge(MeanExtremes(lo, hi, nonfinite, sums, batches))
 
     def merge(self, other: Extremes) -> None:
         super().merge(other)

@@ -1,8 +1,8 @@
 """Histograms of samples in groups: those that reach about equally far are counted together.
 
-A sample belongs to the octave of its greatest magnitude. The octaves below the greatest have a histogram each, with bins
-that are the finer the smaller its samples are; so a few samples with outliers can be told from all others at the price of
-a few histograms. What was seen as a whole is their sum, exactly.
+A sample belongs to the octave of its greatest magnitude. The octaves below the greatest have a histogram each, whose
+bins are the finer the smaller its samples are; so a few samples with outliers can be told from all others at the price
+of a few histograms. What was seen as a whole is their sum, exactly.
 """
 
 from __future__ import annotations

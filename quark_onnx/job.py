@@ -144,8 +144,8 @@ def run(job: Job, data: Any, executor: Executor | None, progress: bool | None) -
     """From the data to the finished model."""
     config = job.config
     if data is None and not config.measures:
-        sample = probe(job.graph, job.reference)
-        return job.finish(job.plan(sample), {}, _Data(sample), progress)
+        made_up = _Data(probe(job.graph, job.reference))
+        return job.finish(job.plan(made_up, progress), {}, made_up, progress)
     reader = reader_for(job.graph, data, config)
     first = first_sample(reader)
     least = len(data) if isinstance(data, list | tuple) else None  # each may be a batch of several samples
@@ -154,7 +154,7 @@ def run(job: Job, data: Any, executor: Executor | None, progress: bool | None) -
     with Spool() as spool:
         if config.rereads:
             _read(held, spool, reader.length, progress)
-        planned = job.plan(first, spool, progress)
+        planned = job.plan(_Data(first, held, spool), progress)
         with Progress(progress, reader.length, "calibrating", "sample") as bar:
             ranges = calibrate(
                 planned.graph,
@@ -260,11 +260,14 @@ class Job:
         if self.graph.store is not None:
             self.graph.store.close()
 
-    def plan(self, sample: Sample | None, samples: Samples = (), progress: bool | None = False) -> _Planned:
+    def plan(self, data: _Data, progress: bool | None) -> _Planned:
         """Clean and optimize the float graph, and decide what becomes of each tensor."""
+        sample, samples = data.sample, data.again
         graph, prepared = prepare(self.graph, self.config, self.reference, sample)
         graph, lowered = lower_opset(graph, self.config.target, self.reference, sample)
-        graph, improved = optimize_float(graph, self.config, self.reference, sample, samples, show=progress)
+        graph, improved = optimize_float(
+            graph, self.config, self.reference, sample, samples, data.held_out, show=progress
+        )
         rewrites, notes = [*prepared, *lowered, *improved], list[str]()
         give_biases(graph, self.config)
         config, early = self.config, list[str]()

@@ -294,8 +294,8 @@ class QConfig:
 
     @property
     def rereads(self) -> bool:
-        """Whether the data is read more than once."""
-        return any(optimizer.reads_data for optimizer in self.optimizers)
+        """Whether the data is read more than once: optimizers learn from it, or are judged on it."""
+        return any(optimizer.reads_data or getattr(optimizer, "judged", False) for optimizer in self.optimizers)
 
     def __str__(self) -> str:
         default = QConfig()
