@@ -4,6 +4,9 @@ A squared error summed over all data follows the few samples with outliers, whos
 pays with coarse steps everywhere for values that are rare. A percentile of all values follows how many are small, which
 says nothing of what the large ones are worth. Here the error of each sample counts in proportion to the sample
 itself, as a ratio of root mean squares, and all samples count alike.
+
+MinMSE is not among them: its squared error is the least by construction, so that it would win on most tensors, which is
+not what the outputs of a model ask for (YOLOX-nano: 19.9 mAP with it, 26.1 without).
 """
 
 from __future__ import annotations
@@ -19,14 +22,13 @@ from calibrators.grid import Floats, Grid, Range
 from calibrators.grouped import GROUPS, GroupedHistogram
 from calibrators.histogram_row import HistogramRow
 from calibrators.minmax import MinMax
-from calibrators.minmse import MinMSE
 from calibrators.percentile import Percentile
 
 
 @register("best")
 @dataclass(frozen=True)
 class Best:
-    """The range of minmax, percentile, mean_minmax or minmse, by the mean relative error of a sample.
+    """The range of minmax, percentile or mean_minmax, by the mean relative error of a sample.
 
     The relative error of a sample is the root mean square of what quantization does to it, over its own. Samples that
     reach about equally far, up to a factor of two, count together; of equal errors the range that was tried first wins.
@@ -43,9 +45,11 @@ class Best:
         return GroupedHistogram()
 
     def range(self, statistic: GroupedHistogram, grid: Grid) -> Range:
-        whole = statistic.whole()
-        tried = [Range(statistic.lo, statistic.hi), Percentile().range(whole, grid)]
-        tried += [Range(*statistic.means()), MinMSE().range(whole, grid)]
+        tried = [
+            Range(statistic.lo, statistic.hi),
+            Percentile().range(statistic.whole(), grid),
+            Range(*statistic.means()),
+        ]
         lo, hi = (np.stack([getattr(each, end) for each in tried], axis=1) for end in ("lo", "hi"))
         rows = range(len(statistic.lo))
         nothing = lo == hi  # as where a percentile leaves nothing but zero

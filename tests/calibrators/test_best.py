@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from calibrators import Best, Grid, MeanMinMax, MinMax, MinMSE, Percentile, Range, fake_quantize, params_for
+from calibrators import Best, Grid, MeanMinMax, MinMax, Percentile, Range, fake_quantize, params_for
 
 GRID = Grid(0, 255, symmetric=False)
-CANDIDATES = {"minmax": MinMax(), "percentile": Percentile(), "mean_minmax": MeanMinMax(), "minmse": MinMSE()}
+CANDIDATES = {"minmax": MinMax(), "percentile": Percentile(), "mean_minmax": MeanMinMax()}
 
 Batches = list[NDArray[np.float32]]
 
