@@ -269,7 +269,8 @@ class Job:
             graph, self.config, self.reference, sample, samples, data.held_out, show=progress
         )
         rewrites, notes = [*prepared, *lowered, *improved], list[str]()
-        give_biases(graph, self.config)
+        if len(samples):  # without them no bias moves
+            give_biases(graph, self.config)
         config, early = self.config, list[str]()
         if any(optimizer.stage == "plan" for optimizer in config.optimizers):  # they build models to measure
             graph, early = raise_opset_for(
@@ -346,9 +347,11 @@ class Job:
         if not chosen:
             notes += ["resume: no optimizer chooses codes layer by layer, nothing is kept"] if self.resume else []
             return graph, []
+        names = ", ".join(optimizer.name for optimizer in chosen)
         if not len(data.again):
-            notes.append(f"{', '.join(o.name for o in chosen)}: left out, there is no calibration data")
+            notes.append(f"{names}: left out, there is no calibration data")
             return graph, []
+        notes.append(f"{names}: cost both models one more run over {len(data.again)} samples, layer by layer")
         solve_biases(graph, plan, params)  # which raises the scales of weights that are too small
         before = Before.of(graph, plan, params)
         plain = worst_sqnr(graph, plan, params, self.reference.session, data.held_out)
@@ -358,7 +361,6 @@ class Job:
         if plain is None or sqnr is None or sqnr >= plain:
             notes += found.notes
             return graph, found.layers
-        names = ", ".join(each.name for each in chosen)
         notes.append(
             f"{names}: left out; an output has {sqnr:.2f} dB SQNR with it on samples held out, and {plain:.2f} dB "
             "with every weight rounded to the nearest"
