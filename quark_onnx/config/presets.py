@@ -1,8 +1,9 @@
 """The presets: values that compose, not classes. Those with optimizers stand in ``quark_onnx.optimizers.presets``.
 
 With float scales, weights have a scale for each channel, as one scale for a depthwise convolution ruins its small
-channels; and they use the codes -127..127, symmetric as the numbers are. Eight-bit activations leave out the rarest
-values (percentile); sixteen bits have room for all (minmax).
+channels; and they use the codes -127..127, symmetric as the numbers are. Each tensor of eight-bit activations is
+clipped as far as serves the average sample (best), or at the rarest values where they are symmetric (percentile);
+sixteen bits have room for all (minmax).
 """
 
 from calibrators import MinMSE, Percentile
