@@ -24,6 +24,10 @@ from calibrators.histogram_row import HistogramRow
 from calibrators.minmax import MinMax
 from calibrators.percentile import Percentile
 
+#: Clipping has to make the error smaller by this share: unlike that of rounding, its error has one sign, and adds up in
+#: the sums that layers compute (a face detector lost 1.2 dB by one clipped tensor whose own error was 2 % smaller).
+_GAIN = 0.05
+
 
 @register("best")
 @dataclass(frozen=True)
@@ -31,7 +35,7 @@ class Best:
     """The range of minmax, percentile or mean_minmax, by the mean relative error of a sample.
 
     The relative error of a sample is the root mean square of what quantization does to it, over its own. Samples that
-    reach about equally far, up to a factor of two, count together; of equal errors the range that was tried first wins.
+    reach about equally far, up to a factor of two, count together. What clips wins where its error is smaller by 5 %.
 
     Attributes:
         by_sample: the range depends on where a sample ends and the next one begins.
@@ -59,7 +63,7 @@ class Best:
 
 
 def _least(statistic: GroupedHistogram, row: int, tried: Range, grid: Grid) -> int:
-    """Index of the interval with the least mean relative error of a sample."""
+    """Index of the interval with the least mean relative error of a sample; the first of them clips nothing."""
     params = params_for(tried, grid, axis=0)
     scale, zero = params.scale.astype(np.float64), params.zero_point.astype(np.float64)
     total: Floats = np.zeros(scale.shape)
@@ -70,4 +74,5 @@ def _least(statistic: GroupedHistogram, row: int, tried: Range, grid: Grid) -> i
         values = HistogramRow(group, 0, grid)
         if values.energy > 0:
             total += statistic.samples[place, row] * np.sqrt(values.errors(scale, zero) / values.energy)
+    total[1:] /= 1 - _GAIN
     return int(np.argmin(total))

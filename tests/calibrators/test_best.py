@@ -65,7 +65,9 @@ DATA = {
 def test_no_candidate_has_a_smaller_relative_error(name: str) -> None:
     batches = DATA[name]
     least = min(relative_error(ranged(method, batches), batches) for method in CANDIDATES.values())
-    assert relative_error(ranged(Best(), batches), batches) <= 1.05 * least  # bins, and octaves that count together
+    assert (
+        relative_error(ranged(Best(), batches), batches) <= 1.1 * least
+    )  # what clips has to be 5 % better; bins; octaves that count together
 
 
 def test_a_percentile_of_zeros_says_nothing_of_the_signal() -> None:
@@ -79,3 +81,14 @@ def test_outliers_of_a_few_samples_do_not_take_the_range() -> None:
     batches = DATA["outliers in some samples"]
     best = float(ranged(Best(), batches).hi[0])
     assert best < 20 and float(ranged(MinMax(), batches).hi[0]) == 100
+
+
+def test_clipping_for_next_to_nothing_is_not_worth_it() -> None:
+    """Percentile takes a few values off the end of a flat distribution: its error is smaller, but hardly."""
+    noise = np.random.default_rng(3)
+    batches = list(noise.uniform(0, 1, (40, 1, 20_000)).astype(np.float32))
+    for batch in batches[:2]:
+        batch[0, :2] = 1.02
+    clipped, whole = (ranged(method, batches) for method in (Percentile(), MinMax()))
+    assert clipped.hi < whole.hi and relative_error(clipped, batches) < relative_error(whole, batches)
+    assert ranged(Best(), batches).hi == whole.hi
