@@ -145,8 +145,8 @@ def run(job: Job, data: Any, executor: Executor | None, progress: bool | None) -
     """From the data to the finished model."""
     config = job.config
     if data is None and not config.measures:
-        sample = probe(job.graph, job.reference)
-        return job.finish(job.plan(sample), {}, _Data(sample), progress)
+        made_up = _Data(probe(job.graph, job.reference))
+        return job.finish(job.plan(made_up, progress), {}, made_up, progress)
     reader = reader_for(job.graph, data, config)
     first = first_sample(reader)
     least = len(data) if isinstance(data, list | tuple) else None  # each may be a batch of several samples
@@ -155,7 +155,7 @@ def run(job: Job, data: Any, executor: Executor | None, progress: bool | None) -
     with Spool() as spool:
         if config.rereads:
             _read(held, spool, reader.length, progress)
-        planned = job.plan(first, spool, progress)
+        planned = job.plan(_Data(first, held, spool), progress)
         with Progress(progress, reader.length, "calibrating", "sample") as bar:
             ranges = calibrate(
                 planned.graph,
@@ -261,13 +261,17 @@ class Job:
         if self.graph.store is not None:
             self.graph.store.close()
 
-    def plan(self, sample: Sample | None, samples: Samples = (), progress: bool | None = False) -> _Planned:
+    def plan(self, data: _Data, progress: bool | None) -> _Planned:
         """Clean and optimize the float graph, and decide what becomes of each tensor."""
+        sample, samples = data.sample, data.again
         graph, prepared = prepare(self.graph, self.config, self.reference, sample)
         graph, lowered = lower_opset(graph, self.config.target, self.reference, sample)
-        graph, improved = optimize_float(graph, self.config, self.reference, sample, samples, show=progress)
+        graph, improved = optimize_float(
+            graph, self.config, self.reference, sample, samples, data.held_out, show=progress
+        )
         rewrites, notes = [*prepared, *lowered, *improved], list[str]()
-        give_biases(graph, self.config)
+        if len(samples):  # without them no bias moves
+            give_biases(graph, self.config)
         config, early = self.config, list[str]()
         if any(optimizer.stage == "plan" for optimizer in config.optimizers):  # they build models to measure
             graph, early = raise_opset_for(
@@ -345,9 +349,11 @@ class Job:
         if not chosen:
             notes += ["resume: no optimizer chooses codes layer by layer, nothing is kept"] if self.resume else []
             return graph, []
+        names = ", ".join(optimizer.name for optimizer in chosen)
         if not len(data.again):
-            notes.append(f"{', '.join(o.name for o in chosen)}: left out, there is no calibration data")
+            notes.append(f"{names}: left out, there is no calibration data")
             return graph, []
+        notes.append(f"{names}: cost both models one more run over {len(data.again)} samples, layer by layer")
         solve_biases(graph, plan, params)  # which raises the scales of weights that are too small
         before = Before.of(graph, plan, params)
         plain = worst_sqnr(graph, plan, params, self.reference.session, data.held_out)
@@ -357,7 +363,6 @@ class Job:
         if plain is None or sqnr is None or sqnr >= plain:
             notes += found.notes
             return graph, found.layers
-        names = ", ".join(each.name for each in chosen)
         notes.append(
             f"{names}: left out; an output has {sqnr:.2f} dB SQNR with it on samples held out, and {plain:.2f} dB "
             "with every weight rounded to the nearest"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from calibrators import Percentile
+from calibrators import Best
 from calibrators.base import is_number
 from calibrators.shown import short
 from quark_onnx.config.spec import QuantizationSpec, check_names
@@ -186,7 +186,7 @@ class QConfig:
     (True, Entropy(candidates=128))
     """
 
-    activation: QuantizationSpec | None = QuantizationSpec(UINT8, symmetric=False, calibrator=Percentile())
+    activation: QuantizationSpec | None = QuantizationSpec(UINT8, symmetric=False, calibrator=Best())
     weight: QuantizationSpec | None = QuantizationSpec(INT8, per_channel=True, narrow=True)
     bias: bool = True
     overrides: tuple[Override, ...] = ()
@@ -301,8 +301,8 @@ class QConfig:
 
     @property
     def rereads(self) -> bool:
-        """Whether the data is read more than once."""
-        return any(optimizer.reads_data for optimizer in self.optimizers)
+        """Whether the data is read more than once: optimizers learn from it, or are judged on it."""
+        return any(optimizer.reads_data or getattr(optimizer, "judged", False) for optimizer in self.optimizers)
 
     def __str__(self) -> str:
         default = QConfig()

@@ -8,10 +8,11 @@ from dataclasses import replace
 import quark_onnx.rules
 import quark_onnx.targets  # noqa: F401  (importing registers rules and targets)
 from quark_onnx.config import QConfig
-from quark_onnx.graph import Graph, ShapeArithmetic, overridable
+from quark_onnx.graph import Graph, ShapeArithmetic, overridable, reach
 from quark_onnx.graph.states import State, states
 from quark_onnx.plan import OVERRIDABLE, BiasOf, Keep, Plan, Quantize, SameAs, Use, select
 from quark_onnx.registry import RULES, TARGETS
+from quark_onnx.rules import WEIGHTED
 from quark_onnx.rules.passthrough import HANDING_ON, REARRANGING
 from quark_onnx.steps.decoding import spare_decoding
 from quark_onnx.steps.states import spare_states
@@ -63,6 +64,7 @@ def make_plan(
     _lift(plan)
     _spare_float_readers(plan)
     _spare_shapes(plan)
+    _spare_outputs(plan)
     return plan
 
 
@@ -117,3 +119,19 @@ def _spare_shapes(plan: Plan) -> None:
     for node in plan.graph.nodes:
         for tensor, reason in plan.shapes.exact_inputs(node, plan.graph.opset).items():
             plan.keep_exact(node, tensor, reason)
+
+
+def _spare_outputs(plan: Plan) -> None:
+    """Behind the last weighted layer, replace a calibrator that clips by the one that it names for outputs.
+
+    Nothing sums over many of these values any more, and the greatest of them are what a classifier or a detector is
+    asked for.
+    """
+    graph = plan.graph
+    weighted = [node for node in graph.nodes if node.kind in WEIGHTED]
+    before = reach([leader for node in weighted for leader in graph.leaders(node)], graph.leaders)
+    for use, entry in plan.entries.items():
+        if isinstance(entry, Quantize) and (producer := graph.producer(use.tensor)) is not None:
+            calibrator = getattr(entry.spec.calibrator, "at_outputs", None)
+            if calibrator is not None and producer not in before:
+                plan.entries[use] = replace(entry, spec=entry.spec.with_(calibrator=calibrator))
