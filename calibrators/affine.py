@@ -23,7 +23,7 @@ _EXACT = 1 << 22
 _SLAB = 1 << 20
 
 
-def params_for(range_: Range, grid: Grid, axis: int | None = None) -> QParams:
+def params_for(range_: Range, grid: Grid, axis: int | None = None, *, short: int = 0) -> QParams:
     """The scale and zero point with which ``grid`` covers ``range_``.
 
     A float scale covers the range to within half a step; a power-of-two scale is the smallest that clips nothing. No
@@ -34,13 +34,14 @@ def params_for(range_: Range, grid: Grid, axis: int | None = None) -> QParams:
         range_: one interval per row.
         grid: the codes to use.
         axis: the channel axis the rows stand for; None when there is one row for the whole tensor.
+        short: steps by which the codes of a power-of-two scale may fall short of an end of the range.
 
     >>> params_for(Range(-1.0, 3.0), Grid(0, 255, symmetric=False))
     QParams(scale=array(0.01568628, dtype=float32), zero_point=array(64), axis=None, block_size=0)
     """
     lo, hi = range_.lo, range_.hi
     if grid.pow2:
-        scale, zero = _pow2(lo, hi, grid)
+        scale, zero = _pow2(lo, hi, grid, short)
     elif grid.symmetric:
         scale = stored(_legal(_symmetric_scale(lo, hi, grid), grid), grid)
         zero = np.full(lo.shape, grid.zero, np.float64)
@@ -67,10 +68,10 @@ def stored(scale: Floats, grid: Grid) -> Floats:
     return np.where(short, np.nextafter(near, np.float16(np.inf)), near).astype(np.float64)
 
 
-def _symmetric_scale(lo: Floats, hi: Floats, grid: Grid) -> Floats:
+def _symmetric_scale(lo: Floats, hi: Floats, grid: Grid, short: int = 0) -> Floats:
     if grid.even:
-        return np.maximum(hi, -lo) / (grid.levels / 2)
-    return np.maximum(hi / (grid.qmax - grid.zero), lo / (grid.qmin - grid.zero))
+        return np.maximum(hi, -lo) / (grid.levels / 2 + short)
+    return np.maximum(hi / (grid.qmax + short - grid.zero), lo / (grid.qmin - short - grid.zero))
 
 
 def _legal(scale: Floats, grid: Grid) -> Floats:
@@ -86,14 +87,15 @@ def _lowered(scale: Floats, zero: Floats, lo: Floats, hi: Floats, grid: Grid) ->
     return np.where(fits, scale, np.ldexp(1.0, np.frexp(lower)[1] - 1) if grid.pow2 else lower)
 
 
-def _pow2(lo: Floats, hi: Floats, grid: Grid) -> tuple[Floats, Floats]:
-    """The smallest power-of-two scale, and the zero point, whose codes reach both ends without clipping."""
+def _pow2(lo: Floats, hi: Floats, grid: Grid, short: int) -> tuple[Floats, Floats]:
+    """The smallest power-of-two scale, and the zero point, whose codes reach both ends but for ``short`` steps."""
     if grid.symmetric:
-        return _pow2_at_least(_symmetric_scale(lo, hi, grid), grid), np.full(lo.shape, grid.zero, np.float64)
-    scale = _pow2_at_least((hi - lo) / grid.levels, grid)
+        return _pow2_at_least(_symmetric_scale(lo, hi, grid, short), grid), np.full(lo.shape, grid.zero, np.float64)
+    levels = grid.levels + short
+    scale = _pow2_at_least((hi - lo) / levels, grid)
     # both sides are rounded up to whole codes, so that one more octave may be needed
-    short = np.ceil(-lo / scale) + np.ceil(hi / scale) > grid.levels
-    scale = np.minimum(np.where(short, 2 * scale, scale), grid.scales[1])
+    narrow = np.ceil(-lo / scale) + np.ceil(hi / scale) > levels
+    scale = np.minimum(np.where(narrow, 2 * scale, scale), grid.scales[1])
     return scale, grid.qmin + np.ceil(-lo / scale)
 
 

@@ -240,6 +240,7 @@ class QConfig:
                 raise ConfigError(
                     "saturate is false; the vendor's float16 saturates: set it to true, or choose form qdq"
                 )
+        self._check_exponents()
         if type(self.search) is not int or self.search < 0:
             raise ConfigError(f"search is {short(self.search)}; it must be a number of samples, 0 or more")
         if type(self.accuracy_level) is not int or not 0 <= self.accuracy_level <= 4:
@@ -260,6 +261,26 @@ class QConfig:
         for op_type in self.op_types:
             if len(RULES):  # the rules may not be loaded yet; then the plan will look
                 RULES[op_type]
+
+    def _check_exponents(self) -> None:
+        """Rules for shared exponents that what will be written can compute."""
+        for change in (self, *self.overrides):
+            for name, known in (("activation", ("auto", "floor")), ("weight", ("auto", "floor", "best"))):
+                spec = getattr(change, name)
+                if spec is None:
+                    continue
+                if name == "activation" and spec.exponent == "best":
+                    raise ConfigError("activation: exponent is 'best'; each run computes it, by one rule")
+                if self.vendor_computes and spec.exponent not in known:
+                    raise ConfigError(
+                        f"{name}: exponent is {spec.exponent!r}; AMD's operator, which form vendor and functions false "
+                        "leave it to, has floor"
+                    )
+
+    @property
+    def vendor_computes(self) -> bool:
+        """Whether a vendor's operators compute what ONNX has none for, instead of functions of standard operators."""
+        return self.form == "vendor" or not self.functions
 
     @classmethod
     def of(cls, config: object) -> QConfig:

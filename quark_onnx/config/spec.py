@@ -9,8 +9,9 @@ import calibrators
 from calibrators import CalibrationError, Calibrator, Grid, MinMax
 from calibrators.shown import short
 from quark_onnx.config.text import format_call, parse_call
-from quark_onnx.dtypes import INT8, DType, Float4, Integer, Scaled
+from quark_onnx.dtypes import INT8, Block, DType, Float4, Integer, Scaled
 from quark_onnx.errors import ConfigError, nearest
+from quark_onnx.kernels.blockfloat import EXPONENTS, LEAST_ERROR
 from quark_onnx.registry import DTYPES
 
 if TYPE_CHECKING:
@@ -38,6 +39,10 @@ class QuantizationSpec:
             also moves the zero point (half-quadratic quantization, Badri and Shaji 2023).
         saturate: a 16-bit float beyond the greatest finite one becomes that one instead of infinity.
         dynamic: the scale is computed as the model runs, from the values themselves (activations only).
+        exponent: how the shared exponent of a microscaling block follows from its greatest value: "floor", "even",
+            "ceil" or "rceil" (``quark_onnx.kernels.blockfloat.threshold``); for weights also "best", for each block
+            whichever of two has the smaller error. "auto" is "best" for weights, and for activations the rule of least
+            error, but "floor" where AMD's operator computes it.
         calibrator: how the range is found; a calibrator, its name, or ``"name:setting=value,..."``.
 
     >>> QuantizationSpec("uint8", symmetric=False).with_(calibrator="percentile:percentile=99.9").calibrator
@@ -46,6 +51,8 @@ class QuantizationSpec:
 
     #: Types of scales.
     SCALES: ClassVar[tuple[str, ...]] = ("float32", "float16")
+    #: Rules for shared exponents.
+    EXPONENTS: ClassVar[tuple[str, ...]] = ("auto", "best", *EXPONENTS)
 
     dtype: DType = INT8
     symmetric: bool = True
@@ -58,6 +65,7 @@ class QuantizationSpec:
     solver: str = "nearest"
     saturate: bool = False
     dynamic: bool = False
+    exponent: str = "auto"
     calibrator: Calibrator = field(default_factory=MinMax)
 
     if TYPE_CHECKING:  # what may be written; names are looked up
@@ -75,6 +83,7 @@ class QuantizationSpec:
             solver: str = "nearest",
             saturate: bool = False,
             dynamic: bool = False,
+            exponent: str = "auto",
             calibrator: Calibrator | str = ...,
         ) -> None: ...
 
@@ -102,6 +111,7 @@ class QuantizationSpec:
         if self.solver == "hqq" and (self.symmetric or not self.block_size):
             raise ConfigError("solver hqq moves the zero points of blocks; set symmetric to false and a block_size")
         self._check_codes()
+        self._check_exponent()
         if self.block_size and (not self.dtype.scaled or isinstance(self.dtype, Float4)):
             raise ConfigError(
                 f"block_size is {self.block_size}; it is for integers and fp8, {self.dtype.name} has no blocks, or "
@@ -127,9 +137,32 @@ class QuantizationSpec:
         if isinstance(self.dtype, Integer) and self.symmetric and self.grid.qmax == self.grid.zero:
             raise ConfigError(f"reduce_range leaves one bit of {self.dtype.name}, which has no symmetric codes")
 
+    def _check_exponent(self) -> None:
+        """A rule that is known, for a format whose blocks share an exponent."""
+        if self.exponent not in self.EXPONENTS:
+            raise ConfigError(f"exponent is {short(self.exponent)}; it must be one of: {', '.join(self.EXPONENTS)}")
+        if self.exponent != "auto" and not _element(self.dtype):
+            raise ConfigError(
+                f"exponent is {short(self.exponent)}; it is for microscaling formats, {self.dtype.name} is none"
+            )
+
+    def settled(self, *, weight: bool, vendor: bool) -> Self:
+        """The spec with its rule for shared exponents chosen.
+
+        Args:
+            weight: it is for constants, whose codes are chosen here.
+            vendor: AMD's operator computes it.
+        """
+        element = _element(self.dtype)
+        if not element or self.exponent != "auto":
+            return self
+        return self.with_(exponent="best" if weight else "floor" if vendor else LEAST_ERROR[element])
+
     def with_(self, **changes: Any) -> Self:
-        """A copy with some attributes changed."""
+        """A copy with some attributes changed; a rule for shared exponents belongs to its format."""
         check_names(changes, type(self))
+        if "dtype" in changes:
+            changes = {"exponent": type(self).exponent} | changes
         return replace(self, **changes)
 
     @property
@@ -154,7 +187,9 @@ class QuantizationSpec:
         """Whether tensors that are quantized by either have the same codes."""
         if self.dtype != other.dtype or (self.block_size, self.dynamic) != (other.block_size, other.dynamic):
             return False
-        return self.grid == other.grid if self.dtype.scaled else self.saturate == other.saturate
+        if self.dtype.scaled:
+            return self.grid == other.grid
+        return (self.saturate, self.exponent) == (other.saturate, other.exponent)
 
     def __str__(self) -> str:
         if not self.dtype.scaled:
@@ -167,6 +202,11 @@ class QuantizationSpec:
         if self.block_size:
             return " ".join([*parts, self.solver])
         return " ".join(parts if self.dynamic else [*parts, format_calibrator(self.calibrator)])
+
+
+def _element(dtype: DType) -> str:
+    """The element type of a microscaling format; empty for others."""
+    return dtype.element if isinstance(dtype, Block) else ""
 
 
 def check_names(given: Any, cls: type[Any]) -> None:

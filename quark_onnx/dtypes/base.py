@@ -166,3 +166,8 @@ class Block(DType):
     op_type: str
     attributes: tuple[tuple[str, Any], ...]
     block_size: int
+
+    @property
+    def element(self) -> str:
+        """The element type of a microscaling format, as the node calls it; empty for block floating point."""
+        return str(dict(self.attributes).get("element_dtype", ""))

@@ -33,7 +33,7 @@ def definitions(nodes: Iterable[NodeProto], opset: int, element_types: Mapping[s
     own = [node for node in nodes if node.domain == DOMAIN]
     return [
         *bfp.definitions(own, opset),
-        *mx.definitions(own, opset),
+        *mx.definitions(nodes, opset),
         *extended.definitions(own, opset, element_types),
         *float4.definitions(nodes, opset),
     ]

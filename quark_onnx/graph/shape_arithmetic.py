@@ -41,7 +41,7 @@ _COUNTING = frozenset(
     | {f"com.microsoft::{name}" for name in ("BeamSearch", "GreedySearch", "Sampling", "WhisperBeamSearch")}
 )
 #: Of operators of other domains it is not known whether they select values.
-_KNOWN_DOMAINS = frozenset({"", "ai.onnx.ml", "com.microsoft", "com.amd.quark", "com.vai.quantize"})
+_KNOWN_DOMAINS = frozenset({"", "ai.onnx.ml", "com.microsoft", "com.amd.quark", "com.vai.quantize", "quark_onnx"})
 
 _READ = "is read as a shape, a scale, a position or a condition"
 _WHY = {

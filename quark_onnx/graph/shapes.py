@@ -34,7 +34,7 @@ _TWINS = {
     "BFPFixNeuron": "Identity",
     "MXFixNeuron": "Identity",
 }
-_DOMAINS = frozenset({"com.microsoft", "com.amd.quark", "com.vai.quantize"})
+_DOMAINS = frozenset({"com.microsoft", "com.amd.quark", "com.vai.quantize", "quark_onnx"})
 
 
 def is_static(shape: Sequence[int | str | None] | None) -> bool:

@@ -39,6 +39,26 @@ LEAST_EXPONENT = -127
 EXPONENT_AND_SIGN = 9
 #: A mantissa has at most as many bits as that of a float32 and its hidden one, less one for the sign.
 BIT_WIDTHS = range(EXPONENT_AND_SIGN + 1, EXPONENT_AND_SIGN + 24)
+#: Exponents of the scales that E8M0 stores, from -127 to 127.
+E8M0 = 127
+#: How the shared exponent of a microscaling block follows from its greatest magnitude; see ``threshold``.
+EXPONENTS = ("floor", "even", "ceil", "rceil")
+#: The rule of least error for each element type. A float whose exponents reach far below the greatest loses nothing by
+#: one more, so that nothing is clipped; E4M3 has no value between 448 and 512, where "even" still clips. E2M3 and E2M1
+#: lose small values by it, and are clipped where the greatest value is rounded to the last code anyway. The 64ths of
+#: int8 lose a bit for less than half a step.
+LEAST_ERROR = {
+    "fp8_e4m3": "rceil",
+    "fp8_e5m2": "even",
+    "fp6_e3m2": "even",
+    "fp6_e2m3": "even",
+    "fp4_e2m1": "even",
+    "int8": "floor",
+}
+#: Fraction bits of the element type int8.
+FRACTION = 6
+#: Values that are rounded at a time where the better of two exponents is looked for.
+_PART = 1 << 20
 
 
 def bfp(
@@ -132,7 +152,9 @@ def mx(
     """What is left of ``x`` in a microscaling format: one power-of-two scale for each ``block_size`` values.
 
     The scale is 2^(E - emax), with E the exponent of the block's greatest finite value, as the specification has it;
-    the elements are rounded half to even and saturate. NaN and infinities are passed on and not looked at.
+    or, by the other rules, twice that where this value is above a threshold. Theirs are scales that E8M0 can store,
+    from 2^-127 to 2^127; those of "floor" are not limited, as in AMD's operator. The elements are rounded half to even
+    and saturate. NaN and infinities are passed on and not looked at.
 
     Args:
         x: float32 of any shape, rank 1 at least; the last block along the axis may be incomplete.
@@ -140,8 +162,7 @@ def mx(
         element: fp8_e5m2, fp8_e4m3, fp6_e3m2, fp6_e2m3, fp4_e2m1 or int8 (64ths, from -128 to 127 of them).
         block_size: how many values share a scale.
         rounding_mode: for int8 only, where a tie goes: 0 away from zero, 1 up, 2 to the even integer.
-        exponent: "floor"; "even", one more where the greatest value would be rounded beyond the format's greatest; or
-            "ceil", where no element is.
+        exponent: the rule by which the shared exponent is chosen, one of ``EXPONENTS``.
 
     Returns:
         float32, of x's shape.
@@ -154,18 +175,110 @@ def mx(
     """
     if element != "int8" and element not in ELEMENTS:
         raise ConfigError(f"MX element type {element!r} is unknown; use one of {', '.join([*ELEMENTS, 'int8'])}")
+    if exponent not in EXPONENTS:
+        raise ConfigError(f"exponent rule {exponent!r} is unknown; use one of {', '.join(EXPONENTS)}")
     blocks, shape = _blocks(x, axis, block_size)
     finite = np.isfinite(blocks)
     clean = np.where(finite, blocks, 0.0)
-    if element == "int8":
-        scale = _power(_exponent(clean, exponent, 6) - 6)
-        elements = np.clip(to_integer(clean / scale, rounding_mode), -128, 127)
-    else:
-        format = ELEMENTS[element]
-        scale = _power(_exponent(clean, exponent, format.mantissa_bits) - format.emax)
-        with np.errstate(under="ignore"):  # what is too small for a float32 is too small for the format
-            elements = round_to(clean / scale, format).astype(np.float64)
-    return _restored(np.where(finite, elements * scale, blocks), shape, axis)
+    format = ELEMENTS.get(element)
+    shared = _shared(clean, format, exponent)
+    return _restored(np.where(finite, _in_elements(clean, shared, format, rounding_mode), blocks), shape, axis)
+
+
+def better_mx(x: ArrayLike, axis: int, element: str, block_size: int = 32) -> NDArray[np.float32]:
+    """What is left of constants in a microscaling format, with the better of two scales for each block.
+
+    The exponent of a block is that of the specification or one more, whichever leaves the smaller squared error. The
+    decoder stays the same, as ``mx`` with the rule "floor" finds the scale again: it leaves the result as it is. For
+    that the greatest magnitude of a block is a value of the format or the next power of two: 480 of E4M3, which has 448
+    and the double of 240, would be clipped.
+
+    Args:
+        x: float32 of any shape, rank 1 at least.
+        axis: where the blocks lie.
+        element: a float, one of ``ELEMENTS``.
+        block_size: how many values share a scale.
+
+    Returns:
+        float32, of x's shape.
+
+    >>> better_mx(np.float32([500.0, 30.0]), 0, "fp8_e4m3"), mx(np.float32([500.0, 30.0]), 0, "fp8_e4m3")
+    (array([512.,  30.], dtype=float32), array([448.,  30.], dtype=float32))
+    """
+    moved = np.moveaxis(np.asarray(x, np.float32), axis, -1)
+    rows = moved.reshape(-1, moved.shape[-1])
+    rounded = np.empty_like(rows)
+    step = max(1, _PART // max(1, rows.shape[1]))
+    for start in range(0, len(rows), step):
+        blocks, shape = _blocks(rows[start : start + step], -1, block_size)
+        finite = np.isfinite(blocks)
+        better = _better(np.where(finite, blocks, 0.0), ELEMENTS[element])
+        rounded[start : start + step] = _restored(np.where(finite, better, blocks), shape, -1)
+    return np.ascontiguousarray(np.moveaxis(rounded.reshape(moved.shape), -1, axis))
+
+
+def _better(blocks: Floats, element: MiniFloat) -> Floats:
+    plain = _exponent(blocks)
+    power = _power(plain + 1)
+    last = element.largest * _power(plain - element.emax)
+    # what the next scale leaves of values beyond the last code has to be one that the first scale or itself can keep
+    kept = np.where(np.abs(blocks) > (last + power) / 2, power, np.minimum(np.abs(blocks), last))
+    first = _in_elements(blocks, plain - element.emax, element)
+    second = _in_elements(np.copysign(kept, blocks), plain - element.emax + 1, element)
+    errors = [np.square(each - blocks).sum(axis=-1, keepdims=True) for each in (first, second)]
+    better: Floats = np.where((errors[1] < errors[0]) & (power <= 2.0**E8M0), second, first)
+    return better
+
+
+def threshold(rule: str, element: MiniFloat | None) -> tuple[float, bool]:
+    """Return above which share of 2^(E + 1) the greatest value of a block raises the shared exponent E by one.
+
+    "floor" never does (OCP MX Specification 1.0, section 6.3, and AMD's operator), "even" where the value would be
+    rounded to the next power of two with the mantissa of the element type (AMD Quark, torchao), "ceil" above a power of
+    two (both), and "rceil" where the value would be clipped (torchao).
+
+    Args:
+        rule: one of ``EXPONENTS``.
+        element: the element type, None for int8.
+
+    Returns:
+        The share, and whether the share itself raises it.
+
+    >>> threshold("rceil", E4M3), threshold("even", E4M3)
+    ((0.875, False), (0.96875, True))
+    """
+    if rule == "even":
+        return 1 - 2.0 ** -((FRACTION if element is None else element.mantissa_bits) + 2), True
+    if rule == "rceil":
+        return (1 - 2.0 ** -(FRACTION + 1)) if element is None else element.largest * 2.0 ** -(element.emax + 1), False
+    return {"floor": np.inf, "ceil": 0.5}[rule], False
+
+
+def _shared(blocks: Floats, element: MiniFloat | None, rule: str) -> NDArray[np.int64]:
+    """The exponents of the scales of blocks, whose last axis is kept with length 1."""
+    exponent = _exponent(blocks)
+    emax = 0 if element is None else element.emax
+    if rule == "floor":
+        return exponent - emax
+    share, inclusive = threshold(rule, element)
+    bound = share * _power(exponent + 1)
+    greatest = np.abs(blocks).max(axis=-1, keepdims=True, initial=0.0)
+    raised = (greatest >= bound if inclusive else greatest > bound) & (greatest >= np.finfo(np.float32).tiny)
+    shared: NDArray[np.int64] = np.clip(exponent + raised - emax, -E8M0, E8M0)
+    return shared
+
+
+def _in_elements(
+    blocks: Floats, exponent: NDArray[np.int64], element: MiniFloat | None, rounding: int = HALF_EVEN
+) -> Floats:
+    """What elements under scales of these exponents leave of finite blocks."""
+    if element is None:
+        step = _power(exponent - FRACTION)
+        codes: Floats = np.clip(to_integer(blocks / step, rounding), -128, 127)
+        return codes * step
+    scale = _power(exponent)
+    with np.errstate(under="ignore"):  # what is too small for a float32 is too small for the format
+        return round_to(blocks / scale, element).astype(np.float64) * scale
 
 
 def _mantissa_bits(bit_width: int) -> int:
@@ -196,15 +309,9 @@ def _restored(blocks: Floats, shape: tuple[int, ...], axis: int) -> NDArray[np.f
     return np.ascontiguousarray(np.moveaxis(narrow, -1, axis))
 
 
-def _exponent(groups: Floats, rule: str = "floor", mantissa_bits: int = 0) -> NDArray[np.int64]:
-    """floor(log2) of the greatest magnitude along the last axis, which is kept with length 1; or as the rule has it."""
+def _exponent(groups: Floats) -> NDArray[np.int64]:
+    """floor(log2) of the greatest magnitude along the last axis, which is kept with length 1."""
     greatest = np.abs(groups).max(axis=-1, keepdims=True, initial=0.0)
-    if rule == "even":  # half a step of the mantissa more
-        greatest = greatest + np.ldexp(0.5, np.frexp(greatest)[1] - 1 - mantissa_bits)
-    elif rule == "ceil":
-        greatest = np.ldexp(1.0, np.ceil(np.log2(np.maximum(greatest, 1e-45))).astype(np.int64))
-    elif rule != "floor":
-        raise ConfigError(f"exponent rule {rule!r} is unknown; use floor, even or ceil")
     exponent = np.where(greatest > 0, np.frexp(greatest)[1].astype(np.int64) - 1, LEAST_EXPONENT)
     return np.maximum(exponent, LEAST_EXPONENT)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quark_onnx.config import Override, QConfig, QuantizationSpec
 from quark_onnx.errors import ConfigError, nearest
@@ -79,7 +79,17 @@ def select(graph: Graph, config: QConfig, *, strict: bool = True) -> dict[Node, 
                     override.weight or current.weight,
                     overridden=current.overridden or override.activation is not None,
                 )
-    return chosen
+    return {node: _settled(spec, config) for node, spec in chosen.items()}
+
+
+def _settled(spec: NodeSpec, config: QConfig) -> NodeSpec:
+    """The settings of a node, with what they leave to the operators that will be written."""
+    activation, weight = spec.activation, spec.weight
+    if activation is not None:
+        activation = activation.settled(weight=False, vendor=config.vendor_computes)
+    if weight is not None:
+        weight = weight.settled(weight=True, vendor=config.vendor_computes)
+    return replace(spec, activation=activation, weight=weight)
 
 
 def matching(graph: Graph, override: Override, *, strict: bool) -> dict[Node, None]:

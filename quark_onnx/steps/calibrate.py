@@ -8,13 +8,13 @@ from typing import Any
 
 from onnx import ModelProto
 
-import calibrators
 from calibrators import Statistic
 from calibrators.control import Observation, Scope
 from calibrators.runner import Progress, collect
 from quark_onnx.errors import data_errors
 from quark_onnx.graph import Graph
 from quark_onnx.plan import Plan, Quantize, Use
+from quark_onnx.steps import bounded
 from quark_onnx.steps.inside import Inside, controls, shapeless
 from quark_onnx.steps.run import Sample
 
@@ -81,8 +81,7 @@ def _wanted(graph: Graph, plan: Plan) -> dict[Observation, list[Use]]:
     wanted: dict[Observation, list[Use]] = {}
     for use, entry in plan.entries.items():
         if isinstance(entry, Quantize) and _measured(graph, use, entry):
-            # within known bounds nothing is clipped away: all that is asked is how much of them is used
-            calibrator = entry.spec.calibrator if entry.bounds is None else calibrators.MinMax()
+            calibrator = entry.spec.calibrator if entry.bounds is None else bounded.calibrator_for(entry.spec)
             wanted.setdefault(Observation(use.tensor, calibrator, entry.axis), []).append(use)
     return wanted
 

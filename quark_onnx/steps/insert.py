@@ -14,11 +14,12 @@ import calibrators
 from calibrators import QParams, quantize
 from quark_onnx.config import QuantizationSpec
 from quark_onnx.dtypes import INT32, Block, Float4, Half, Integer, Scaled
-from quark_onnx.functions import DOMAIN, float4
+from quark_onnx.functions import DOMAIN, float4, mx
 from quark_onnx.fusions.base import CONTRIB
 from quark_onnx.graph import Graph, Node, add_narrow
 from quark_onnx.graph.clipping import clip_bounds
 from quark_onnx.graph.moved import pair_moved
+from quark_onnx.kernels.blockfloat import ELEMENTS, EXPONENTS, better_mx
 from quark_onnx.plan import BiasOf, Entry, Keep, Plan, Quantize, Use, fused_into
 from quark_onnx.steps.apart import behind_softmax, from_readers, is_small, moves_codes
 from quark_onnx.steps.blocks import lower_blocks
@@ -145,7 +146,7 @@ class _Writer:
         if isinstance(entry, Quantize) and isinstance(entry.spec.dtype, Half):
             return self._cast(source, use, entry.spec, result, constant)
         if isinstance(entry, Quantize) and isinstance(entry.spec.dtype, Block):
-            return self._block(source, use, entry.spec.dtype, entry.axis, result)
+            return self._block(source, use, entry, entry.spec.dtype, result)
         if isinstance(entry, Quantize) and entry.spec.dynamic:
             return self._dynamic(source)
         if constant:
@@ -242,16 +243,27 @@ class _Writer:
             self._shared[name] = self.graph.add_constant(name, np.asarray(value))
         return self._shared[name]
 
-    def _block(self, source: str, use: Use, dtype: Block, axis: int | None, result: str) -> str:
-        """One node that rounds blocks; along the channels, which come second, unless the plan says otherwise."""
-        stem = use_name(use)
+    def _block(self, source: str, use: Use, entry: Quantize, dtype: Block, result: str) -> str:
+        """One node that rounds blocks; along the channels, which come second, unless the plan says otherwise.
+
+        Where the better of two scales is chosen for each block, the constant is stored rounded, and the node finds the
+        scales again.
+        """
+        stem, axis, rule = use_name(use), entry.axis, entry.spec.exponent
         result = result or self.graph.fresh(f"{stem}_{dtype.name}")
         if axis is None:
             axis = 1 if len(self.graph.shape(use.tensor) or ()) > 1 else -1
-        self.graph.import_domain(DOMAIN)
+        array = self.graph.constant(source) if rule == "best" else None
+        if array is not None and dtype.element in ELEMENTS:
+            rounded = better_mx(array, axis, dtype.element, dtype.block_size)
+            source = self.graph.add_constant(f"{stem}_rounded", rounded)
         attributes = {**dict(dtype.attributes), "axis": axis}
+        domain = DOMAIN
+        if rule in EXPONENTS and rule != "floor":
+            domain, attributes["exponent"] = mx.OWN, rule
+        self.graph.import_domain(domain)
         name = f"{stem}_{dtype.op_type}"
-        self.graph.add(dtype.op_type, [source], [result], name=name, domain=DOMAIN, **attributes)
+        self.graph.add(dtype.op_type, [source], [result], name=name, domain=domain, **attributes)
         return result
 
     def _constant(self, tensor: str, use: Use, root: Use) -> str:

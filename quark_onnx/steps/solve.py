@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrators import Grid, QParams, Range, Statistic, params_for, rows
+from calibrators import Grid, QParams, Range, params_for, rows
 from calibrators.affine import stored
 from calibrators.grid import SMALLEST_SCALE
 from quark_onnx.config import QuantizationSpec
@@ -19,6 +19,7 @@ from quark_onnx.kernels.hqq import half_quadratic
 from quark_onnx.kernels.nbits import round_to_nearest
 from quark_onnx.kernels.packing import BITS
 from quark_onnx.plan import BiasOf, Keep, Plan, Quantize, Use
+from quark_onnx.steps import bounded
 from quark_onnx.steps.calibrate import Ranges
 
 #: The largest code of a bias: the other half of an int32 is for the sum of the products that it is added to.
@@ -29,8 +30,6 @@ _LARGEST_SCALE = 2.0**126
 _LEAST_HALF = 2.0**-18
 #: Blocks that are solved for at a time.
 _BLOCKS = 1 << 14
-#: Known bounds are not halved beyond this share of them.
-_LEAST_SHARE = 2.0**-12
 #: Rows whose statistics are alive at a time, or as many as hold so many values.
 _ROWS, _VALUES = 256, 1 << 16
 
@@ -62,6 +61,8 @@ def solve(graph: Graph, plan: Plan, ranges: Ranges) -> Params:
                 plan.entries[use] = Keep("its scale is beyond what a float16 holds")
             elif isinstance(entry.spec.dtype, Integer) and entry.spec.block_size and _all_codes(entry.spec):
                 params.table[use] = _in_blocks(graph, use, entry, entry.spec.dtype)
+            elif entry.bounds is not None:
+                params.table[use] = bounded.params(entry.bounds, ranges.get(use), entry.spec.grid)
             else:
                 params.table[use] = _params(graph, use, entry, _range(graph, ranges, use, entry))
     return params
@@ -124,7 +125,7 @@ def _params(graph: Graph, use: Use, entry: Quantize, found: Range) -> QParams:
 
 def _range(graph: Graph, ranges: Ranges, use: Use, entry: Quantize) -> Range:
     if entry.bounds is not None:
-        return _within(entry.bounds, ranges.get(use))
+        return bounded.within(entry.bounds, ranges.get(use))
     calibrator = entry.spec.calibrator
     array = graph.constant(use.tensor)
     if array is None:
@@ -137,20 +138,6 @@ def _range(graph: Graph, ranges: Ranges, use: Use, entry: Quantize) -> Range:
         statistic.observe(np.asarray(table[start : start + step], np.float32))
         parts.append(calibrator.range(statistic, entry.spec.grid))
     return Range(np.concatenate([part.lo for part in parts]), np.concatenate([part.hi for part in parts]))
-
-
-def _within(bounds: tuple[float, float], found: Statistic | None) -> Range:
-    """Known bounds, halved as often as they still hold everything that was measured.
-
-    A softmax over a thousand values leaves nearly all of the unit interval empty. Halving leaves a margin for what
-    other data may bring, and a function that does use its bounds keeps them.
-    """
-    lo, hi = (np.array([bound]) for bound in bounds)
-    if found is not None:
-        used = max(float(-found.lo.min()) / max(-bounds[0], SMALLEST_SCALE), float(found.hi.max()) / bounds[1])
-        share = 2.0 ** np.ceil(np.log2(max(used, _LEAST_SHARE)))
-        lo, hi = lo * min(share, 1.0), hi * min(share, 1.0)
-    return Range(lo, hi)
 
 
 def _bias_params(plan: Plan, params: Params, entry: BiasOf) -> QParams:

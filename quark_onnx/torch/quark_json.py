@@ -30,6 +30,8 @@ _NAMES = {
 _IN_BLOCKS = {"fp8_e4m3": "mxfp8e4m3", "fp8_e5m2": "mxfp8e5m2"}
 #: Those that have nothing but blocks, whatever an entry says of its scales.
 _BLOCKS = ("mx", "mx6", "mx9", "bfp16")
+#: AMD Quark's rules for shared exponents, called ``scale_calculation_mode``.
+_MODES = ("even", "floor", "ceil")
 _THEIRS = {ours: theirs for theirs, ours in (*_NAMES.items(), *_IN_BLOCKS.items())}
 #: The last parts of the names of layers that compute queries, alone or with keys and values.
 _QUERIES = re.compile(r"(^|[.*_])W?(q|query|qkv)(_[a-z_]+)?$|(^|[.*])c_attn$")
@@ -178,6 +180,17 @@ def _by_each_run(spec: TensorSpec) -> bool:
     return not spec.measured or isinstance(spec.dtype, TwoLevel)
 
 
+def _mode(spec: TensorSpec, dynamic: bool) -> str:
+    """The rule for shared exponents by AMD Quark's name; of weights it only says how the stored scales were found."""
+    if spec.exponent in _MODES:
+        return spec.exponent
+    if dynamic:
+        raise ConfigError(
+            f"exponent is {spec.exponent!r}; each run computes it, and AMD Quark knows {', '.join(_MODES)}"
+        )
+    return "even"
+
+
 def _spec(spec: TensorSpec, dynamic: bool = False) -> Any:
     """One tensor's entry, or the list of two that a format with two levels of scales has."""
     if isinstance(spec.dtype, TwoLevel):
@@ -192,7 +205,7 @@ def _spec(spec: TensorSpec, dynamic: bool = False) -> Any:
     if block_of(spec.dtype):
         entry = _entry(name, "per_group", "PerBlockMXObserver")
         entry |= {"ch_axis": -1, "group_size": block_of(spec.dtype), "scale_format": "e8m0"}
-        entry["scale_calculation_mode"] = spec.exponent
+        entry["scale_calculation_mode"] = _mode(spec, dynamic)
     elif spec.group:
         entry = _entry(name, "per_group", "PerGroupMinMaxObserver") | {"ch_axis": -1, "group_size": spec.group}
         entry["symmetric"] = spec.symmetric

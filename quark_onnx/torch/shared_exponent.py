@@ -12,15 +12,13 @@ from typing import Any, NamedTuple
 import torch
 
 from quark_onnx.dtypes import Block
-from quark_onnx.kernels.blockfloat import EXPONENT_AND_SIGN
+from quark_onnx.kernels.blockfloat import EXPONENT_AND_SIGN, FRACTION, threshold
 from quark_onnx.kernels.minifloat import E2M1, E4M3, MiniFloat
 from quark_onnx.torch.formats import TwoLevel, element_of
 from quark_onnx.torch.spec import TensorSpec
 
 #: What is added to an exponent to store it as a byte.
 BIAS = 127
-#: Fraction bits of the elements of MXINT8.
-_INT8_BITS = 6
 
 
 class Shared(NamedTuple):
@@ -50,11 +48,11 @@ def encode(blocks: Any, spec: TensorSpec, whole: Any = None) -> Shared:
     element = element_of(spec.dtype)
     if element is None and spec.dtype.name != "mxint8":
         return Shared(_bfp(x, spec.dtype))
-    exponent = shared_exponent(x.abs().amax(-1, keepdim=True), spec.exponent, element)
+    exponent = _exponent_of(x, spec.exponent, element)
     elements = _times_power(x, -exponent)
     byte = (exponent + BIAS).to(torch.uint8).squeeze(-1)
     if element is None:
-        return Shared(torch.round(elements * (1 << _INT8_BITS)).clamp(-128, 127).to(torch.int8), byte)
+        return Shared(torch.round(elements * (1 << FRACTION)).clamp(-128, 127).to(torch.int8), byte)
     return Shared(code_of(round_to(elements, element), element), byte)
 
 
@@ -64,7 +62,7 @@ def rounded(blocks: Any, spec: TensorSpec, whole: Any = None) -> Any:
     if element is None:
         return decode(encode(blocks, spec, whole), spec)
     x = blocks.float()
-    exponent = shared_exponent(x.abs().amax(-1, keepdim=True), spec.exponent, element)
+    exponent = _exponent_of(x, spec.exponent, element)
     return _times_power(round_to(_times_power(x, -exponent), element), exponent)
 
 
@@ -78,18 +76,38 @@ def decode(shared: Shared, spec: TensorSpec, dtype: Any = torch.float32) -> Any:
     exponent = shared.scale.to(torch.int32)[..., None] - BIAS
     element = element_of(spec.dtype)
     if element is None:
-        return _times_power(shared.codes.float() / (1 << _INT8_BITS), exponent).to(dtype)
+        return _times_power(shared.codes.float() / (1 << FRACTION), exponent).to(dtype)
     return _times_power(_values(element, shared.codes.device)[shared.codes.long()], exponent).to(dtype)
 
 
+def _exponent_of(x: Any, rule: str, element: MiniFloat | None) -> Any:
+    """The exponents of the scales of blocks (..., blocks, block size); (..., blocks, 1).
+
+    "best" is that of the specification or one more, whichever leaves the smaller squared error.
+    """
+    greatest = x.abs().amax(-1, keepdim=True)
+    plain = shared_exponent(greatest, "floor" if rule == "best" else rule, element)
+    if rule != "best" or element is None:
+        return plain
+    next_one = (plain + 1).clamp(max=BIAS)
+    errors = []
+    for exponent in (plain, next_one):
+        left = _times_power(round_to(_times_power(x, -exponent), element), exponent)
+        errors.append(left.sub_(x).square_().sum(-1, keepdim=True))
+    return torch.where(errors[1] < errors[0], next_one, plain)
+
+
 def shared_exponent(greatest: Any, rule: str, element: MiniFloat | None) -> Any:
-    """The exponent of the scale of blocks with such greatest magnitudes (float32), from -127 to 127; int32."""
+    """The exponent of the scale of blocks with such greatest magnitudes (float32), from -127 to 127; int32.
+
+    By the rules of ``quark_onnx.kernels.blockfloat.threshold``: a carry raises the exponent.
+    """
     bits = greatest.view(torch.int32)
-    mantissa = _INT8_BITS if element is None else element.mantissa_bits
-    if rule == "even":
-        bits = bits + (1 << 23 - mantissa - 1)
-    elif rule == "ceil":
-        bits = bits + ((1 << 23) - 1)
+    if rule != "floor":
+        share, inclusive = threshold(rule, element)
+        mantissa = int((2 * share - 1) * (1 << 23))  # of the least float32 that is not below the threshold
+        raised = bits + ((1 << 23) - mantissa - (not inclusive))
+        bits = torch.where(bits < 1 << 23, bits, raised)  # no exponent of a subnormal number is raised
     exponent = (bits >> 23) - BIAS
     return (exponent - (0 if element is None else element.emax)).clamp(-BIAS, BIAS)
 

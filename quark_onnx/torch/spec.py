@@ -9,10 +9,8 @@ from calibrators import Calibrator, Grid, MinMax
 from quark_onnx.config.spec import QuantizationSpec, check_names
 from quark_onnx.dtypes import INT8, DType, Half, Integer
 from quark_onnx.errors import ConfigError
+from quark_onnx.kernels.blockfloat import EXPONENTS
 from quark_onnx.torch.formats import TwoLevel, block_of, format_named
-
-#: How the shared exponent of a microscaling block is chosen.
-EXPONENTS = ("even", "floor", "ceil")
 
 
 @dataclass(frozen=True)
@@ -26,15 +24,16 @@ class TensorSpec(QuantizationSpec):
     Attributes:
         scale: the type that scales are stored in: "model" is that of the weights, which is also what they are
             computed in; "float32", "float16" or "bfloat16".
-        exponent: how the shared exponent of a microscaling block is chosen: "even", one more where the greatest value
-            would be rounded beyond the greatest of the format; "floor", as the OCP specification has it; or "ceil",
-            where nothing is clipped.
+        exponent: how the shared exponent of a microscaling block is chosen, by one of the rules of
+            ``quark_onnx.kernels.blockfloat.threshold``; "even" is AMD Quark's. Weights may have "best", for each block
+            whichever of two has the smaller error.
 
     >>> TensorSpec("uint4", symmetric=False, block_size=128).grid
     Grid(qmin=0, qmax=15, symmetric=False, pow2=False, half=False, even=False)
     """
 
     SCALES: ClassVar[tuple[str, ...]] = ("model", "float32", "float16", "bfloat16")
+    EXPONENTS: ClassVar[tuple[str, ...]] = ("best", *EXPONENTS)
 
     scale: str = "model"
     calibrator: Calibrator = field(default_factory=MinMax)
@@ -59,11 +58,14 @@ class TensorSpec(QuantizationSpec):
             object.__setattr__(self, "dtype", format_named(self.dtype.lower()))
         if self.scale == "float16" and self.dynamic:
             raise ConfigError("scale is 'float16'; each run computes it, in the type of the activations")
-        if self.exponent not in EXPONENTS:
-            raise ConfigError(f"exponent is {self.exponent!r}; it must be one of: {', '.join(EXPONENTS)}")
         super().__post_init__()
         if self.block_size and self.per_channel:
             raise ConfigError(f"block_size is {self.block_size} and per_channel is set; a scale is for either")
+
+    def _check_exponent(self) -> None:
+        """A rule that is known; formats without shared exponents do not look at it."""
+        if self.exponent not in self.EXPONENTS:
+            raise ConfigError(f"exponent is {self.exponent!r}; it must be one of: {', '.join(self.EXPONENTS)}")
 
     @property
     def grid(self) -> Grid:
@@ -116,6 +118,8 @@ class LayerSpec:
             raise ConfigError("weight: its scale is known beforehand; dynamic belongs to the input")
         for name in ("input", "output", "probabilities"):
             spec = getattr(self, name)
+            if spec is not None and spec.exponent == "best":
+                raise ConfigError(f"{name}: exponent is 'best'; each run computes it, by one rule")
             if spec is not None and spec.measured and (spec.per_channel or spec.block_size):
                 raise ConfigError(f"{name}: one scale for each token or block is computed by each run; set dynamic")
 

@@ -13,16 +13,16 @@ from onnx import FunctionProto, TensorProto
 
 from calibrators.grid import SMALLEST_SCALE
 from quark_onnx.dtypes import Integer
-from quark_onnx.functions.blocks import doubled_power, from_rows, passing_on, to_rows, to_steps
+from quark_onnx.functions import mx
+from quark_onnx.functions.blocks import from_rows, passing_on, to_rows
 from quark_onnx.functions.body import Body, function
 from quark_onnx.functions.mx import to_minifloat
-from quark_onnx.kernels.minifloat import E2M1, E4M3, HALF_EVEN
+from quark_onnx.kernels.minifloat import E2M1, E4M3
 from quark_onnx.torch.formats import TwoLevel, element_of
 from quark_onnx.torch.spec import TensorSpec
 
 #: Where the functions live.
 DOMAIN = "quark_onnx"
-_INT8_BITS = 6
 _AXIS = {"axis": -1}
 
 
@@ -57,8 +57,9 @@ def rounding(spec: TensorSpec, opset: int) -> FunctionProto:
         _dynamic(body, "x", [-1] if spec.per_channel else [], spec)
     else:
         rows = to_rows(body, "x", spec.group)
+        element = element_of(spec.dtype)
         values = passing_on(
-            body, rows.values, spec.group, lambda inner, values, top: _shared_exponent(inner, values, top, spec)
+            body, rows.values, spec.group, lambda inner, x, top: mx.in_blocks(inner, x, top, element, spec.exponent)
         )
         from_rows(body, values, rows, spec.group)
     return function(name_of(spec), inputs_of(spec), body, _AXIS, opset, domain=DOMAIN)
@@ -116,27 +117,6 @@ def _zero(body: Body, lo: str, scale: str, spec: TensorSpec) -> str:
 
 def _double(body: Body, x: str) -> str:
     return body.op("Cast", x, to=TensorProto.DOUBLE)
-
-
-def _shared_exponent(body: Body, values: str, top: str, spec: TensorSpec) -> str:
-    """Microscaling blocks, one a column, whose shared exponents are rounded up by the rule of the spec."""
-    element = element_of(spec.dtype)
-    mantissa, emax = (_INT8_BITS, 0) if element is None else (element.mantissa_bits, element.emax)
-    power = doubled_power(body, top)
-    if spec.exponent != "floor":
-        share, compare = (1 - 2.0 ** -(mantissa + 2), "GreaterOrEqual") if spec.exponent == "even" else (0.5, "Greater")
-        bound = body.op("Mul", power, body.constant(share, np.float64))
-        twice = body.op("Mul", power, body.constant(2, np.float64))
-        power = body.op("Where", body.op(compare, _double(body, top), bound), twice, power)
-    scale = body.op("Mul", power, body.constant(2.0 ** (-emax - 1), np.float64))
-    scale = body.op("Clip", scale, body.constant(2.0**-127, np.float64), body.constant(2.0**127, np.float64))
-    positive = body.op("Greater", power, body.constant(0, np.float64))
-    scale = body.op("Where", positive, scale, body.constant(1, np.float64))
-    scale = body.op("Cast", scale, to=TensorProto.FLOAT)
-    if element is None:
-        steps = body.op("Mul", scale, body.constant(2.0**-_INT8_BITS))
-        return to_steps(body, values, steps, (-128, 127), HALF_EVEN)
-    return body.op("Mul", to_minifloat(body, body.op("Div", values, scale), element), scale)
 
 
 def _two_levels(body: Body, values: str, *, measured: bool) -> str:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from quark_onnx.errors import ModelError
-from quark_onnx.functions import DOMAIN, definitions, mx
+from quark_onnx.functions import DOMAIN, DOMAINS, definitions, mx
 from quark_onnx.functions.body import MAX_OPSET, MIN_OPSET
 from quark_onnx.kernels import blockfloat
 from tests.models import run
@@ -27,8 +27,8 @@ FORMATS = [(element, 2) for element in FLOATS] + [("int8", 0), ("int8", 1), ("in
 every = pytest.mark.parametrize(("element", "rounding"), FORMATS)
 
 
-def node(element: str, x: str = "x", y: str = "y", **attributes: Any) -> NodeProto:
-    return helper.make_node(mx.NAME, [x], [y], domain=DOMAIN, element_dtype=element, **attributes)
+def node(element: str, x: str = "x", y: str = "y", domain: str = DOMAIN, **attributes: Any) -> NodeProto:
+    return helper.make_node(mx.NAME, [x], [y], domain=domain, element_dtype=element, **attributes)
 
 
 def model(nodes: Sequence[NodeProto], shape: Sequence[int | None], opset: int = 17) -> ModelProto:
@@ -39,7 +39,7 @@ def model(nodes: Sequence[NodeProto], shape: Sequence[int | None], opset: int = 
             [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
             [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)],
         ),
-        opset_imports=[helper.make_opsetid("", opset), helper.make_opsetid(DOMAIN, 1)],
+        opset_imports=[helper.make_opsetid("", opset), *(helper.make_opsetid(domain, 1) for domain in DOMAINS)],
         functions=definitions(nodes, opset, {}),
         ir_version=8,
     )
@@ -117,6 +117,31 @@ class _Sessions(dict[tuple[str, int], Any]):
 SESSIONS = _Sessions()
 
 
+@pytest.mark.parametrize("rule", blockfloat.EXPONENTS)
+@pytest.mark.parametrize(("element", "rounding"), [*((element, 2) for element in FLOATS), ("int8", 0), ("int8", 2)])
+def test_an_operator_with_a_rule_is_the_reference_bit_for_bit(element: str, rounding: int, rule: str) -> None:
+    """All exponents with mantissas about the thresholds, subnormal numbers among them; where float32 can hold them."""
+    mantissas = np.concatenate([[0, 1, (1 << 23) - 1], *((np.arange(64) << 17) + by for by in (-1, 0, 1))]).clip(0)
+    tops = (np.arange(12, 254)[:, None] << 23 | mantissas).astype(np.uint32).view(np.float32).reshape(-1, 1)
+    others = np.random.default_rng(0).uniform(-1, 1, (len(tops), 3)).astype(np.float32)
+    whole = np.concatenate([tops, tops * others], axis=1)
+    odd = any_bits(64, 4, finite=False)
+    attributes = {"axis": -1, "block_size": 4, "rounding_mode": rounding, "exponent": rule}
+    made = model([node(element, domain=mx.OWN, **attributes)], (None, 4))
+    for x in (whole, np.concatenate([odd, np.zeros((2, 4), np.float32)])):
+        same(run(made, {"x": x})[0], blockfloat.mx(x, -1, element, 4, rounding, rule))
+    subnormal = np.float32([[2**-130, 2**-127, 0, 0], [1.9 * 2**-127, -(2**-149), 0, 0], [2**-126, 2**-140, 0, 0]])
+    same(run(made, {"x": subnormal})[0], blockfloat.mx(subnormal, -1, element, 4, rounding, rule))
+
+
+def test_operators_of_both_domains_in_one_model() -> None:
+    x = any_bits(6, 40, finite=True)
+    nodes = [node("fp8_e4m3", "x", "a"), node("fp8_e4m3", "a", "b", domain=mx.OWN, exponent="rceil")]
+    nodes.append(node("fp6_e2m3", "b", "y", domain=mx.OWN, exponent="ceil"))
+    expected = blockfloat.mx(blockfloat.mx(x, 1, "fp8_e4m3"), 1, "fp8_e4m3", exponent="rceil")
+    same(run(model(nodes, (6, 40)), {"x": x})[0], blockfloat.mx(expected, 1, "fp6_e2m3", exponent="ceil"))
+
+
 @pytest.mark.parametrize("opset", range(MIN_OPSET, MAX_OPSET + 1))
 def test_opsets(opset: int) -> None:
     x = any_bits(6, 40, finite=False)
@@ -172,6 +197,11 @@ def test_values_by_hand() -> None:
         ({"element": "fp4"}, "element_dtype = 'fp4' cannot be computed; allowed: .*'fp8_e5m2'"),
         ({"element": "int8", "block_size": -1}, "block_size = -1"),
         ({"element": "int8", "rounding_mode": 3}, "rounding_mode = 3"),
+        ({"element": "int8", "exponent": "floor"}, "attribute 'exponent' is unknown"),
+        (
+            {"element": "int8", "domain": mx.OWN, "exponent": "up"},
+            "exponent = 'up' cannot be computed; allowed: .*'rceil'",
+        ),
     ],
 )
 def test_what_cannot_be_computed(attributes: dict[str, Any], message: str) -> None:

@@ -39,10 +39,11 @@ ELEMENTS = {
     "mxfp4e2m1": "fp4_e2m1",
     "mxint8": "int8",
 }
+RULES = ("floor", "even", "ceil", "rceil")
 FORMATS = [minifloat.E4M3, minifloat.E5M2, minifloat.E3M2, minifloat.E2M3, minifloat.E2M1]
 
 
-@pytest.mark.parametrize("rule", ["even", "floor", "ceil"])
+@pytest.mark.parametrize("rule", ["even", "floor", "ceil", "rceil"])
 @pytest.mark.parametrize("name", ELEMENTS)
 @given(x=MATRICES)
 @settings(max_examples=100)
@@ -51,6 +52,34 @@ def test_microscaling_equals_numpy(name: str, rule: str, x: np.ndarray) -> None:
     spec, tensor = TensorSpec(name, exponent=rule), torch.from_numpy(x)
     np.testing.assert_array_equal(quantize(tensor, spec).dequantize().numpy(), expected)
     np.testing.assert_array_equal(fake_quantize(tensor, spec).numpy(), expected)
+
+
+@pytest.mark.parametrize("rule", ["even", "ceil", "rceil"])
+@pytest.mark.parametrize("name", ELEMENTS)
+def test_shared_exponents_of_all_maxima_equal_numpy(name: str, rule: str) -> None:
+    mantissas = np.concatenate([[0, 1, (1 << 23) - 1], *((np.arange(128) << 16) + by for by in (-1, 0, 1))]).clip(0)
+    tops = (np.arange(255)[:, None] << 23 | mantissas).astype(np.uint32).view(np.float32).reshape(-1, 1)
+    x = np.pad(tops, ((0, 0), (0, 31)))
+    expected = blockfloat.mx(x, -1, ELEMENTS[name], exponent=rule)
+    np.testing.assert_array_equal(fake_quantize(torch.from_numpy(x), TensorSpec(name, exponent=rule)).numpy(), expected)
+
+
+@pytest.mark.parametrize("name", ELEMENTS)
+@given(x=MATRICES)
+@settings(max_examples=50)
+def test_the_better_of_two_exponents(name: str, x: np.ndarray) -> None:
+    tensor, spec = torch.from_numpy(x), TensorSpec(name, exponent="best")
+    best = quantize(tensor, spec).dequantize().numpy()
+    np.testing.assert_array_equal(fake_quantize(tensor, spec).numpy(), best)
+    errors = {}
+    for rule, left in {
+        "best": best,
+        **{rule: blockfloat.mx(x, -1, ELEMENTS[name], exponent=rule) for rule in RULES},
+    }.items():
+        wide = np.square(left.astype(np.float64) - x)
+        errors[rule] = np.add.reduceat(wide, range(0, x.shape[1], 32), axis=1)  # block by block
+    for rule in RULES[:1] if name == "mxint8" else RULES:
+        assert (errors["best"] <= errors[rule] * (1 + 1e-5) + 1e-300).all()
 
 
 @pytest.mark.parametrize("name, width", [("mx4", 11), ("mx6", 13), ("mx9", 16)])

@@ -23,6 +23,7 @@ from quark_onnx.torch.quantization import (
 )
 from quark_onnx.torch.quantization.config.type import Dtype, QSchemeType, ScaleType
 from quark_onnx.torch.quantization.observer.observer import PerTensorMinMaxObserver
+from quark_onnx.torch.quark_json import layer_to_json
 from quark_onnx.torch.spec import LayerSpec, TensorSpec
 
 WEIGHTS = [
@@ -228,3 +229,15 @@ def test_checkpoints_say_what_those_of_amd_quark_say(golden: Path, name: str) ->
     assert layer.weight is not None and layer.weight.to_dict() == found["global_quant_config"]["weight"]
     ours = QConfig(layer, exclude=["lm_head"]).to_dict()
     assert ours == {key: value for key, value in found.items() if key != "export"}
+
+
+def test_a_rule_that_amd_quark_does_not_know() -> None:
+    """Codes of weights say nothing of the rule; of inputs, each run would have to know it."""
+    weight = TensorSpec("mxfp4e2m1", exponent="best")
+    entry = layer_to_json(LayerSpec(weight, TensorSpec("mxfp4e2m1", exponent="ceil")))
+    assert entry["weight"]["scale_calculation_mode"] == "even"
+    assert entry["input_tensors"]["scale_calculation_mode"] == "ceil"
+    with pytest.raises(ConfigError, match="exponent is 'rceil'; each run computes it, and AMD Quark knows even, floor"):
+        layer_to_json(LayerSpec(weight, TensorSpec("mxfp4e2m1", exponent="rceil")))
+    with pytest.raises(ConfigError, match="input: exponent is 'best'; each run computes it, by one rule"):
+        LayerSpec(weight, weight)

@@ -57,7 +57,7 @@ SMALL = [
 BLOCKS = [
     TensorSpec(dtype, exponent=exponent)
     for dtype in ("mxfp4e2m1", "mxfp6e2m3", "mxfp6e3m2", "mxfp8e4m3", "mxfp8e5m2", "mxint8")
-    for exponent in ("even", "ceil", "floor")
+    for exponent in ("even", "ceil", "rceil", "floor")
 ]
 
 
