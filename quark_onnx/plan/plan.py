@@ -10,7 +10,7 @@ from quark_onnx.dtypes import Block, Integer
 from quark_onnx.errors import PlanError
 from quark_onnx.graph import Graph, Node, ShapeArithmetic
 from quark_onnx.plan.entries import BiasOf, Entry, Keep, Quantize, SameAs, Use
-from quark_onnx.plan.integer import has_integer_product
+from quark_onnx.plan.integer import has_integer_product, with_one_zero_point
 from quark_onnx.plan.select import NodeSpec
 
 #: Constants from here on mean "never", as in attention masks; a scale that spans them leaves nothing for real values.
@@ -93,7 +93,9 @@ class Plan:
             axis: of its output channels, for scales per channel; None where such scales cannot be used.
             along: the axis that ``node`` sums over, for blocks; None where blocks cannot be used.
         """
-        spec = self.specs[node].weight
+        spec, activation = self.specs[node].weight, self.specs[node].activation
+        if spec is not None and activation is not None and activation.dynamic:
+            spec = with_one_zero_point(node, spec)
         if not self.graph.is_constant(tensor):
             self.activation(node, tensor, along=along)
         elif spec is not None and not self.ineligible(tensor) and self._holds(tensor, spec):
