@@ -43,7 +43,8 @@ def select(graph: Graph, config: QConfig, *, strict: bool = True) -> dict[Node, 
     Raises:
         ConfigError: a pattern matches nothing in the graph; the message has the nearest name.
     """
-    chosen = {node: NodeSpec(config.activation, config.weight) for node in graph.nodes}
+    weights = {True: config.table, False: config.weight}
+    chosen = {node: NodeSpec(config.activation, weights[looks_up(graph, node)]) for node in graph.nodes}
     if config.op_types:
         kinds = {node.kind for node in (*graph.nodes, *inner_nodes(graph.nodes))}
         if strict and kinds.isdisjoint(config.op_types):
@@ -80,6 +81,13 @@ def select(graph: Graph, config: QConfig, *, strict: bool = True) -> dict[Node, 
                     overridden=current.overridden or override.activation is not None,
                 )
     return chosen
+
+
+def looks_up(graph: Graph, node: Node) -> bool:
+    """Return whether a node picks rows of a constant table, as embeddings are."""
+    if node.kind == "Gather":
+        return node.attribute("axis", 0) == 0 and graph.is_constant(node.inputs[0])
+    return node.kind == "com.microsoft::EmbedLayerNormalization"
 
 
 def _matching(graph: Graph, override: Override, strict: bool) -> dict[Node, None]:
