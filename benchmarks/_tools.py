@@ -110,15 +110,25 @@ class OnnxRuntime:
     def quantize(self, model: Path, samples: Samples, setting: Setting, output: Path) -> None:
         from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
 
-        types = {"A8W8": QuantType.QUInt8, "S8S8": QuantType.QInt8, "A16W8": QuantType.QUInt16}
+        kinds = {
+            "A8W8": (QuantType.QUInt8, QuantType.QInt8),
+            "S8S8": (QuantType.QInt8, QuantType.QInt8),
+            "U8U8": (QuantType.QUInt8, QuantType.QUInt8),
+            "A16W8": (QuantType.QUInt16, QuantType.QInt8),
+            "S16S8": (QuantType.QInt16, QuantType.QInt8),
+            "INT16": (QuantType.QInt16, QuantType.QInt16),
+            "A8W4": (QuantType.QUInt8, QuantType.QInt4),
+            "A16W4": (QuantType.QUInt16, QuantType.QInt4),
+        }
+        activation, weight = kinds[setting.preset]
         methods = {
             "minmax": CalibrationMethod.MinMax,
             "percentile": CalibrationMethod.Percentile,
             "entropy": CalibrationMethod.Entropy,
         }
         options: dict[str, bool | int] = {
-            "WeightSymmetric": True,
-            "ActivationSymmetric": setting.preset == "S8S8",
+            "WeightSymmetric": setting.preset != "U8U8",
+            "ActivationSymmetric": setting.preset in ("S8S8", "S16S8", "INT16"),
         }
         if setting.calibrator != "minmax" and _shapes_vary(samples):
             options["CalibStridedMinMax"] = 1  # its histograms cannot stack samples of several shapes
@@ -130,8 +140,8 @@ class OnnxRuntime:
                 _reader(samples),
                 quant_format=QuantFormat.QDQ,
                 per_channel=bool(setting.per_channel),
-                activation_type=types[setting.preset],
-                weight_type=QuantType.QInt8,
+                activation_type=activation,
+                weight_type=weight,
                 calibrate_method=methods[str(setting.calibrator)],
                 extra_options=options,
                 nodes_to_exclude=tail(prepared) if self.exclude_tail else None,

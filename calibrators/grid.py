@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,7 +77,8 @@ class QParams:
 
     Attributes:
         scale: float32 array, shape () per tensor, (channels,) per channel, or the tensor's own shape with as many
-            blocks along the axis as it takes to hold the values.
+            blocks along the axis as it takes to hold the values. Of fewer axes than the tensor has where blocks run
+            over all axes from ``axis`` on, as if these were one.
         zero_point: int64 array of the same shape.
         axis: the axis of the channels or the blocks, None per tensor.
         block_size: values to a block, 0 for no blocks.
@@ -102,9 +104,17 @@ class QParams:
         return QParams(np.ascontiguousarray(scale), np.ascontiguousarray(zero), axis, block_size)
 
     def spread(self, shape: tuple[int, ...]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Scale and zero point shaped to broadcast against a tensor of this shape."""
+        """Scale and zero point shaped to broadcast against a tensor of this shape.
+
+        >>> QParams(np.float32([[1, 2, 3]]), np.int64([[0, 0, 0]]), 1, block_size=2).spread((1, 2, 3))[0]
+        array([[[1., 1., 2.],
+                [2., 3., 3.]]], dtype=float32)
+        """
         if self.axis is None:
             return self.scale, self.zero_point
+        if self.block_size and self.scale.ndim < len(shape):
+            flat = self.spread((*shape[: self.axis], prod(shape[self.axis :])))
+            return flat[0].reshape(shape), flat[1].reshape(shape)
         if self.block_size:
             length = shape[self.axis]
             parts = [np.repeat(v, self.block_size, self.axis) for v in (self.scale, self.zero_point)]

@@ -31,6 +31,7 @@ from quark_onnx.graph.states import states
 from quark_onnx.optimizers import Samples
 from quark_onnx.optimizers.problem import LayerResult
 from quark_onnx.plan import Plan, Quantize, select
+from quark_onnx.plan.blocks import describe_blocks
 from quark_onnx.progress import Progress
 from quark_onnx.registry import TARGETS
 from quark_onnx.report import Report, summarize, verdicts
@@ -378,7 +379,7 @@ class Job:
         layers: list[LayerResult],
     ) -> Report:
         operators, kept_nodes, kept_tensors = summarize(*plans)
-        notes = [*notes, *done.notes]
+        notes = [*describe_blocks(plans), *notes, *done.notes]
         before, after = model_bytes(self.original), model_bytes(done.model)
         if after > before and any(count for count, _ in operators.values()):
             notes.append(

@@ -24,6 +24,8 @@ _SHORT_CUTS = {"calibrator": "activation", "per_channel": "weight"}
 _LEAST_OPSET = 11
 #: No two models are that near, or that far.
 _GREATEST_SQNR = 1e4
+#: The default of ``QConfig.embedding``.
+AUTO = "auto"
 #: How the result is written.
 FORMS = ("qdq", "operators", "vendor")
 
@@ -154,6 +156,9 @@ class QConfig:
         activation: how activations are quantized; None keeps them float (weight-only).
         weight: how weights are quantized; None keeps them float.
         bias: biases become int32 with the scale activation x weight; False keeps them float.
+        embedding: how tables that are looked up are quantized where they count as weights. "auto" is as weights, but
+            int8 with a scale for each row where those have fewer bits, and float where a layer that stays float has the
+            same values; None keeps tables float.
         overrides: other decisions for some nodes; a later one wins over an earlier one.
         op_types: only these operators are quantized; empty means every operator that has a rule.
         nodes: only these nodes (names, globs or regular expressions) are quantized; empty means all.
@@ -189,6 +194,7 @@ class QConfig:
     activation: QuantizationSpec | None = QuantizationSpec(UINT8, symmetric=False, calibrator=Best())
     weight: QuantizationSpec | None = QuantizationSpec(INT8, per_channel=True, narrow=True)
     bias: bool = True
+    embedding: QuantizationSpec | str | None = AUTO
     overrides: tuple[Override, ...] = ()
     op_types: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
@@ -218,6 +224,8 @@ class QConfig:
             spec = getattr(self, name)
             if spec is not None and not isinstance(spec, QuantizationSpec):
                 raise ConfigError(f"{name} is {short(spec)}; it must be a QuantizationSpec or None")
+        if not (self.embedding is None or self.embedding == AUTO or isinstance(self.embedding, QuantizationSpec)):
+            raise ConfigError(f"embedding is {short(self.embedding)}; it must be {AUTO!r}, a QuantizationSpec or None")
         object.__setattr__(self, "optimizers", _optimizers(self.optimizers))
         if self.form not in FORMS:
             raise ConfigError(f"form is {short(self.form)}; it must be one of: {', '.join(FORMS)}")
@@ -313,6 +321,21 @@ class QConfig:
                 changes[target] = spec.with_(**{name: changes.pop(name)})
         check_names(changes, type(self))
         return replace(self, **changes)
+
+    @property
+    def table(self) -> QuantizationSpec | None:
+        """How a table is quantized that is looked up, None for not at all.
+
+        A row is the input of everything behind it, and no sum averages its errors out.
+
+        >>> str(QConfig.of("INT4").table), str(QConfig.of("INT4").with_(embedding=None).table)
+        ('int8 symmetric per_channel narrow minmax', 'None')
+        """
+        if isinstance(self.embedding, QuantizationSpec) or self.embedding is None or self.weight is None:
+            return self.embedding if isinstance(self.embedding, QuantizationSpec) else None
+        if self.weight.dtype.scaled and self.weight.dtype.bits < INT8.bits:
+            return QuantizationSpec(INT8, per_channel=True, narrow=True, scale=self.weight.scale)
+        return self.weight
 
     @property
     def measures(self) -> bool:

@@ -10,7 +10,7 @@ import yaml
 
 from calibrators.limits import read_text
 from calibrators.shown import short
-from quark_onnx.config.qconfig import Override, QConfig
+from quark_onnx.config.qconfig import AUTO, Override, QConfig
 from quark_onnx.config.spec import QuantizationSpec, check_names
 from quark_onnx.config.text import format_call
 from quark_onnx.errors import ConfigError, nearest
@@ -54,6 +54,9 @@ def from_dict(data: dict[str, Any]) -> QConfig:
     for name in ("activation", "weight"):
         if name in changes:
             changes[name] = _spec(changes[name], getattr(base, name), name)
+    if changes.get("embedding", AUTO) != AUTO:
+        present = base.embedding if isinstance(base.embedding, QuantizationSpec) else None
+        changes["embedding"] = _spec(changes["embedding"], present, "embedding")
     if "overrides" in changes:
         if not isinstance(changes["overrides"], list | tuple):
             raise ConfigError(f"overrides is {short(changes['overrides'])}; it must be a list")

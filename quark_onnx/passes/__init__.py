@@ -8,6 +8,7 @@ from quark_onnx.passes.fold_shapes import fold_shapes
 from quark_onnx.passes.mean_to_pool import mean_to_pool
 from quark_onnx.passes.opsets import at_opset, raise_opset, to_opset
 from quark_onnx.passes.own_parameters import own_parameters
+from quark_onnx.passes.pick_channels import pick_channels
 from quark_onnx.passes.plain_gemm import plain_gemm
 from quark_onnx.passes.remove_identity import remove_identity
 from quark_onnx.passes.split_large_pools import split_large_pools
@@ -19,7 +20,7 @@ from quark_onnx.passes.write_defaults import write_defaults
 from quark_onnx.passes.write_sizes import write_sizes
 
 #: Constants first: a weight may hide behind a Cast or a Transpose, and a BatchNormalization behind Constant nodes.
-CLEANING: tuple[Pass, ...] = (fold_constants, remove_identity, fold_batch_norm)
+CLEANING: tuple[Pass, ...] = (fold_constants, remove_identity, fold_batch_norm, pick_channels)
 #: What the compiler of an accelerator takes of a graph, quantized or not, that says the same in other words.
 SPELLING: tuple[Pass, ...] = (plain_gemm, own_parameters, write_sizes, write_attributes, write_defaults)
 #: Operators that stay off the accelerator as those that do not; in front of quantization, for they need scales. What
@@ -49,6 +50,7 @@ __all__ = [
     "fold_shapes",
     "mean_to_pool",
     "own_parameters",
+    "pick_channels",
     "plain_gemm",
     "raise_opset",
     "remove_identity",

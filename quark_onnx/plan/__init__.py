@@ -3,7 +3,7 @@
 from quark_onnx.plan.entries import BiasOf, Entry, Keep, Quantize, SameAs, Use, fused_into
 from quark_onnx.plan.explain import explain
 from quark_onnx.plan.plan import OVERRIDABLE, Plan
-from quark_onnx.plan.select import EXCLUDED, NodeSpec, matching, select
+from quark_onnx.plan.select import EXCLUDED, NodeSpec, looks_up, matching, select
 
 __all__ = [
     "EXCLUDED",
@@ -18,6 +18,7 @@ __all__ = [
     "Use",
     "explain",
     "fused_into",
+    "looks_up",
     "matching",
     "select",
 ]

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any
 
+from numpy.typing import NDArray
+
+from calibrators import QParams, rows
 from quark_onnx.config import QuantizationSpec, format_calibrator
 from quark_onnx.dtypes import BODY_OPSET, Block, Scaled
 
@@ -32,11 +37,15 @@ class Quantize:
         spec: how.
         axis: of the channels of a constant or of its blocks; None per tensor, or for blocks wherever they usually run.
         bounds: the range, where it is known without measuring.
+        flat: blocks run over all axes from ``axis`` on, as if these were one.
+        note: why it is not what was asked for, empty if it is.
     """
 
     spec: QuantizationSpec
     axis: int | None = None
     bounds: tuple[float, float] | None = None
+    flat: bool = False
+    note: str = field(default="", compare=False)
 
     @property
     def min_opset(self) -> int:
@@ -57,10 +66,27 @@ class Quantize:
         """The same with blocks along whatever axis."""
         return replace(self, axis=None) if isinstance(self.spec.dtype, Block) else self
 
+    def rows(self, array: NDArray[Any]) -> NDArray[Any]:
+        """Return the values of a constant as (rows, n), one row for each scale; the last block is filled up."""
+        flattened = array.reshape(*array.shape[: self.axis], -1) if self.flat else array
+        return rows(flattened, self.axis, self.spec.block_size)
+
+    def placed(self, params: QParams, shape: tuple[int, ...]) -> QParams:
+        """Return parameters with one value for each row of ``rows`` as those of a constant of this shape."""
+        if not self.spec.block_size or self.axis is None:
+            return params
+        flattened = (*shape[: self.axis], prod(shape[self.axis :])) if self.flat else shape
+        return params.in_blocks(flattened, self.axis, self.spec.block_size)
+
     def __str__(self) -> str:
+        return f"{self.form}, as {self.note}" if self.note else self.form
+
+    @property
+    def form(self) -> str:
+        """Format, zero point, granularity and range as a text."""
         s = self.spec
         words = ["quantize", s.dtype.name]
-        axis = [f"axis {self.axis}"] if self.axis is not None else []
+        axis = [f"axes from {self.axis}," if self.flat else f"axis {self.axis}"] if self.axis is not None else []
         if not s.dtype.scaled:
             return " ".join([*words, *axis])
         words += ["symmetric" if s.symmetric else "asymmetric"]

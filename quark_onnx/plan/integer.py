@@ -11,14 +11,25 @@ from quark_onnx.graph.layers import plain_matrix
 def has_integer_product(graph: Graph, node: Node, weight: QuantizationSpec) -> bool:
     """Return whether ``fusions.dynamic`` can write a layer as a product of integer codes.
 
-    The weight is constant and gets 8-bit codes without blocks. ConvInteger of onnxruntime 1.32 reads one zero point for
-    the whole weight, so that a Conv needs symmetric codes; and its bias has to be constant to be reshaped.
+    The weight is constant and gets 8-bit codes without blocks. The bias of a Conv has to be constant to be reshaped.
     """
-    if not graph.is_constant(node.input(1)) or weight.block_size:
-        return False
-    if not isinstance(weight.dtype, Integer) or weight.dtype.bits != 8:
+    if not graph.is_constant(node.input(1)) or weight.block_size or not _bytes(weight):
         return False
     if node.kind == "Conv":
         bias = node.input(2)
-        return weight.symmetric and (not bias or graph.is_constant(bias))
+        return not bias or graph.is_constant(bias)
     return plain_matrix(node, graph.shape(node.input(1)) or ())
+
+
+def with_one_zero_point(node: Node, weight: QuantizationSpec) -> QuantizationSpec:
+    """Return how the weight of an integer product is quantized: ConvInteger of onnxruntime 1.32 reads one zero point.
+
+    A kernel with a scale for each channel is symmetric, whose zero point is that of the format.
+    """
+    if node.kind == "Conv" and weight.per_channel and not weight.symmetric and _bytes(weight):
+        return weight.with_(symmetric=True)
+    return weight
+
+
+def _bytes(spec: QuantizationSpec) -> bool:
+    return isinstance(spec.dtype, Integer) and spec.dtype.bits == 8

@@ -9,14 +9,13 @@ from quark_onnx.config import QuantizationSpec
 from quark_onnx.dtypes import Block, Integer
 from quark_onnx.errors import PlanError
 from quark_onnx.graph import Graph, Node, ShapeArithmetic
+from quark_onnx.plan.blocks import in_blocks
 from quark_onnx.plan.entries import BiasOf, Entry, Keep, Quantize, SameAs, Use
-from quark_onnx.plan.integer import has_integer_product
+from quark_onnx.plan.integer import has_integer_product, with_one_zero_point
 from quark_onnx.plan.select import NodeSpec
 
 #: Constants from here on mean "never", as in attention masks; a scale that spans them leaves nothing for real values.
 HUGE = 1e4
-#: Blocks of more values are no longer than the axis that they lie along.
-_LARGEST_BLOCK = 256
 #: Why an initializer stays float that is an input as well.
 OVERRIDABLE = "it is an input, whose stored value callers may override (keep_initializer_inputs)"
 
@@ -93,20 +92,22 @@ class Plan:
             axis: of its output channels, for scales per channel; None where such scales cannot be used.
             along: the axis that ``node`` sums over, for blocks; None where blocks cannot be used.
         """
-        spec = self.specs[node].weight
+        spec, activation = self.specs[node].weight, self.specs[node].activation
+        if spec is not None and activation is not None and activation.dynamic:
+            spec = with_one_zero_point(node, spec)
         if not self.graph.is_constant(tensor):
             self.activation(node, tensor, along=along)
         elif spec is not None and not self.ineligible(tensor) and self._holds(tensor, spec):
-            blocks = spec.block_size or isinstance(spec.dtype, Block)
-            if blocks and along is None:
-                spec = spec.with_(block_size=0)
+            shape = tuple(self.graph.initializers[tensor].dims)
+            if along is None:
+                entry: Entry = Quantize(spec.with_(block_size=0, solver="nearest"), axis if spec.per_channel else None)
             elif spec.block_size:
-                length = (self.graph.shape(tensor) or (0,))[along or 0]
-                if isinstance(length, int) and spec.block_size > _LARGEST_BLOCK:  # what lies beyond is filled up
-                    whole = 1 << max(0, length - 1).bit_length()
-                    spec = spec.with_(block_size=min(spec.block_size, max(_LARGEST_BLOCK, whole)))
-            chosen = along if blocks else axis if spec.per_channel else None
-            self._put(node, tensor, Quantize(spec, chosen))
+                entry = in_blocks(spec, shape, axis, along, padded=self.fuses)
+            elif isinstance(spec.dtype, Block):
+                entry = Quantize(spec, along)
+            else:
+                entry = Quantize(spec, axis if spec.per_channel else None)
+            self._put(node, tensor, entry)
 
     def bias(self, node: Node, tensor: str, x: str, w: str, *, axis: int = 0, repeat: int = 1) -> None:
         """A constant that is added to the product of ``x`` and ``w``.

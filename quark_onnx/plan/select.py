@@ -43,7 +43,8 @@ def select(graph: Graph, config: QConfig, *, strict: bool = True) -> dict[Node, 
     Raises:
         ConfigError: a pattern matches nothing in the graph; the message has the nearest name.
     """
-    chosen = {node: NodeSpec(config.activation, config.weight) for node in graph.nodes}
+    weights = {True: config.table, False: config.weight}
+    chosen = {node: NodeSpec(config.activation, weights[looks_up(graph, node)]) for node in graph.nodes}
     if config.op_types:
         kinds = {node.kind for node in (*graph.nodes, *inner_nodes(graph.nodes))}
         if strict and kinds.isdisjoint(config.op_types):
@@ -90,6 +91,13 @@ def _settled(spec: NodeSpec, config: QConfig) -> NodeSpec:
     if weight is not None:
         weight = weight.settled(weight=True, vendor=config.vendor_computes)
     return replace(spec, activation=activation, weight=weight)
+
+
+def looks_up(graph: Graph, node: Node) -> bool:
+    """Return whether a node picks rows of a constant table, as embeddings are."""
+    if node.kind == "Gather":
+        return node.attribute("axis", 0) == 0 and graph.is_constant(node.inputs[0])
+    return node.kind == "com.microsoft::EmbedLayerNormalization"
 
 
 def matching(graph: Graph, override: Override, *, strict: bool) -> dict[Node, None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from quark_onnx.graph import Node
-from quark_onnx.plan import Plan
+from quark_onnx.plan import Plan, looks_up
 from quark_onnx.rules.base import rule
 
 #: Rearrangements: every value of the input appears in the result exactly once, so the scale may travel either way.
@@ -54,10 +54,10 @@ def gather(node: Node, plan: Plan) -> None:
     """A selection of the rows of a tensor, or of a constant table, which is then quantized like an activation.
 
     Where activations stay float, a table is a weight if its codes can be gathered: dequantizing all of it at each run
-    to pick a few rows would cost more than it saves.
+    to pick a few rows would cost more than it saves. ``QConfig.embedding`` says how.
     """
     table = node.inputs[0]
-    if plan.graph.is_constant(table) and plan.fuses and not plan.static(node) and _by_rows(node):
+    if plan.fuses and not plan.static(node) and looks_up(plan.graph, node):
         shape = plan.graph.shape(table) or ()
         if len(shape) == 2:
             plan.weight(node, table, axis=0, along=1)
@@ -65,10 +65,6 @@ def gather(node: Node, plan: Plan) -> None:
     if plan.graph.is_constant(table):
         plan.activation(node, table)
     plan.same_as(node, node.outputs[0], table)
-
-
-def _by_rows(node: Node) -> bool:
-    return node.kind == "Gather" and node.attribute("axis", 0) == 0
 
 
 @rule("Resize", "Upsample")

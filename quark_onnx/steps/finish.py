@@ -21,6 +21,7 @@ from quark_onnx.graph import Graph, Narrowing
 from quark_onnx.graph.io import external_files, loaded, read_stored, staged
 from quark_onnx.graph.node import QUANTIZE
 from quark_onnx.graph.states import State, states
+from quark_onnx.graph.traces import drop_traces
 from quark_onnx.report.figures import decibels, percent
 from quark_onnx.report.loop import measure_loop
 from quark_onnx.report.measure import OutputError, measure
@@ -77,6 +78,7 @@ def finish(
     """
     graph.infer()
     model = graph.to_model()
+    traced = drop_traces(model)
     lean = graph.store is not None
     codes = any(node.op_type in QUANTIZE | {"DynamicQuantizeLinear"} for node in graph.nodes)
     gate = _Gate(reference, samples, min_sqnr, lean, codes, states(graph))
@@ -93,14 +95,20 @@ def finish(
     if output is None:
         if narrowing and not bare:
             _load(model, lean=lean)
-        return Finished(loaded(model), *(found or ([], [])))
+        return _finished(model, found, traced)
     with staged(model, output, external=external) as path:
         if found is None:
             found = gate.passed(path)
         elif not bare:
             _load(path, lean=lean)
         release()  # Windows does not rename a file that is mapped into memory
-    return Finished(loaded(model), *found)
+    return _finished(model, found, traced)
+
+
+def _finished(model: ModelProto, found: tuple[list[OutputError], list[str]] | None, traced: int) -> Finished:
+    errors, notes = found or ([], [])
+    dropped = [f"{traced:,} bytes of stack traces and names of torch's exporter were dropped (pkg.torch.*)"]
+    return Finished(loaded(model), errors, [*notes, *(dropped if traced else [])])
 
 
 def hand_back(

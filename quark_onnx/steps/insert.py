@@ -274,12 +274,23 @@ class _Writer:
         entry = self.plan.entries[root]
         grid = entry.spec.grid if isinstance(entry, Quantize) else INT32.grid(symmetric=True)
         codes = scale.dtype.encode(array, scale.params, grid)
-        name = self.graph.add_constant(f"{use_name(use)}_quantized", codes)
+        flat = isinstance(entry, Quantize) and entry.flat
+        lines = (*array.shape[: scale.params.axis], -1)
+        name = self.graph.add_constant(f"{use_name(use)}_quantized", codes.reshape(lines) if flat else codes)
         result = self.graph.fresh(f"{use_name(use)}_dequantized")
         self._node("DequantizeLinear", [name, scale.scale, scale.zero_point], result, use, scale)
+        if flat:
+            result = self._reshaped(result, array.shape)
         if not isinstance(entry, Quantize) or not from_readers(self.plan, use, scale.dtype, scale.params):
             return result
         return self._apart(result, use, scale, self.graph.fresh(f"{use_name(use)}_float"))
+
+    def _reshaped(self, source: str, shape: tuple[int, ...]) -> str:
+        """Give a tensor another shape; the name of the result."""
+        by = self._once(f"shape_{'_'.join(map(str, shape))}", np.array(shape, np.int64))
+        result = self.graph.fresh(f"{source}_reshaped")
+        self.graph.add("Reshape", [source, by], [result], name=f"{result}_Reshape")
+        return result
 
     def _scale(self, root: Use) -> _Scale:
         """The scale and zero point of a root, written once."""
@@ -331,7 +342,12 @@ class _LiveWriter(_Writer):
     def _constant(self, tensor: str, use: Use, root: Use) -> str:
         if root not in self.names:
             return super()._constant(tensor, use, root)
-        return self._pair(tensor, use, self._scale(root))
+        entry, scale = self.plan.entries[root], self._scale(root)
+        if not isinstance(entry, Quantize) or not entry.flat:
+            return self._pair(tensor, use, scale)
+        shape = tuple(self.graph.initializers[tensor].dims)
+        lines = self._reshaped(tensor, (*shape[: entry.axis], -1))
+        return self._reshaped(self._pair(lines, use, scale), shape)
 
 
 def _least_opset(dtype: Scaled, params: QParams) -> int:

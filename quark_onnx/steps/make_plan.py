@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 import quark_onnx.rules
 import quark_onnx.targets  # noqa: F401  (importing registers rules and targets)
 from quark_onnx.config import QConfig
 from quark_onnx.graph import Graph, ShapeArithmetic, overridable, reach
 from quark_onnx.graph.states import State, states
-from quark_onnx.plan import OVERRIDABLE, BiasOf, Keep, Plan, Quantize, SameAs, Use, select
+from quark_onnx.plan import OVERRIDABLE, BiasOf, Keep, Plan, Quantize, SameAs, Use, looks_up, select
 from quark_onnx.registry import RULES, TARGETS
 from quark_onnx.rules import WEIGHTED
 from quark_onnx.rules.passthrough import HANDING_ON, REARRANGING
@@ -56,6 +58,7 @@ def make_plan(
             plan.keep_node(node, why)
         else:
             rule(node, plan)
+    _spare_tied(plan)
     _hand_on(plan)
     _read_floats(plan)
     if not config.bias:
@@ -66,6 +69,29 @@ def make_plan(
     _spare_shapes(plan)
     _spare_outputs(plan)
     return plan
+
+
+def _spare_tied(plan: Plan) -> None:
+    """Keep a table float that a layer which stays float multiplies with, too: it is stored as floats in any case."""
+    graph = plan.graph
+    tables = dict.fromkeys(node.inputs[0] for node in graph.nodes if node.kind == "Gather" and looks_up(graph, node))
+    floats = [node for node in graph.nodes if node.kind in WEIGHTED and node.name in plan.kept]
+    for table in tables:
+        if not plan.quantized(table):
+            continue
+        for node in floats:
+            if any(_tied(graph, table, name) for name in node.inputs):
+                plan.keep(table, f"node {node.name!r} has the same values, and stays float")
+
+
+def _tied(graph: Graph, table: str, other: str) -> bool:
+    """Return whether a constant is a table, or one turned round."""
+    shapes = graph.shape(table), graph.shape(other)
+    if table == other or not graph.is_constant(other) or shapes[0] is None or shapes[1] != shapes[0][::-1]:
+        return table == other
+    first, second = graph.constant(table), graph.constant(other)
+    assert first is not None and second is not None
+    return bool(np.array_equal(first[0], second[:, 0]) and np.array_equal(first, second.T))
 
 
 def _hand_on(plan: Plan) -> None:

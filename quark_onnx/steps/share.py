@@ -1,8 +1,8 @@
 """share: a table that is the weight of another layer, turned round, is stored once.
 
 Folding turns such a weight into a constant of its own, so that it gets the scales that suit it. Where they are those of
-the table, the codes are the table's; a Transpose brings them into the form that is read, which runtimes fold away as
-they load the model.
+the table, or both stay float, its values are the table's; a Transpose brings them into the form that is read, which
+runtimes fold away as they load the model.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from onnx import TensorProto
 
 from quark_onnx.graph import Graph
 
-#: Codes that runtimes transpose.
-_BYTES = frozenset({TensorProto.INT8, TensorProto.UINT8})
+#: Codes and floats that runtimes transpose.
+_TURNED = frozenset({TensorProto.INT8, TensorProto.UINT8, TensorProto.FLOAT})
 
 
 def share_transposed(graph: Graph) -> list[str]:
-    """Let a matrix of codes that is the transpose of another one be computed from it; what was done, for the report."""
+    """Let a matrix that is the transpose of another one be computed from it; what was done, for the report."""
     by_shape: dict[tuple[int, ...], list[str]] = defaultdict(list)
     notes = list[str]()
     for name, tensor in list(graph.initializers.items()):
         shape = tuple(tensor.dims)
-        if tensor.data_type not in _BYTES or len(shape) != 2 or min(shape) < 2 or not graph.is_constant(name):
+        if tensor.data_type not in _TURNED or len(shape) != 2 or min(shape) < 2 or not graph.is_constant(name):
             continue
         if graph.captured(name) or graph.is_output(name):
             continue

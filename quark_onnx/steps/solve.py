@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrators import Grid, QParams, Range, params_for, rows
+from calibrators import Grid, QParams, Range, params_for
 from calibrators.affine import stored
 from calibrators.grid import SMALLEST_SCALE
 from quark_onnx.config import QuantizationSpec
@@ -85,7 +85,7 @@ def _in_blocks(graph: Graph, use: Use, entry: Quantize, dtype: Integer) -> QPara
     """Scales of a constant in blocks, by the solver of its spec; the sign of a scale is that of the greatest value."""
     array = graph.constant(use.tensor)
     assert array is not None and entry.axis is not None
-    spec, table = entry.spec, rows(array, entry.axis, entry.spec.block_size)
+    spec, table = entry.spec, entry.rows(array)
 
     def part(start: int) -> QParams:
         blocks = np.ascontiguousarray(table[start : start + _BLOCKS], np.float32)
@@ -98,7 +98,7 @@ def _in_blocks(graph: Graph, use: Use, entry: Quantize, dtype: Integer) -> QPara
     scale, zero = (np.concatenate([getattr(part, name) for part in parts]) for name in ("scale", "zero_point"))
     scale = np.sign(scale) * stored(np.abs(scale.astype(np.float64)), spec.grid)
     flat = QParams(scale.astype(np.float32), zero + dtype.qmin, 0)
-    return flat.in_blocks(array.shape, entry.axis, spec.block_size)
+    return entry.placed(flat, array.shape)
 
 
 def _beyond_half(graph: Graph, ranges: Ranges, use: Use, entry: Quantize) -> bool:
@@ -117,10 +117,7 @@ def _all_codes(spec: QuantizationSpec) -> bool:
 
 def _params(graph: Graph, use: Use, entry: Quantize, found: Range) -> QParams:
     params = params_for(found, entry.spec.grid, entry.axis)
-    if not entry.spec.block_size or entry.axis is None:
-        return params
-    shape = tuple(graph.initializers[use.tensor].dims)
-    return params.in_blocks(shape, entry.axis, entry.spec.block_size)
+    return entry.placed(params, tuple(graph.initializers[use.tensor].dims)) if entry.spec.block_size else params
 
 
 def _range(graph: Graph, ranges: Ranges, use: Use, entry: Quantize) -> Range:
@@ -131,7 +128,7 @@ def _range(graph: Graph, ranges: Ranges, use: Use, entry: Quantize) -> Range:
     if array is None:
         return calibrator.range(ranges[use], entry.spec.grid)
     parts = []
-    table = rows(array, entry.axis, entry.spec.block_size)
+    table = entry.rows(array)
     step = max(_ROWS, _VALUES // max(1, table.shape[1]))
     for start in range(0, len(table), step):
         statistic = calibrator.statistic()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 pytest.importorskip("transformers")
@@ -289,3 +290,47 @@ def test_families(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert "| llama " in text and "- uint4_wo_32 + gptq: 1 works, 1 refused, 1 fails" in text
     assert text.index("| blt ") > text.index("## No tiny model")
     assert "other: the process ended with code -6" in list(benchmark.failures(rows))
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return importlib.import_module("runtime")
+
+
+def test_ratios_are_those_of_each_turn(runtime: Any) -> None:
+    """A turn in which the machine is ten times slower changes no ratio."""
+    taken = {"float": [2.0, 20.0, 2.0, 2.0], "ours": [1.0, 10.0, 1.0, 1.0], "onnxruntime": [4.0, 40.0, 4.0, 4.0]}
+    row = runtime.figures(taken)
+    assert (row["ours/float"], row["ours/onnxruntime"], row["ours"]) == (0.5, 0.25, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("row", "words", "met"),
+    [
+        ({"ours/float": 0.5, "ours/onnxruntime": 1.02}, "met", True),
+        ({"ours/float": 0.5, "ours/onnxruntime": 1.021}, "MISSED", False),
+        ({"ours/float": 1.2, "ours/onnxruntime": 0.9}, "met, slower than float", True),
+        ({"ours/float": 0.9}, "onnxruntime's fails", True),
+        ({"ours/float": 2, "ours/onnxruntime": 2, "onnxruntime bytes": 95, "float bytes": 100}, None, True),
+        ({"ours failed": "why"}, "why", False),
+        ({}, "not measured", False),
+    ],
+)
+def test_verdict_on_a_runtime(runtime: Any, row: dict[str, Any], words: str | None, met: bool) -> None:
+    found = runtime.verdict("A8W8", row)
+    assert found == (words or "onnxruntime's is float, slower than float", met)
+
+
+def test_files_run_in_turn(runtime: Any, tmp_path: Path) -> None:
+    """Every file is run as often as was asked for, after a first run that does not count."""
+    model = tmp_path / "m.onnx"
+    onnx.save(onnx.parser.parse_model(MODEL), model)
+    feeds = {"x": np.ones((1, 2), np.float32)}
+    taken = runtime.run_in_turn({"float": model, "ours": model}, feeds, 3, "wall")
+    assert {name: len(times) for name, times in taken.items()} == {"float": 3, "ours": 3}
+    assert all(time > 0 for times in taken.values() for time in times)
+
+
+MODEL = """<ir_version: 8, opset_import: ["" : 17]>
+    g (float[N, 2] x) => (float[N, 2] y) <float[2, 2] w = {1, 2, 3, 4}> { y = MatMul (x, w) }"""

@@ -133,3 +133,28 @@ def test_text_shows_the_specs_and_what_differs_from_the_default() -> None:
 def test_a_file_that_is_no_yaml(name: str | Path) -> None:
     with pytest.raises(ConfigError, match=r"is neither a preset's name nor a .yaml or .yml file"):
         QConfig.of(name)
+
+
+#: Weights, and how a table is quantized by default: as they are, but with 8 bits at least.
+TABLES = {
+    "int4": "int8 symmetric per_channel narrow minmax",
+    "int2": "int8 symmetric per_channel narrow minmax",
+    "int8": "int8 symmetric minmax",
+    "int16": "int16 symmetric minmax",
+    "bfloat16": "bfloat16",
+}
+
+
+@pytest.mark.parametrize("dtype", TABLES)
+def test_tables_have_eight_bits_at_least(dtype: str) -> None:
+    config = QConfig(None, QuantizationSpec(dtype))
+    assert str(config.table) == TABLES[dtype]
+    blocks = QuantizationSpec("int4", block_size=32)
+    assert config.with_(embedding=blocks).table == blocks
+    assert config.with_(embedding=None).table is None
+    assert config.with_(weight=None).table is None
+
+
+def test_a_wrong_embedding() -> None:
+    with pytest.raises(ConfigError, match="embedding is 'int5'"):
+        QConfig(embedding="int5")

@@ -131,3 +131,18 @@ def test_wrong_files_are_named(tmp_path: Path, content: bytes, message: str) -> 
         load_yaml(path)
     assert str(error.value).startswith(f"config file {path}")
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("auto", "auto"),
+        (None, None),
+        ("int8", QuantizationSpec("int8")),
+        ({"dtype": "int4", "block_size": 32}, QuantizationSpec("int4", block_size=32)),
+    ],
+)
+def test_embeddings(given: object, expected: object) -> None:
+    config = from_dict({"preset": "INT4", "embedding": given})
+    assert config.embedding == expected
+    assert from_dict(to_dict(config)) == config

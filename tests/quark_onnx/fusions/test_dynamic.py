@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from onnx import ModelProto
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from quark_onnx import QConfig
 from quark_onnx.api import quantize
+from quark_onnx.config import QuantizationSpec
 from tests.models import (
+    Array,
     Factory,
+    Feeds,
     conv_1d,
     conv_relu,
     depthwise,
@@ -55,7 +58,11 @@ WEIGHTS = {
     "tensor": DYNAMIC.with_(per_channel=False),
     "channel": DYNAMIC,
     "asymmetric": DYNAMIC.with_(weight=DYNAMIC.weight.with_(symmetric=False, narrow=False)),  # type: ignore[union-attr]
+    "uint8 tensor": DYNAMIC.with_(weight=QuantizationSpec("uint8", symmetric=False)),
+    "uint8 channel": DYNAMIC.with_(weight=QuantizationSpec("uint8", symmetric=False, per_channel=True)),
+    "uint8 symmetric": DYNAMIC.with_(weight=QuantizationSpec("uint8", per_channel=True)),
 }
+CONVOLUTIONS = [name for name, (_, expected) in FUSED.items() if expected == "ConvInteger"]
 
 
 @pytest.mark.parametrize("config", WEIGHTS.values(), ids=WEIGHTS)
@@ -65,9 +72,8 @@ def test_products(name: str, config: QConfig) -> None:
     float_model = make()
     pairs = quantize(float_model, None, config.with_(form="qdq")).model
     fused = quantize(float_model, None, config.with_(form="operators")).model
-    kernel_has_zeros = expected == "ConvInteger" and config is WEIGHTS["asymmetric"]
-    assert (expected in kinds(fused)) != kernel_has_zeros
-    assert {"Conv", "Gemm", "MatMul"} & set(kinds(fused)) == ({"Conv"} if kernel_has_zeros else set())
+    assert expected in kinds(fused)
+    assert not {"Conv", "Gemm", "MatMul"} & set(kinds(fused))
     for feeds in samples(float_model, 3):
         [plain] = run(pairs, feeds)
         for optimize in (False, True):
@@ -81,3 +87,68 @@ def test_what_stays_between_its_pairs(make: Factory) -> None:
     fused = quantize(float_model, None, DYNAMIC).model
     assert {"Gemm", "MatMul"} & set(kinds(fused))
     run(fused, samples(float_model, 1)[0])
+
+
+@pytest.mark.parametrize("config", WEIGHTS.values(), ids=WEIGHTS)
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_sums_of_codes(name: str, config: QConfig) -> None:
+    """ConvInteger reads uint8 kernels, has the sums that the codes have, and those stand for the numbers of the pairs.
+
+    Sums of so few codes are integers that float32 holds exactly: Conv on them is the oracle, borders included.
+    """
+    float_model = FUSED[name][0]()
+    pairs = quantize(float_model, None, config.with_(form="qdq")).model
+    fused = quantize(float_model, None, config.with_(form="operators")).model
+    [product] = [node for node in fused.graph.node if node.op_type == "ConvInteger"]
+    kernel, zero_point = (stored(fused)[product.input[place]] for place in (1, 3))
+    assert (kernel.dtype, zero_point.dtype, zero_point.shape) == (np.uint8, np.uint8, ())
+    signed = kernel.astype(np.float32) - zero_point
+    np.testing.assert_array_equal(signed, codes_of_pairs(pairs))
+    for feeds in samples(float_model, 3):
+        codes, x_zero_point, sums = intermediate(fused, feeds, product)
+        [expected] = run(convolution(product, signed), {"x": codes.astype(np.float32) - x_zero_point})
+        assert np.abs(expected).max() < 2**24
+        np.testing.assert_array_equal(sums, expected)
+        for optimize in (False, True):
+            [found] = run(fused, feeds, optimize=optimize)
+            [plain] = run(pairs, feeds)
+            np.testing.assert_allclose(found, plain, atol=1e-5 * np.abs(plain).max())
+
+
+def stored(model: ModelProto) -> dict[str, Array]:
+    return {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+
+
+def codes_of_pairs(model: ModelProto) -> Array:
+    """Kernel codes minus zero points of the one DequantizeLinear whose codes are stored."""
+    arrays = stored(model)
+    [node] = [n for n in model.graph.node if n.op_type == "DequantizeLinear" and n.input[0] in arrays]
+    codes = arrays[node.input[0]].astype(np.float32)
+    zeros = arrays[node.input[2]].astype(np.float32) if len(node.input) > 2 else np.zeros((), np.float32)
+    return codes - zeros.reshape(-1, *[1] * (codes.ndim - 1) if zeros.ndim else [])
+
+
+def intermediate(model: ModelProto, feeds: Feeds, product: NodeProto) -> list[Array]:
+    """What a product of codes reads and computes: codes, their zero point, sums."""
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    kinds_of = (TensorProto.UINT8, TensorProto.UINT8, TensorProto.INT32)
+    names = (product.input[0], product.input[2], product.output[0])
+    del copy.graph.output[:]
+    copy.graph.output.extend(map(helper.make_tensor_value_info, names, kinds_of, [None] * 3))
+    return run(copy, feeds)
+
+
+def convolution(product: NodeProto, kernel: Array) -> ModelProto:
+    """The float Conv of the same attributes by a kernel."""
+    node = helper.make_node("Conv", ["x", "w"], ["y"])
+    node.attribute.extend(product.attribute)
+    dims = [None] * kernel.ndim
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, dims)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, dims)],
+        [numpy_helper.from_array(kernel, "w")],
+    )
+    return helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)])

@@ -70,12 +70,13 @@ def table(width: int) -> ModelProto:
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
-        (QConfig.of("INT4"), ["GatherBlockQuantized"]),
-        (QConfig.of("UINT4"), ["GatherBlockQuantized"]),
+        (QConfig.of("INT4"), ["Gather", "Gather", "Cast", "Mul"]),
+        (QConfig.of("INT4").with_(embedding=QConfig.of("INT4").weight), ["GatherBlockQuantized"]),
+        (QConfig.of("UINT4").with_(embedding=QConfig.of("UINT4").weight), ["GatherBlockQuantized"]),
         (QConfig.of("DYNAMIC"), ["Gather", "Gather", "Cast", "Mul"]),
         (QConfig.of("DYNAMIC").with_(per_channel=False), ["Gather", "Cast", "Mul"]),
     ],
-    ids=["INT4", "UINT4", "DYNAMIC", "DYNAMIC-tensor"],
+    ids=["INT4", "INT4-blocks", "UINT4-blocks", "DYNAMIC", "DYNAMIC-tensor"],
 )
 def test_gather(config: QConfig, expected: list[str]) -> None:
     float_model = table(64)

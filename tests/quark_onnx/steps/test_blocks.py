@@ -161,7 +161,7 @@ def opset_of(model: ModelProto) -> int:
 def test_contributed_operators_need_no_opset(norm: str, opset: int, preset: str) -> None:
     """Where the opset stays, products and look-ups are MatMulNBits and GatherBlockQuantized, which any opset has."""
     model = transformer(norm, opset)
-    config = QConfig.of(preset).with_(max_opset=opset)
+    config = QConfig.of(preset).with_(max_opset=opset, embedding=QConfig.of(preset).weight)
     result = quantize(model, None, config).model
     assert opset_of(result) == opset
     assert [node.op_type for node in result.graph.node] == [

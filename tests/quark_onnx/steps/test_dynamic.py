@@ -9,6 +9,9 @@ import pytest
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, numpy_helper
 
 from quark_onnx import QConfig, quantize, quantize_dynamic
+from quark_onnx.graph import Graph
+from quark_onnx.plan import explain
+from quark_onnx.steps import make_plan
 from tests.endtoend.random_graphs import draw
 from tests.models import MODELS, Array, normal, parse, run, samples, weight
 from tests.settings import portable
@@ -73,7 +76,6 @@ def test_nor_does_anything_else_in_random_graphs() -> None:
 FLOAT_PRODUCTS = {
     "4 bits": ("transformer_block", QConfig.of("INT4").weight, "qdq"),
     "float weights": ("transformer_block", None, "operators"),
-    "a Conv with zero points": ("conv_relu", QConfig.of("U8U8").weight, "operators"),
     "a stack of matrices": ("matmul_3d", DYNAMIC.weight, "operators"),
     "a scaled Gemm": ("gemm_scaled", DYNAMIC.weight, "operators"),
     "a transposed convolution": ("convtranspose_groups", DYNAMIC.weight, "operators"),
@@ -86,6 +88,16 @@ def test_activations_of_float_products_stay_float(name: str) -> None:
     make, weights, form = FLOAT_PRODUCTS[name]
     result = quantize(MODELS[make](), None, DYNAMIC.with_(weight=weights, form=form)).model
     assert check_readers(result) == 0
+
+
+@pytest.mark.parametrize("name", ["conv_relu", "depthwise"])
+def test_zero_points_of_channels(name: str) -> None:
+    """A Conv asked for zero points of channels gets symmetric codes, and the plan says so."""
+    config = DYNAMIC.with_(weight=QConfig.of("U8U8").weight)
+    result = quantize(MODELS[name](), None, config).model
+    assert check_readers(result) == 1
+    shown = explain(make_plan(Graph.of(MODELS[name]()), config))
+    assert "quantize uint8 symmetric axis 0" in shown and "uint8 asymmetric axis" not in shown
 
 
 #: A tensor that an integer product reads, and that something else reads as well; the other reader is float.

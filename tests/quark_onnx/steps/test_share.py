@@ -59,3 +59,39 @@ def test_weights_that_are_quantized_in_another_way_stay_apart() -> None:
     result = quantize(tied(), [{"ids": np.arange(7)}], "A8W8")
     assert len(matrices(result.model)) == 2
     assert not any("turned round" in note for note in result.report.notes)
+
+
+@pytest.mark.parametrize("preset", ["INT4", "UINT4", "W8"])
+def test_a_table_stays_float_where_a_float_head_has_its_values(preset: str) -> None:
+    """The head is left float, so that the floats are stored in any case: once, and looked up as they are."""
+    model = tied()
+    model.graph.node[1].CopyFrom(onnx.helper.make_node("MatMul", ["e", "inner"], ["h"]))
+    inner = np.random.default_rng(1).normal(size=(WIDTH, WIDTH)).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(inner, "inner"))
+    model.graph.node[3].name = "head"
+    model.graph.output.append(onnx.helper.make_tensor_value_info("e", TensorProto.FLOAT, None))
+    result = quantize(model, None, QConfig.of(preset).with_(exclude=("head",)))
+    assert result.report.kept_tensors["table"] == "node 'head' has the same values, and stays float"
+    floats = [tensor for tensor in matrices(result.model) if tensor.data_type == TensorProto.FLOAT]
+    assert [sorted(tensor.dims) for tensor in floats if 40 in tensor.dims] == [[WIDTH, 40]]
+    assert result.report.operators["MatMul"] == (1, 2)
+    feeds = {"ids": np.arange(40)}
+    for optimize in (True, False):
+        [found] = open_session(result.model, optimize=optimize).run(["e"], feeds)
+        np.testing.assert_array_equal(found, numpy_helper.to_array(model.graph.initializer[0]))
+
+
+@pytest.mark.parametrize("preset", ["INT4", "UINT4"])
+def test_a_table_has_a_byte_for_each_value(preset: str) -> None:
+    """The rows that are looked up are those of int8 codes with a scale for each row, in float64."""
+    model = tied()
+    table = numpy_helper.to_array(model.graph.initializer[0]).astype(np.float64)
+    model.graph.output.append(onnx.helper.make_tensor_value_info("e", TensorProto.FLOAT, None))
+    result = quantize(model, None, preset).model
+    scale = np.abs(table).max(1, keepdims=True) / 127
+    for optimize in (True, False):
+        found = open_session(result, optimize=optimize).run(["e"], {"ids": np.arange(40)})[0]
+        np.testing.assert_allclose(found, np.rint(table / scale) * scale, atol=1e-6)
+    assert any(
+        tensor.data_type == TensorProto.INT8 and tuple(tensor.dims) == (40, WIDTH) for tensor in matrices(result)
+    )

@@ -1,0 +1,66 @@
+"""Metadata that an exporter left in a model: where in its source each node was traced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from onnx import GraphProto, ModelProto
+
+from quark_onnx.graph.node import subgraphs
+
+#: What keys of torch's exporter, and of the rewriter that it runs, start with.
+_TRACED = ("pkg.torch.", "pkg.onnxscript.")
+#: What torch's exporter writes beside them without a prefix. Alone it is the user's.
+_BESIDE = frozenset({"namespace"})
+
+
+def drop_traces(model: ModelProto) -> int:
+    """Drop stack traces, module names and signatures of torch's exporter in place; return how many bytes they were.
+
+    They stand in ``metadata_props`` of the model, graphs, functions, nodes, values and tensors. Other keys stay.
+
+    >>> from onnx import helper
+    >>> node = helper.make_node("Relu", ["x"], ["y"])
+    >>> for key in ("pkg.torch.onnx.stack_trace", "namespace", "owner"):
+    ...     node.metadata_props.add(key=key, value="...")  # doctest: +ELLIPSIS
+    key...
+    >>> model = helper.make_model(helper.make_graph([node], "g", [], []))
+    >>> drop_traces(model) > 40, [entry.key for entry in model.graph.node[0].metadata_props]
+    (True, ['owner'])
+    """
+    dropped = 0
+    for owner in _owners(model):
+        entries = list(owner.metadata_props)
+        traced = [entry for entry in entries if entry.key.startswith(_TRACED)]
+        if not traced:
+            continue
+        traced += [entry for entry in entries if entry.key in _BESIDE]
+        dropped += sum(entry.ByteSize() for entry in traced)
+        kept = [entry for entry in entries if entry not in traced]
+        del owner.metadata_props[:]
+        owner.metadata_props.extend(kept)
+    return dropped
+
+
+def _owners(model: ModelProto) -> Iterator[Any]:
+    """Yield everything that may have metadata."""
+    yield model
+    yield from _in_graph(model.graph)
+    for function in model.functions:
+        yield function
+        yield from function.value_info
+        for node in function.node:
+            yield node
+            for body in subgraphs(node):
+                yield from _in_graph(body)
+
+
+def _in_graph(graph: GraphProto) -> Iterator[Any]:
+    yield graph
+    for values in (graph.input, graph.output, graph.value_info, graph.initializer):
+        yield from values
+    for node in graph.node:
+        yield node
+        for body in subgraphs(node):
+            yield from _in_graph(body)
