@@ -41,8 +41,8 @@ class GPTQ:
         act_order: begin with the columns whose inputs are largest; groups keep their places and scales.
         fit: choose ranges first by the error that they cause, in place of the least and greatest value.
         polish: how often each column is looked at again, all others as they are.
-        rounds_activations: quantize the activations, as the layers do, while codes are chosen. Rounding errors of 4 bits
-            act as noise on the inputs, to which the correction answers by shrinking weights; so they are left out.
+        rounds_activations: whether activations are quantized, as the layers do it, while codes are chosen. Rounding
+            errors of 4 bits are noise on the inputs, to which the correction answers by shrinking weights.
     """
 
     name: ClassVar[str] = "gptq"
