@@ -74,8 +74,8 @@ def test_codes_are_those_of_the_paper(rows: int, columns: int, act_order: bool) 
     search = make._search("layer", weight, start, gram, power, solver)
     found = solver.rounded(search.target, [steps], 0, search.first).values.numpy()
     order = solver.order.numpy()
-    first, ridge = (each.numpy().astype(np.float64) for each in (x, wrong)), float(solver.ridge[0])
-    wanted = by_the_paper(weight.double().numpy()[:, order], *(each[:, order] for each in first), ridge)
+    aim, left, right = (each.double().numpy()[:, order] for each in (weight, x, wrong))
+    wanted = by_the_paper(aim, left, right, float(solver.ridge[0]))
     assert (np.abs(found[:, order] - wanted) < 1e-4).mean() > 0.98  # float32 beside float64: a tie now and then
     assert (np.abs(found - nearest(weight.numpy())) > 1e-4).mean() > 0.1
 
