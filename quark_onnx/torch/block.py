@@ -36,6 +36,8 @@ def quantize_block(
     rounders = rounders_of(config)
     if rounders and walk.quantized is None:
         job = BlockJob(name, block, layers, walk.calls(name), walk.calls(name), known=walk.known)
+        if not any(each.rounds_activations for each in rounders):
+            job = job.with_float_activations()
         made, outcomes = refined(job, rounders)
         report.outcomes += outcomes
         yield from _advance(job, made, walk)
@@ -51,6 +53,8 @@ def quantize_block(
     if rounders:
         job.targets = walk.hidden[: len(floats)]
         job.scales = watching.scales(config.least_of)
+        if not any(each.rounds_activations for each in rounders):
+            job = job.with_float_activations()
         made, found = refined(job, rounders)
         outcomes += found
         for _ in _advance(job, made, walk, quantized=True):
@@ -124,8 +128,10 @@ def refined_from(
     """Codes to the nearest as algorithms leave them, one after the other."""
     outcomes: list[Outcome] = []
     for rounder in rounders:
-        job.replay = None
-        made, found = rounder(job, made)
+        own = job if rounder.rounds_activations else job.with_float_activations()
+        own.replay = None
+        made, found = rounder(own, made)
+        job.replay = own.replay if own.layers is job.layers else None  # it runs the block as the algorithm has seen it
         outcomes += found
     return made, outcomes
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from torch import nn
@@ -107,6 +107,13 @@ class BlockJob:
         finally:
             put_modules(self.block, own)
 
+    def with_float_activations(self) -> BlockJob:
+        """Return the same job with weight-only layers: activations stay as the layers compute them."""
+        if all(spec.weight_only for _, spec in self.layers.values()):
+            return self
+        layers = {name: (module, LayerSpec(spec.weight)) for name, (module, spec) in self.layers.items()}
+        return replace(self, layers=layers)
+
     def local(self, name: str) -> str:
         """The name of a layer as seen from the block."""
         return name.removeprefix(f"{self.name}.")
@@ -130,6 +137,7 @@ class Rounder(Protocol):
 
     Attributes:
         aims_at_float: whether it reads ``job.floats`` or ``job.targets``, and not what quantized blocks leave alone.
+        rounds_activations: whether activations are quantized, as the specs say, while it chooses codes.
     """
 
     name: ClassVar[str]
@@ -137,6 +145,9 @@ class Rounder(Protocol):
 
     @property
     def aims_at_float(self) -> bool: ...
+
+    @property
+    def rounds_activations(self) -> bool: ...
 
     def __call__(self, job: BlockJob, made: Mapping[str, Quantized]) -> tuple[dict[str, Quantized], list[Outcome]]:
         """Better codes.

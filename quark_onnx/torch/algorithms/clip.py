@@ -36,6 +36,7 @@ class Clip:
     name: ClassVar[str] = "clip"
     stage: ClassVar[str] = "weights"
     aims_at_float: ClassVar[bool] = False
+    rounds_activations: ClassVar[bool] = True
     needs_data: ClassVar[bool] = True
 
     steps: int = 20

@@ -41,6 +41,8 @@ class GPTQ:
         act_order: begin with the columns whose inputs are largest; groups keep their places and scales.
         fit: choose ranges first by the error that they cause, in place of the least and greatest value.
         polish: how often each column is looked at again, all others as they are.
+        rounds_activations: whether activations are quantized, as the layers do it, while codes are chosen. Rounding
+            errors of 4 bits are noise on the inputs, to which the correction answers by shrinking weights.
     """
 
     name: ClassVar[str] = "gptq"
@@ -51,13 +53,14 @@ class GPTQ:
     act_order: bool = True
     fit: bool = True
     polish: int = 1
+    rounds_activations: bool = False
 
     def __post_init__(self) -> None:
         for name, upper in self._shares().items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= upper:
                 raise ConfigError(f"{name} of {self.name} is {value!r}; it must be a number from 0 to {upper:g}")
-        for name in ("act_order", "fit"):
+        for name in ("act_order", "fit", "rounds_activations"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} of {self.name} is {getattr(self, name)!r}; it must be true or false")
         if type(self.polish) is not int or self.polish < 0:

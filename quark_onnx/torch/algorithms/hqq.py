@@ -45,6 +45,7 @@ class HQQ:
     name: ClassVar[str] = "hqq"
     stage: ClassVar[str] = "weights"
     aims_at_float: ClassVar[bool] = False
+    rounds_activations: ClassVar[bool] = True
     needs_data: ClassVar[bool] = False
 
     p: float = 0.7

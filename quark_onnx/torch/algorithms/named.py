@@ -32,7 +32,7 @@ def algorithm(text: str) -> Any:
         ConfigError: there is none of this name, or it has no such setting.
 
     >>> algorithm("gptq:polish=2")
-    GPTQ(damping=0.05, act_order=True, fit=True, polish=2)
+    GPTQ(damping=0.05, act_order=True, fit=True, polish=2, rounds_activations=False)
     """
     name, settings = parse_call(text, "algorithm")
     cls = ALGORITHMS[name.lower()]
@@ -47,7 +47,7 @@ def in_order(algorithms: tuple[Any, ...]) -> tuple[Any, ...]:
         ConfigError: one is unknown, or comes behind another that it has to come before.
 
     >>> in_order(("gptq",))
-    (GPTQ(damping=0.05, act_order=True, fit=True, polish=1),)
+    (GPTQ(damping=0.05, act_order=True, fit=True, polish=1, rounds_activations=False),)
     """
     found = tuple(algorithm(each) if isinstance(each, str) else each for each in algorithms)
     for each in found:

@@ -52,6 +52,7 @@ class SignedRounding:
     sums: ClassVar[bool] = False
     stage: ClassVar[str] = "weights"
     aims_at_float: ClassVar[bool] = True
+    rounds_activations: ClassVar[bool] = True
     needs_data: ClassVar[bool] = True
 
     steps: int = 200
