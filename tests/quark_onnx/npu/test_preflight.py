@@ -171,10 +171,8 @@ class _Counted(dict[Any, Any]):
 
 def test_the_pieces_of_a_chain_are_found_in_a_few_steps_a_node() -> None:
     count = 3000
-    model = parse(
-        "g (float[4] t0) => (float[4] t%d) { %s }"
-        % (count, " ".join(f"t{place + 1} = Relu (t{place})" for place in range(count)))
-    )
+    body = " ".join(f"t{place + 1} = Relu (t{place})" for place in range(count))
+    model = parse(f"g (float[4] t0) => (float[4] t{count}) {{ {body} }}")
     graph = Graph.of(model)
     root = _Counted((node, node) for node in graph.nodes)
     for before, after in itertools.pairwise(graph.nodes):
