@@ -47,10 +47,10 @@ def calibrate(
     Raises:
         DataError: a sample that does not fit or cannot be run.
     """
-    scope = _scope(graph.to_model(), graph, plan, insides)
+    scope = _scope(ModelProto(), graph, plan, insides)
     with data_errors():
         found = collect(
-            scope.model, scope.observations, samples, controls=scope.controls, executor=executor, progress=progress
+            graph.to_model, scope.observations, samples, controls=scope.controls, executor=executor, progress=progress
         )
     return _ranges(graph, plan, insides, iter(found))
 
@@ -65,7 +65,7 @@ def calibrate_each(
     """
     observations = list(dict.fromkeys(each for plan in plans for each in _watched(graph, _wanted(graph, plan))))
     with data_errors():
-        found = collect(graph.to_model(), observations, samples, progress=progress)
+        found = collect(graph.to_model, observations, samples, progress=progress)
     known = dict(zip(observations, found, strict=True))
     return [
         _ranges(graph, plan, (), iter([known[each] for each in _watched(graph, _wanted(graph, plan))]))
