@@ -70,13 +70,14 @@ def collect(
     if executor is not None and not threads:
         workers = getattr(executor, "_max_workers", 1)  # of the executors of the standard library
         threads = max(1, (os.cpu_count() or 1) // workers)
-    whole = model if isinstance(model, onnx.ModelProto) else model()
-    watch = _Watch.on(Scope(whole, tuple(observations), tuple(controls)), threads, named=executor is not None)
+    scope = Scope(model if isinstance(model, onnx.ModelProto) else model(), tuple(observations), tuple(controls))
+    watch = _Watch.on(scope, threads, named=executor is not None)
+    del scope  # the watch has the model as bytes
     if executor is not None:
         return watch.sharded(samples, executor, progress)
     lanes = watch.lanes()
     session = _Session.on(watch, max(1, (threads or os.cpu_count() or 1) // len(lanes)))
-    del whole, watch  # its weights are in the session now
+    del watch  # its weights are in the session now
     return _local(session, lanes, samples, progress)
 
 

@@ -68,5 +68,5 @@ def _codes(graph: Graph, name: str) -> NDArray[Any]:
 
 
 def _key(codes: NDArray[Any]) -> _Key:
-    content = hashlib.blake2b(np.ascontiguousarray(codes), digest_size=32).digest()
+    content = hashlib.blake2b(np.ascontiguousarray(codes).data, digest_size=32).digest()
     return codes.dtype.str, codes.shape, content
