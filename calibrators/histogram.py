@@ -21,6 +21,10 @@ _LOG2_BINS = BINS.bit_length() - 1
 #: Of bins.
 LEAST_EXPONENT = -120  # 2**120 is still a float32: finer bins than 2**-120 are never needed
 _CHUNK = 1 << 16  # values counted at a time: the scratch arrays stay in the cache
+_COUNTERS = 4 * BINS  # of a row: two sets of bins for both signs, or four of those for one sign
+#: What is added to the bin of each value of a row, so that neighbours fall into different sets.
+_SIGNED = np.resize(np.arange(BINS, _COUNTERS, 2 * BINS, dtype=np.int32), _CHUNK)
+_UNSIGNED = np.resize(np.arange(0, _COUNTERS, BINS, dtype=np.int32), _CHUNK)
 
 Counts = NDArray[np.int64]
 
@@ -49,8 +53,12 @@ class Histogram:
     nonfinite: int = 0
 
     def observe(self, rows: NDArray[np.float32]) -> None:
-        if not rows.shape[1]:
-            return
+        """Take in a batch, shape (rows, n)."""
+        step = _CHUNK if len(rows) == 1 else max(1, rows.shape[1])  # of one row a part at a time, while it is cached
+        for start in range(0, rows.shape[1], step):
+            self._take(rows[:, start : start + step])
+
+    def _take(self, rows: NDArray[np.float32]) -> None:
         lo, hi, nonfinite = bounds(rows)
         self._reserve(lo, hi)
         self.nonfinite += nonfinite
@@ -59,7 +67,7 @@ class Histogram:
                 if nonfinite:
                     row = row[np.isfinite(row)]
                 for start in range(0, row.size, _CHUNK):
-                    self._count(slice(index, index + 1), row[None, start : start + _CHUNK])
+                    self._count_row(index, row[start : start + _CHUNK], signed=lo[index] < 0)
         else:
             if nonfinite:  # nothing of a value that is no number: counted as zero, taken out again below
                 gone = np.count_nonzero(~np.isfinite(rows), axis=1)
@@ -69,6 +77,22 @@ class Histogram:
                 self._count(slice(start, start + step), rows[start : start + step])
             if nonfinite:
                 self.positive[:, 0] -= gone
+
+    def _count_row(self, row: int, values: NDArray[np.float32], *, signed: bool) -> None:
+        """Count neighbouring values into different counters.
+
+        After a ReLU many neighbours are zero, and a processor that adds to one counter again and again waits each time
+        for what it has stored.
+        """
+        offsets = _SIGNED if signed else _UNSIGNED
+        scaled = values * np.ldexp(np.float32(1), -self.exponent[row])
+        index = scaled.astype(np.int32)  # truncates towards zero
+        index += offsets[: len(index)]
+        bins = 2 * BINS if signed else BINS
+        counts = np.bincount(index, minlength=_COUNTERS).reshape(-1, bins).sum(axis=0)
+        self.positive[row] += counts[-BINS:]
+        if signed:
+            self.negative[row, 1:] += counts[BINS - 1 : 0 : -1]
 
     def _count(self, span: slice, rows: NDArray[np.float32]) -> None:
         scaled = np.multiply(rows, np.ldexp(np.float32(1), -self.exponent[span, None]), dtype=np.float32)
@@ -90,6 +114,8 @@ class Histogram:
 
     def _reserve(self, lo: Floats, hi: Floats) -> None:
         """Widen the bins, if need be, until they hold ``lo`` and ``hi``; the counts move to the wider bins."""
+        if self.lo.size and (self.lo <= lo).all() and (hi <= self.hi).all():
+            return
         exponent = np.frexp(np.maximum(-lo, hi))[1].astype(np.int64) - _LOG2_BINS
         exponent = np.maximum(exponent, LEAST_EXPONENT)
         exponent[(lo == 0) & (hi == 0)] = LEAST_EXPONENT

@@ -3,8 +3,9 @@
     with isolated():
         session = open_session(model)  # opened and run by the other process
 
-The process is started when the first session is opened, and serves all others. If it dies, the call that it was working
-on raises ``RuntimeCrash``; the next call starts another one, where sessions are opened again as they are needed.
+The process is started by ``start``, or with the first session, and serves all others. If it dies, the call that
+it was working on raises ``RuntimeCrash``; the next call starts another one, where sessions are opened again as they are
+needed.
 """
 
 from __future__ import annotations
@@ -165,6 +166,13 @@ def current() -> Isolation | None:
     """Return what sessions are to be opened in; None for this process."""
     isolation = _current.get()
     return isolation if isolation is not None and isolation.usable else None
+
+
+def start() -> None:
+    """Start the process that sessions will be opened in, if there is to be one: it loads onnxruntime meanwhile."""
+    isolation = current()
+    if isolation is not None:
+        isolation.process()
 
 
 def release() -> None:

@@ -40,7 +40,7 @@ _IN_FLIGHT = 8
 
 
 def collect(
-    model: onnx.ModelProto,
+    model: onnx.ModelProto | Callable[[], onnx.ModelProto],
     observations: Sequence[Observation],
     samples: Iterable[Sample],
     *,
@@ -54,7 +54,7 @@ def collect(
     A tensor that is not float, or never had a value, leaves its statistic empty (``lo.size == 0``).
 
     Args:
-        model: the float model; it is not changed.
+        model: the float model, which is not changed; or what makes it, so that it takes memory no longer than needed.
         observations: what to watch: tensors and inputs of the main graph.
         samples: batches of {input name: array}; shapes may differ from batch to batch.
         controls: nodes whose bodies are watched, too.
@@ -70,8 +70,15 @@ def collect(
     if executor is not None and not threads:
         workers = getattr(executor, "_max_workers", 1)  # of the executors of the standard library
         threads = max(1, (os.cpu_count() or 1) // workers)
-    watch = _Watch.on(Scope(model, tuple(observations), tuple(controls)), threads)
-    return watch.local(samples, progress) if executor is None else watch.sharded(samples, executor, progress)
+    scope = Scope(model if isinstance(model, onnx.ModelProto) else model(), tuple(observations), tuple(controls))
+    watch = _Watch.on(scope, threads, named=executor is not None)
+    del scope  # the watch has the model as bytes
+    if executor is not None:
+        return watch.sharded(samples, executor, progress)
+    lanes = watch.lanes()
+    session = _Session.on(watch, max(1, (threads or os.cpu_count() or 1) // len(lanes)))
+    del watch  # its weights are in the session now
+    return _local(session, lanes, samples, progress)
 
 
 @dataclass(frozen=True)
@@ -92,14 +99,13 @@ class _Watch:
     defaults: Mapping[str, NDArray[Any]]
 
     @classmethod
-    def on(cls, scope: Scope, threads: int) -> _Watch:
+    def on(cls, scope: Scope, threads: int, *, named: bool = True) -> _Watch:
+        """``named``: give it a key by which the workers of an executor know it again."""
         model, extra = scope.model, _additions(scope)
         data: bytes | onnx.ModelProto
         if estimate_bytes(model) < PROTOBUF_LIMIT and not any(map(is_stored, initializers(model.graph))):
-            data = model.SerializeToString() + extra.SerializeToString()  # protobuf merges what is concatenated
-            isolation = current()
-            where = "" if isolation is None else isolation.number  # as threads keep a session from call to call
-            key = hashlib.sha256(data + repr((where, list(scope.flat()))).encode()).hexdigest()
+            data = _joined(model, extra)
+            key = _key(data, scope) if named else ""
         else:
             data = onnx.ModelProto()
             data.CopyFrom(model)
@@ -115,38 +121,11 @@ class _Watch:
     def empty(self) -> list[Statistic]:
         return [observation.calibrator.statistic() for observation in self.scope.flat()]
 
-    def local(self, samples: Iterable[Sample], progress: Progress | None) -> list[Statistic]:
-        """Two lanes in this process: one runs a batch while the other counts, each on its share of the cores.
-
-        A lane has statistics of its own; as they merge exactly, it does not matter which batch went where. Averages,
-        which depend on the order, and a single core get one lane.
-        """
+    def lanes(self) -> list[list[Statistic]]:
+        """Empty statistics for each lane: see ``_local``."""
         cores = self.threads or os.cpu_count() or 1
         ordered = any(isinstance(statistic, MovingExtremes) for statistic in self.empty())
-        idle = [self.empty() for _ in range(1 if ordered or cores == 1 else 2)]
-        session, iterator, sent, done = _Session.on(self, max(1, cores // len(idle))), iter(samples), 0, 0
-        busy: dict[Future[list[Any]], list[Statistic]] = {}
-        with Lanes(len(idle)) as pool:
-            while True:
-                sample = next(iterator, None) if idle else None
-                if sample is not None:
-                    statistics = idle.pop()
-                    busy[pool.submit(session.observe, sample, sent, statistics)] = statistics
-                    sent += 1
-                elif busy:
-                    for finished in wait(busy, return_when=FIRST_COMPLETED).done:
-                        idle.append(busy.pop(finished))
-                        finished.result()
-                        done += 1
-                    if progress:
-                        progress(done)
-                else:
-                    break
-                del sample  # before the next one is made
-        total = idle.pop()
-        for statistics in idle:
-            _merge(total, statistics)
-        return total
+        return [self.empty() for _ in range(1 if ordered or cores == 1 else 2)]
 
     def sharded(self, samples: Iterable[Sample], executor: Executor, progress: Progress | None) -> list[Statistic]:
         """A few samples at a time go to the workers of an executor."""
@@ -169,6 +148,57 @@ class _Watch:
         finally:
             for _, future in under_way:
                 future.cancel()
+
+
+def _joined(model: onnx.ModelProto, extra: onnx.ModelProto) -> bytes:
+    """The bytes of a model with more outputs; it is large, and not copied for them."""
+    count = len(model.graph.output)
+    model.graph.output.extend(extra.graph.output)
+    try:
+        return model.SerializeToString()
+    finally:
+        del model.graph.output[count:]
+
+
+def _key(data: bytes, scope: Scope) -> str:
+    isolation = current()
+    where = "" if isolation is None else isolation.number  # as threads keep a session from call to call
+    found = hashlib.sha256(data)
+    found.update(repr((where, list(scope.flat()))).encode())
+    return found.hexdigest()
+
+
+def _local(
+    session: _Session, idle: list[list[Statistic]], samples: Iterable[Sample], progress: Progress | None
+) -> list[Statistic]:
+    """Two lanes in this process: one runs a batch while the other counts, each on its share of the cores.
+
+    A lane has statistics of its own; as they merge exactly, it does not matter which batch went where. Averages, which
+    depend on the order, and a single core get one lane.
+    """
+    iterator, sent, done = iter(samples), 0, 0
+    busy: dict[Future[list[Any]], list[Statistic]] = {}
+    with Lanes(len(idle)) as pool:
+        while True:
+            sample = next(iterator, None) if idle else None
+            if sample is not None:
+                statistics = idle.pop()
+                busy[pool.submit(session.observe, sample, sent, statistics)] = statistics
+                sent += 1
+            elif busy:
+                for finished in wait(busy, return_when=FIRST_COMPLETED).done:
+                    idle.append(busy.pop(finished))
+                    finished.result()
+                    done += 1
+                if progress:
+                    progress(done)
+            else:
+                break
+            del sample  # before the next one is made
+    total = idle.pop()
+    for statistics in idle:
+        _merge(total, statistics)
+    return total
 
 
 def _submit(executor: Executor, watch: _Watch, shard: list[Sample], first: int) -> Future[list[Statistic]]:

@@ -10,6 +10,7 @@ A message is a pickle of protocol 5. Large arrays follow it as raw bytes, withou
 
 from __future__ import annotations
 
+import importlib
 import os
 import pickle
 import shutil
@@ -90,7 +91,10 @@ def native_session(source: str | bytes, options: Any) -> Any:
 
     # Without the fallback: there is no other provider to fall back to, and onnxruntime prints it to stdout.
     settings: dict[str, Any] = {"providers": ["CPUExecutionProvider"], "enable_fallback": 0}
-    return ort.InferenceSession(source, options, **settings)
+    session = ort.InferenceSession(source, options, **settings)
+    if hasattr(session, "_model_bytes"):
+        session._model_bytes = None  # kept for opening it once more on other providers, which nobody asks for
+    return session
 
 
 def interface(session: Any) -> tuple[list[Value], list[Value]]:
@@ -231,6 +235,7 @@ def serve(folder: str) -> NoReturn:
     _leave_no_core()
     server = _Server(answers)
     pool = ThreadPoolExecutor(_THREADS)
+    pool.submit(importlib.import_module, "onnxruntime")  # while the other process makes the first model ready
     try:
         while True:
             ticket, closed, action, arguments = receive(requests)

@@ -10,7 +10,7 @@ from typing import Any
 
 from onnx import ModelProto
 
-from calibrators.isolation import current
+from calibrators.isolation import current, start
 from calibrators.session import model_bytes
 from calibrators.spool import Spool
 from quark_onnx.config import QConfig
@@ -236,6 +236,7 @@ class Job:
         """Load the model, hold the settings against it, and see that the output can be written."""
         check_folder(resume)
         target = destination(model, output)
+        start()
         original = load(model)
         external |= keeps_weights_beside(model, target)
         narrow = inlined(original)

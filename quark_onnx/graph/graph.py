@@ -18,6 +18,7 @@ from onnx import FunctionProto, GraphProto, ModelProto, TensorProto, ValueInfoPr
 from calibrators.stored import values
 from quark_onnx.errors import ModelError
 from quark_onnx.graph.node import STANDARD_DOMAINS, Node, all_names, name_apart, sparse_names
+from quark_onnx.graph.readers import Readers
 from quark_onnx.graph.shapes import infer_values, ir_version_for, open_negative_sizes, sizes_of
 from quark_onnx.graph.store import Store
 from quark_onnx.graph.walk import copy_fields, in_order
@@ -95,7 +96,7 @@ class Graph:
 
     def consumers(self, tensor: str) -> list[Node]:
         """The nodes that read a tensor, also from inside their subgraphs; in graph order, each once."""
-        return list(self._consumers.get(tensor, ()))
+        return list(self._readers.of(tensor))
 
     def followers(self, node: Node) -> list[Node]:
         """The nodes that read what a node computes."""
@@ -108,7 +109,7 @@ class Graph:
 
     def captured(self, tensor: str) -> bool:
         """Whether a subgraph reads the tensor."""
-        return any(tensor in node.captures for node in self._consumers.get(tensor, ()))
+        return any(tensor in node.captures for node in self._readers.of(tensor))
 
     def is_output(self, tensor: str) -> bool:
         return tensor in self._output_names
@@ -234,14 +235,13 @@ class Graph:
         self.nodes = [node for node in self.nodes if node not in gone]
 
     def set_input(self, node: Node, index: int, tensor: str) -> None:
-        self._unlink(node)
+        self._readers.remove(node, node.inputs[index])
         node.inputs = (*node.inputs[:index], tensor, *node.inputs[index + 1 :])
-        self._link(node)
+        self._readers.add(node, tensor)
 
     def append_input(self, node: Node, tensor: str) -> None:
-        self._unlink(node)
         node.inputs = (*node.inputs, tensor)
-        self._link(node)
+        self._readers.add(node, tensor)
 
     def set_output(self, node: Node, index: int, tensor: str) -> None:
         self._unlink(node)
@@ -263,9 +263,12 @@ class Graph:
     def replace_uses(self, old: str, new: str) -> None:
         """Let every node that reads ``old`` as an input read ``new``; subgraphs and graph outputs are left alone."""
         for node in self.consumers(old):
-            for index, name in enumerate(node.inputs):
-                if name == old:
-                    self.set_input(node, index, new)
+            self.replace_input(node, old, new)
+
+    def replace_input(self, node: Node, old: str, new: str) -> None:
+        """Let a node read ``new`` wherever it reads ``old``."""
+        for _ in range(node.inputs.count(old)):
+            self.set_input(node, node.inputs.index(old), new)
 
     def bypass(self, node: Node) -> bool:
         """Remove a node whose first output equals its first input; False if an output or subgraph pins both names."""
@@ -293,10 +296,9 @@ class Graph:
                 alive.add(node)
                 needed += [*node.inputs, *node.captures]
         self.remove([node for node in self.nodes if node not in alive])
+        open_names = self._output_names | self._input_names
         self.initializers = {
-            name: tensor
-            for name, tensor in self.initializers.items()
-            if self._consumers.get(name) or name in self._output_names or name in self._input_names
+            name: each for name, each in self.initializers.items() if name in open_names or self._readers.of(name)
         }
 
     def require(self, opset: int) -> None:
@@ -367,14 +369,13 @@ class Graph:
     def infer(self) -> None:
         """Learn the types and shapes of tensors; what cannot be inferred stays unknown."""
         declared = {value.name: value for value in (*self.inputs, *self.outputs)}
-        inferred = infer_values(self._skeleton(), self.initializers.values())
-        self._values = {**self._values, **inferred, **declared}
+        self._values = self._values | infer_values(self._skeleton(), self.initializers.values()) | declared
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def _index(self) -> None:
         self._producers: dict[str, Node] = {}
-        self._consumers: dict[str, dict[Node, None]] = {}
+        self._readers = Readers()
         self._input_names = {value.name for value in self.inputs}
         self._output_names = {value.name for value in self.outputs}
         for node in self.nodes:
@@ -385,15 +386,14 @@ class Graph:
             if name:
                 self._producers[name] = node
         for name in (*node.inputs, *node.captures):
-            if name:
-                self._consumers.setdefault(name, {})[node] = None
+            self._readers.add(node, name)
 
     def _unlink(self, node: Node) -> None:
         for name in node.outputs:
             if self._producers.get(name) is node:
                 del self._producers[name]
         for name in (*node.inputs, *node.captures):
-            self._consumers.get(name, {}).pop(node, None)
+            self._readers.remove(node, name)
 
     def _sort(self) -> None:
         """Bring the nodes into topological order, as near to the present order as possible."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.codes import beyond_pairs
@@ -21,6 +22,7 @@ _FACTORED = frozenset({"AveragePool", "GlobalAveragePool", "ReduceMean", "HardSi
 _MOVING = frozenset({"Flatten", "Reshape", "Squeeze"})
 
 Devices = Mapping[Node, str]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,9 @@ def _chain(graph: Graph, node: Node) -> list[Node]:
     return chain(graph, node, lambda each: False, follows)
 
 
-def _root(root: dict[Node, Node], node: Node) -> Node:
+def _root(root: dict[T, T], node: T) -> T:
+    """The end of a path, which is halved on the way (Tarjan & van Leeuwen 1984): else a chain takes quadratic time."""
     while root[node] is not node:
+        root[node] = root[root[node]]
         node = root[node]
     return node

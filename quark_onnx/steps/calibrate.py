@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from typing import Any
 
 from onnx import ModelProto
 
-from calibrators import Statistic
+from calibrators import Extremes, Histogram, Statistic
 from calibrators.control import Observation, Scope
 from calibrators.runner import Progress, collect
 from quark_onnx.errors import data_errors
@@ -21,6 +22,8 @@ from quark_onnx.steps.run import Sample
 #: What was measured of each use.
 Ranges = dict[Use, Statistic]
 
+#: Statistics that merge to what would have been found in all values, whatever their order.
+_EXACT = (Extremes, Histogram)
 #: One sample in so many is held out, from the middle of each stretch, and at most so many in all.
 _EVERY, _AT_MOST = 20, 4
 #: Of a recurrent model, one sample in so many, all of them from one stretch, and at most so many.
@@ -44,10 +47,10 @@ def calibrate(
     Raises:
         DataError: a sample that does not fit or cannot be run.
     """
-    scope = _scope(graph.to_model(), graph, plan, insides)
+    scope = _scope(ModelProto(), graph, plan, insides)
     with data_errors():
         found = collect(
-            scope.model, scope.observations, samples, controls=scope.controls, executor=executor, progress=progress
+            graph.to_model, scope.observations, samples, controls=scope.controls, executor=executor, progress=progress
         )
     return _ranges(graph, plan, insides, iter(found))
 
@@ -60,11 +63,14 @@ def calibrate_each(
     Raises:
         DataError: a sample that does not fit or cannot be run.
     """
-    observations = list(dict.fromkeys(each for plan in plans for each in _wanted(graph, plan)))
+    observations = list(dict.fromkeys(each for plan in plans for each in _watched(graph, _wanted(graph, plan))))
     with data_errors():
-        found = collect(graph.to_model(), observations, samples, progress=progress)
+        found = collect(graph.to_model, observations, samples, progress=progress)
     known = dict(zip(observations, found, strict=True))
-    return [_ranges(graph, plan, (), iter([known[each] for each in _wanted(graph, plan)])) for plan in plans]
+    return [
+        _ranges(graph, plan, (), iter([known[each] for each in _watched(graph, _wanted(graph, plan))]))
+        for plan in plans
+    ]
 
 
 def _scope(
@@ -73,11 +79,12 @@ def _scope(
     """What is to be watched in a graph and in the bodies in it."""
     scopes = [_scope(shapeless(i), i.graph, i.plan, i.insides, i.body.borrowed) for i in insides]
     inputs = frozenset(value.name for value in model.graph.input)
-    return Scope(model, tuple(_wanted(graph, plan)), controls(insides, scopes), borrowed & inputs)
+    watched = _watched(graph, _wanted(graph, plan))
+    return Scope(model, tuple(watched), controls(insides, scopes), borrowed & inputs)
 
 
 def _wanted(graph: Graph, plan: Plan) -> dict[Observation, list[Use]]:
-    """What is to be watched, and for which uses."""
+    """What is to be known of tensors, and for which uses."""
     wanted: dict[Observation, list[Use]] = {}
     for use, entry in plan.entries.items():
         if isinstance(entry, Quantize) and _measured(graph, use, entry):
@@ -86,11 +93,46 @@ def _wanted(graph: Graph, plan: Plan) -> dict[Observation, list[Use]]:
     return wanted
 
 
+def _watched(graph: Graph, wanted: Collection[Observation]) -> list[Observation]:
+    """What is to be watched of that: a join of tensors that are known holds nothing but their values."""
+    return [observation for observation in wanted if not _parts(graph, observation, wanted)]
+
+
+def _parts(graph: Graph, observation: Observation, wanted: Collection[Observation]) -> list[Observation]:
+    """Observations whose statistics merge exactly to that of this one; none if it is to be watched itself."""
+    node = graph.producer(observation.tensor)
+    exact = type(observation.calibrator.statistic()) in _EXACT
+    if node is None or node.kind != "Concat" or observation.axis is not None or not exact:
+        return []
+    parts = [replace(observation, tensor=name) for name in node.inputs]
+    return parts if all(part in wanted for part in parts) else []
+
+
+def _statistics(
+    graph: Graph, wanted: Collection[Observation], found: Iterator[Statistic]
+) -> dict[Observation, Statistic]:
+    """What is known of each, from what was found of those that were watched."""
+    known = {observation: next(found) for observation in _watched(graph, wanted)}
+    todo = [observation for observation in wanted if observation not in known]
+    while todo:
+        observation = todo.pop()
+        parts = _parts(graph, observation, wanted)
+        if missing := [part for part in parts if part not in known]:
+            todo += [observation, *missing]
+            continue
+        known[observation] = observation.calibrator.statistic()
+        for part in parts:
+            known[observation].merge(known[part])
+    return known
+
+
 def _ranges(graph: Graph, plan: Plan, insides: Sequence[Inside], found: Iterator[Statistic]) -> Ranges:
     """What was found, by use; in the order in which a scope lists what it watches."""
     ranges: Ranges = {}
-    for readers in _wanted(graph, plan).values():
-        statistic = next(found)
+    wanted = _wanted(graph, plan)
+    statistics = _statistics(graph, wanted, found)
+    for observation, readers in wanted.items():
+        statistic = statistics[observation]
         for use in readers:
             entry, reason = plan.entries[use], _unfit(statistic)
             if reason and isinstance(entry, Quantize) and entry.bounds is None:

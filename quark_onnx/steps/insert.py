@@ -132,9 +132,7 @@ class _Writer:
             if use.node is None:
                 quantized = result
             for node in readers[use]:
-                for index, name in enumerate(node.inputs):
-                    if name == tensor:
-                        self.graph.set_input(node, index, result)
+                self.graph.replace_input(node, tensor, result)
 
     def _form(self, source: str, use: Use, result: str) -> str:
         """Write what becomes of a tensor under a use; the name of the value, ``result`` if it is given."""

@@ -7,9 +7,11 @@ runtimes fold away as they load the model.
 
 from __future__ import annotations
 
-from collections import defaultdict
+import hashlib
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from onnx import TensorProto
 
 from quark_onnx.graph import Graph
@@ -17,20 +19,20 @@ from quark_onnx.graph import Graph
 #: Codes and floats that runtimes transpose.
 _TURNED = frozenset({TensorProto.INT8, TensorProto.UINT8, TensorProto.FLOAT})
 
+#: Data type, shape, and a hash of values: equal for equal matrices.
+_Key = tuple[str, tuple[int, ...], bytes]
+
 
 def share_transposed(graph: Graph) -> list[str]:
     """Let a matrix that is the transpose of another one be computed from it; what was done, for the report."""
-    by_shape: dict[tuple[int, ...], list[str]] = defaultdict(list)
+    matrices = _with_partner(graph, [name for name in graph.initializers if _may_share(graph, name)])
+    known: dict[_Key, str] = {}
     notes = list[str]()
-    for name, tensor in list(graph.initializers.items()):
-        shape = tuple(tensor.dims)
-        if tensor.data_type not in _TURNED or len(shape) != 2 or min(shape) < 2 or not graph.is_constant(name):
-            continue
-        if graph.captured(name) or graph.is_output(name):
-            continue
-        twin = next((other for other in by_shape[shape[::-1]] if _is_transpose(graph, name, other)), None)
+    for name in matrices:
+        codes = _codes(graph, name)
+        twin = known.get(_key(codes.T))
         if twin is None:
-            by_shape[shape].append(name)
+            known.setdefault(_key(codes), name)
             continue
         turned = graph.fresh(f"{name}_shared")
         graph.replace_uses(name, turned)
@@ -41,9 +43,30 @@ def share_transposed(graph: Graph) -> list[str]:
     return notes
 
 
-def _is_transpose(graph: Graph, name: str, other: str) -> bool:
-    if graph.initializers[name].data_type != graph.initializers[other].data_type:
+def _may_share(graph: Graph, name: str) -> bool:
+    tensor = graph.initializers[name]
+    if tensor.data_type not in _TURNED or len(tensor.dims) != 2 or min(tensor.dims) < 2:
         return False
-    first, second = graph.constant(name), graph.constant(other)
-    assert first is not None and second is not None
-    return bool(np.array_equal(first[0], second[:, 0]) and np.array_equal(first, second.T))
+    return graph.is_constant(name) and not graph.captured(name) and not graph.is_output(name)
+
+
+def _with_partner(graph: Graph, names: list[str]) -> list[str]:
+    """Keep the matrices whose first row is the first column of one, or the other way round.
+
+    Whole matrices are hashed after that only: most models have no such pair.
+    """
+    rows = {name: _key(_codes(graph, name)[:1]) for name in names}
+    columns = {name: _key(_codes(graph, name)[:, :1].T) for name in names}
+    first_rows, first_columns = set(rows.values()), set(columns.values())
+    return [name for name in names if rows[name] in first_columns or columns[name] in first_rows]
+
+
+def _codes(graph: Graph, name: str) -> NDArray[Any]:
+    codes = graph.constant(name)
+    assert codes is not None
+    return codes
+
+
+def _key(codes: NDArray[Any]) -> _Key:
+    content = hashlib.blake2b(np.ascontiguousarray(codes).data, digest_size=32).digest()
+    return codes.dtype.str, codes.shape, content

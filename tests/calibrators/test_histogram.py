@@ -66,6 +66,14 @@ def test_counts_as_numpy_whatever_the_shape(shape: tuple[int, int]) -> None:
     check_counts(part, rows[some])
 
 
+@pytest.mark.parametrize("count", [1, 4097, 65_536, 200_003])
+def test_what_has_one_sign_is_counted_as_numpy_does(count: int) -> None:
+    """After a ReLU, with a range that grows from part to part, and one that stays within that of the first."""
+    grows = np.maximum(np.random.default_rng(0).normal(size=(1, count)), 0) * np.linspace(1, 9, count)
+    for rows in (grows, grows[:, ::-1], -grows, np.where(np.arange(count) % 3, grows, -grows)):
+        check_counts(histogram(rows.astype(np.float32)), rows.astype(np.float32))
+
+
 @given(tables)
 @EXAMPLES
 def test_half_of_the_bins_are_in_use(rows: Rows) -> None:

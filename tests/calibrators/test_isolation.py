@@ -19,7 +19,7 @@ import pytest
 
 from calibrators import CalibrationError
 from calibrators.errors import RuntimeCrash
-from calibrators.isolation import IsolatedSession, current, ending, isolated
+from calibrators.isolation import IsolatedSession, current, ending, isolated, start
 from calibrators.session import open_session
 from tests.models import normal, parse, run, weight
 from tests.native_faults import captured_mover, endless
@@ -183,6 +183,18 @@ def test_nothing_is_started_that_nobody_needs(temporary: Path) -> None:
         open_session(product())
 
 
+def test_it_may_be_started_before_there_is_a_model() -> None:
+    start()  # outside of a block there is nothing to start
+    with isolated():
+        isolation = current()
+        assert isolation is not None
+        start()
+        first = isolation.process()
+        start()
+        session = open_session(product())
+        assert isolation.process() is first and session.open() is first
+
+
 def test_a_session_does_not_outlive_its_block() -> None:
     with isolated():
         session = open_session(product())
@@ -193,7 +205,7 @@ def test_a_session_does_not_outlive_its_block() -> None:
 PARENT = """
 import os, signal, sys, time
 import numpy as np
-from calibrators.isolation import current, isolated
+from calibrators.isolation import current, isolated, start
 from calibrators.session import open_session
 from tests.models import normal
 from tests.native_faults import endless

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 import calibrators
 from calibrators import CALIBRATORS, DataError, Histogram, MinMax, NonOverflow, Percentile, rows, runner, session
 from calibrators.runner import Observation, collect
+from calibrators.worker import Settings, native_session, session_options
 
 Array = NDArray[Any]
 Sample = dict[str, Array]
@@ -183,6 +184,20 @@ def test_the_model_is_not_changed() -> None:
     before = NET.SerializeToString(deterministic=True)
     collect(NET, EVERYTHING, EVEN[:2])
     assert NET.SerializeToString(deterministic=True) == before
+
+
+def test_a_model_may_be_made_when_it_is_needed() -> None:
+    made = collect(lambda: NET, EVERYTHING, EVEN[:2])
+    for found, expected in zip(made, collect(NET, EVERYTHING, EVEN[:2]), strict=True):
+        np.testing.assert_array_equal([found.lo, found.hi], [expected.lo, expected.hi])
+
+
+def test_a_session_does_not_keep_the_bytes_of_its_model() -> None:
+    data = NET.SerializeToString()
+    before = sys.getrefcount(data)
+    session = native_session(data, session_options(Settings()))
+    assert sys.getrefcount(data) == before
+    assert session.run(None, EVEN[0])
 
 
 def test_the_samples_are_not_changed() -> None:

@@ -334,3 +334,25 @@ def test_files_run_in_turn(runtime: Any, tmp_path: Path) -> None:
 
 MODEL = """<ir_version: 8, opset_import: ["" : 17]>
     g (float[N, 2] x) => (float[N, 2] y) <float[2, 2] w = {1, 2, 3, 4}> { y = MatMul (x, w) }"""
+
+
+def test_what_grows_faster_than_the_graph_or_was_not_measured_is_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    scaling, results = (importlib.import_module(name) for name in ("scaling", "_results"))
+    store = results.Store(tmp_path / "scaling.json")
+    for work, seconds in (("W8", (2.0, 29.0)), ("check", (2.0, 31.0)), ("explain", (2.0,))):
+        for size, taken in zip((2000, 20_000), seconds, strict=False):
+            store.put(f"chain/{size}/{work}", {"seconds": taken, "onnxruntime": 1.0})
+    rows = scaling._rows(store, ["chain"], [2000, 20_000], ["W8", "check", "explain"])
+    assert [row[-1] for row in rows] == ["met", "MISSED", "MISSED"]
+    assert rows[0][:5] == ["chain", "W8", 1.0, 1.45, 1.0]
+
+
+@pytest.mark.parametrize("shape", ["chain", "branches", "constants", "residual"])
+def test_a_growing_model_has_the_nodes_asked_for(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    model = importlib.import_module("_growing").SHAPES[shape](50)
+    onnx.checker.check_model(model, full_check=True)
+    assert 50 <= len(model.graph.node) <= 60

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from quark_onnx.errors import ConfigError
 from quark_onnx.graph import Graph
 from quark_onnx.graph.cost import operations
 from quark_onnx.npu import Preflight, Verdict, legalize, preflight
+from quark_onnx.npu.partition import _root, pieces
 from quark_onnx.npu.placement import NPU
 from quark_onnx.npu.support import KINDS, listed
 from tests.models import kinds, normal, parse, weight
@@ -155,6 +157,30 @@ def test_a_piece_does_not_wait_for_what_waits_for_it() -> None:
     result = found("g = Sigmoid (b) y = Mul (b, g)")
     assert result.pieces == (0, 0, 1, 2) and result.links == ((0, 1), (0, 2), (1, 2)) and result.subgraphs == 2
     assert found("r = Relu (b) y = Mul (b, r)").pieces == (0, 0, 0, 0)
+
+
+class _Counted(dict[Any, Any]):
+    """A dictionary that counts how often it is looked into."""
+
+    looked = 0
+
+    def __getitem__(self, key: Any) -> Any:
+        self.looked += 1
+        return super().__getitem__(key)
+
+
+def test_the_pieces_of_a_chain_are_found_in_a_few_steps_a_node() -> None:
+    count = 3000
+    body = " ".join(f"t{place + 1} = Relu (t{place})" for place in range(count))
+    model = parse(f"g (float[4] t0) => (float[4] t{count}) {{ {body} }}")
+    graph = Graph.of(model)
+    root = _Counted((node, node) for node in graph.nodes)
+    for before, after in itertools.pairwise(graph.nodes):
+        root[_root(root, before)] = _root(root, after)
+    assert len({_root(root, node) for node in graph.nodes}) == 1
+    assert root.looked < 20 * count
+    [piece] = pieces(graph, dict.fromkeys(graph.nodes, NPU))
+    assert piece.nodes == tuple(graph.nodes)
 
 
 def test_quantized_models_are_counted_as_they_are() -> None:

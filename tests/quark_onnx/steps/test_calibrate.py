@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from typing import Any
 
 import numpy as np
 import pytest
+from onnx import ModelProto
 
+from calibrators import Calibrator, MinMax, MovingExtremes, Percentile
+from calibrators.control import Observation
+from calibrators.runner import collect
 from quark_onnx import Override, QConfig
 from quark_onnx.errors import DataError
 from quark_onnx.graph import Graph
-from quark_onnx.plan import Keep, Use
+from quark_onnx.plan import Keep, Plan, Quantize, Use
 from quark_onnx.steps import calibrate, make_plan
 from quark_onnx.steps.calibrate import HoldOut
 from tests.models import Feeds, parse, residual, run, samples
@@ -45,6 +52,42 @@ def test_a_tensor_with_two_calibrators_is_watched_twice() -> None:
     text = "g (float[N,4] x) => (float[N,4] y, float[N,4] z) { [a] y = Add (x, x) [b] z = Mul (x, x) }"
     stages = Stages.of(parse(text), TENSOR.with_(overrides=(Override("b", activation=own),)))
     assert type(stages.ranges[Use("x")]) is not type(stages.ranges[Use("x", "b")])
+
+
+JOINS = parse(
+    """g (float[N,2] x, float[N,3] u) => (float[N,10] y) {
+        a = Exp (x)
+        b = Neg (u)
+        c = Concat <axis = 1> (a, b)
+        d = Concat <axis = 1> (c, c)
+        y = Sqrt (d)
+    }"""
+)
+
+
+@pytest.mark.parametrize("calibrator", [MinMax(), Percentile(), MinMax(moving_average=True)], ids=str)
+def test_a_join_has_the_statistic_of_what_it_joins(calibrator: Calibrator, monkeypatch: pytest.MonkeyPatch) -> None:
+    random, graph = np.random.default_rng(0), Graph.of(JOINS)
+    data = [{"x": random.normal(size=(3, 2)), "u": random.normal(size=(3, 3)) * 4} for _ in range(5)]
+    data = [{name: value.astype(np.float32) for name, value in feeds.items()} for feeds in data]
+    plan = Plan(graph, {})
+    for tensor in "abcd":
+        plan.entries[Use(tensor)] = Quantize(TENSOR.activation.with_(calibrator=calibrator))
+    watched = list[str]()
+
+    def collected(model: ModelProto, observations: Sequence[Observation], *rest: Any, **options: Any) -> Any:
+        watched.extend(each.tensor for each in observations)
+        return collect(model, observations, *rest, **options)
+
+    monkeypatch.setattr(sys.modules[calibrate.__module__], "collect", collected)
+    ranges = calibrate(graph, plan, data)
+    in_order = isinstance(calibrator.statistic(), MovingExtremes)  # which does not merge to that of all values
+    assert watched == list("abcd" if in_order else "ab")
+    direct = collect(JOINS, [Observation(tensor, calibrator) for tensor in "abcd"], data)
+    for tensor, expected in zip("abcd", direct, strict=True):
+        for field in fields(expected):
+            found = getattr(ranges[Use(tensor)], field.name)
+            np.testing.assert_array_equal(found, getattr(expected, field.name), err_msg=f"{tensor}.{field.name}")
 
 
 @pytest.mark.parametrize(

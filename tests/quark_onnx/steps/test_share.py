@@ -9,6 +9,8 @@ from onnx import ModelProto, TensorProto, numpy_helper
 
 from calibrators.session import open_session
 from quark_onnx import QConfig, QuantizationSpec, quantize
+from quark_onnx.graph import Graph
+from quark_onnx.steps import share_transposed
 
 WIDTH = 24
 
@@ -95,3 +97,39 @@ def test_a_table_has_a_byte_for_each_value(preset: str) -> None:
     assert any(
         tensor.data_type == TensorProto.INT8 and tuple(tensor.dims) == (40, WIDTH) for tensor in matrices(result)
     )
+
+
+def of_codes(*matrices: np.ndarray) -> Graph:
+    """A graph that reads matrices of codes."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[2] x) => (float[2] y) { y = Identity (x) }""")
+    for place, codes in enumerate(matrices):
+        model.graph.initializer.append(numpy_helper.from_array(codes, f"w{place}"))
+        model.graph.node.add(op_type="Shape", input=[f"w{place}"], output=[f"s{place}"])
+        model.graph.output.append(onnx.helper.make_tensor_value_info(f"s{place}", TensorProto.INT64, [2]))
+    return Graph.of(model)
+
+
+def test_each_matrix_is_read_a_few_times_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    random, count = np.random.default_rng(0), 200
+    graph = of_codes(*(random.integers(-9, 9, (8, 8), np.int8) for _ in range(count)))
+    read = list[str]()
+    constant = Graph.constant
+    monkeypatch.setattr(Graph, "constant", lambda self, name: read.append(name) or constant(self, name))
+    assert share_transposed(graph) == []
+    assert len(read) <= 4 * count
+
+
+def test_matrices_of_another_type_or_shape_or_with_other_values_are_no_twins() -> None:
+    codes = np.arange(6, dtype=np.int8).reshape(2, 3)
+    almost = codes.T.copy()
+    almost[2, 1] += 1
+    graph = of_codes(codes, codes, codes.T.astype(np.uint8), codes.reshape(3, 2), almost)
+    assert share_transposed(graph) == []
+
+
+def test_all_transposes_are_computed_from_the_first_twin() -> None:
+    codes = np.arange(6, dtype=np.int8).reshape(2, 3)
+    graph = of_codes(codes, codes.T.copy(), codes, codes.T.copy())
+    assert share_transposed(graph) == [f"'{name}' is 'w0' turned round, and not stored" for name in ("w1", "w3")]
+    assert set(graph.initializers) == {"w0", "w2"}
