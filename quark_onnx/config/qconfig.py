@@ -167,8 +167,9 @@ class QConfig:
             more bits and boxes and scores would share one scale, and the residual stream around layer normalizations.
         optimizers: what makes the result better, in this order; each is its own configuration, or a text as
             ``"cle:relu6=bound"``.
-        search: on how many samples scales are settled by the error at the outputs, 0 for not at all. As
-            the scales move by octaves, the error of a tensor alone does not tell which one serves the model.
+        search: on how many samples scales of activations are settled by the error in the layers that read them, and
+            biases by the mean error of rounded weights; 0 for not at all. As the scales move by octaves, the error of
+            a tensor alone does not tell which one serves the model.
         target: what the result is for ("npu", "phx", "stx", ...): its constraints on power-of-two scales are met. Empty
             for none.
         fix_sizes: with a target, a symbolic batch becomes 1, as the target's compiler wants all sizes fixed.
