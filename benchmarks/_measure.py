@@ -43,10 +43,6 @@ class Method:
             return "float inference"
         return f"{self.tool} {self.setting.calibrator or self.setting.preset}"
 
-    @property
-    def is_histogram(self) -> bool:
-        return self.tool != "float" and self.setting.calibrator not in ("minmax", "nonoverflow")
-
     def measure(self, model: Path, samples: Path, count: int) -> Measurement:
         """Run on `count` samples of the folder (they repeat where it has fewer)."""
         if self.amd_quark_python:

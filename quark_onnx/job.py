@@ -43,9 +43,11 @@ from quark_onnx.steps import (
     Ranges,
     Reference,
     Sample,
+    accept_biases,
     all_plans,
     calibrate,
     check_folder,
+    correct_biases,
     define_functions,
     describe,
     destination,
@@ -292,10 +294,13 @@ class Job:
         limits = Limits(graph, plan, params, config)
         count = settle(limits, params)
         notes += [f"{count} scales moved for the rules of the target {config.target}"] if count else []
-        count = search(graph, plan, params, limits, data.held.first if data.held else [], progress)
-        notes += [f"{count} scales moved by the error at the outputs"] if count else []
+        few = data.held.first if data.held else []
+        corrected = correct_biases(graph, plan, params, few, config.optimizers)
+        count = search(graph, plan, params, limits, [*few, *data.held_out] if few else [], progress, corrected)
+        notes += [f"{count} scales moved by the error of the layers behind"] if count else []
         graph, layers = self._refine(planned, params, data, progress, notes)
         solve_biases(graph, plan, params)
+        graph = accept_biases(graph, corrected, plan, params, self.reference, [*data.held_out, *few], notes)
         notes += params.notes
         result = insert(graph, plan, params, vendor=config.form == "vendor", lower=config.form != "operators")
         del params  # of a large model they are large

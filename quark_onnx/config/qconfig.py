@@ -162,8 +162,9 @@ class QConfig:
             share one scale, and the residual stream around layer normalizations.
         optimizers: what makes the result better, in this order; each is its own configuration, or a text as
             ``"cle:relu6=bound"``.
-        search: on how many samples scales are settled by the error at the outputs, 0 for not at all. As
-            the scales move by octaves, the error of a tensor alone does not tell which one serves the model.
+        search: on how many samples scales of activations are settled by the error in the layers that read them, and
+            biases by the mean error of rounded weights; 0 for not at all. As the scales move by octaves, the error of
+            a tensor alone does not tell which one serves the model.
         target: what the result is for ("npu", "phx", "stx", ...): its constraints on power-of-two scales are met. Empty
             for none.
         keep_existing: leave what is quantized already as it is and go on with the rest, instead of refusing the model.

@@ -12,6 +12,7 @@ from quark_onnx.steps.inside import Inside, all_plans, give_up_late, plan_inside
 from quark_onnx.steps.insides import quantize_insides
 from quark_onnx.steps.journal import check_folder, sample_key
 from quark_onnx.steps.make_plan import make_plan
+from quark_onnx.steps.means import accept_biases, correct_biases
 from quark_onnx.steps.mixed import describe, mix
 from quark_onnx.steps.opsets import lower_opset, raise_opset_for
 from quark_onnx.steps.optimize import give_biases, optimize_float
@@ -41,11 +42,13 @@ __all__ = [
     "Ranges",
     "Reference",
     "Sample",
+    "accept_biases",
     "all_plans",
     "calibrate",
     "check",
     "check_folder",
     "clean",
+    "correct_biases",
     "define_functions",
     "describe",
     "destination",

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from onnx import ModelProto
 
+from calibrators.session import open_session
 from quark_onnx import quantize
 from quark_onnx.plan import BiasOf, Quantize, Use
-from quark_onnx.steps import search, trial
-from quark_onnx.steps.insert import insert_live
-from quark_onnx.steps.trial import Probe
+from quark_onnx.steps import search
+from quark_onnx.steps.local import LocalErrors
 from tests.models import Feeds, conv_net, normal, parse, residual, run, samples, weight
 from tests.pipeline import Stages
 from tests.settings import POW2, TENSOR
@@ -112,63 +112,76 @@ def test_a_search_never_costs_signal_and_repeats_itself() -> None:
     assert searched.model == again.model
 
 
-def deep() -> ModelProto:
-    """Seven layers, and a second output behind the second of them."""
-    layers = [f"h{i} = Conv <pads = [1,1,1,1]> (r{i}, w{i}, b{i}) r{i + 1} = Relu (h{i})" for i in range(1, 7)]
-    return parse(
-        f"""g (float[N,3,6,6] x) => (float[N,4,6,6] r7, float[N,4,1,1] z) {{
-            r1 = Conv <pads = [1,1,1,1]> (x, w0) {" ".join(layers)} z = GlobalAveragePool (r3)
-        }}""",
-        w0=weight(4, 3, 3, 3), **{f"w{i}": weight(4, 4, 3, 3) for i in range(1, 7)},
-        **{f"b{i}": weight(4, seed=i) / 3 for i in range(1, 7)},
+def test_local_errors_are_those_of_the_layers_behind() -> None:
+    """Beside float64 arithmetic: the tensor is rounded, and the error counts behind the next Conv and its Relu."""
+    model = parse(
+        """g (float[1,3,8,8] x) => (float[1,2,8,8] y) {
+            a = Conv (x, k) r = Relu (a) b = Conv (r, l) y = Relu (b)
+        }""",
+        k=weight(4, 3, 1, 1), l=weight(2, 4, 1, 1),
     )  # fmt: skip
+    data = samples(model, 3)
+    stages = Stages.of(model, POW2.with_(bias=False), data)
+    use = Use("r")
+    errors = LocalErrors(stages.graph, stages.plan, stages.params, [use], data)
+    scales = {(use, step): np.asarray(stages.params.table[use].scale * np.float32(2.0**step)) for step in (-2, 0, 1)}
+    found = errors.measure(scales)
+    for step, scale in scales.items():
+        for place, feeds in enumerate(data):
+            x = feeds["x"].astype(np.float64)
+            r = np.maximum(np.einsum("oi,nihw->nohw", weight(4, 3, 1, 1)[:, :, 0, 0].astype(np.float64), x), 0)
+            rounded = np.clip(np.rint(r / scale), -128, 127) * scale
+            outputs = [
+                np.maximum(np.einsum("oi,nihw->nohw", weight(2, 4, 1, 1)[:, :, 0, 0].astype(np.float64), each), 0)
+                for each in (r, rounded)
+            ]
+            expected = ((outputs[1] - outputs[0]) ** 2).sum() / (outputs[0] ** 2).sum()
+            assert found[step][place] == pytest.approx(expected, rel=0.02)
 
 
-def test_what_is_computed_once_and_for_all_changes_no_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No bit: onnxruntime rounds biases between quantized tensors, and parts that meet elsewhere lost that."""
-    monkeypatch.setattr(trial, "_WORTH", 0)
-    data = samples(deep())
-    stages = Stages.of(deep(), POW2.with_(bias=False), data)
-    uses = [use for use in stages.params.table if isinstance(stages.plan.entries[use], Quantize)]
-    live, names = insert_live(stages.graph, stages.plan, stages.params, uses)
-    scales = {name: np.asarray(stages.params.table[use].scale) for use, name in names.items() if name}
-    with Probe(stages.graph, live, data) as whole, Probe(stages.graph, live, data) as parts:
-        assert [node.name for node in parts.nodes] == [node.name for node in live.nodes]
-        counts = [len(parts.nodes)]
-        for layers in (0, 1, 2, 4):
-            done = {"x", "w0", *(f"{kind}{i}" for i in range(1, layers + 1) for kind in "rw")}
-            still = [name for use, name in names.items() if name and use.tensor not in done]
-            assert parts.freeze(scales, still)
-            counts.append(len(parts.nodes))
-            for name in still:
-                other = scales | {name: np.asarray(scales[name] * np.float32(2))}
-                assert parts.noise(other, []) == whole.noise(other, [])
-        assert counts == sorted(counts, reverse=True) and counts[-1] < counts[0] / 2
-        # a scale that was thought to be settled
-        other = scales | {names[Use("x")]: np.asarray(scales[names[Use("x")]] * np.float32(2))}
-        assert parts.noise(other, []) == whole.noise(other, []) != parts.noise(scales, [])
-        assert parts.freeze(other, still)
-        assert parts.noise(other, []) == whole.noise(other, [])
+def chain(layers: int) -> ModelProto:
+    names = [f"h{i} = Conv <pads = [1,1,1,1]> (r{i}, w{i}) r{i + 1} = Relu (h{i})" for i in range(layers)]
+    return parse(
+        f"g (float[N,4,6,6] r0) => (float[N,4,6,6] r{layers}) {{ {' '.join(names)} }}",
+        **{f"w{i}": weight(4, 4, 3, 3, seed=i) for i in range(layers)},
+    )
 
 
-def test_a_model_that_does_not_run_in_parts_is_run_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*arguments: object) -> None:
-        raise ValueError("no such part")
+def test_the_work_grows_with_the_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice the layers are twice the nodes that run, and no more runs."""
+    step = sys.modules["quark_onnx.steps.local"]
+    counts = list[tuple[int, int]]()
+    for layers in (8, 16, 32):
+        data, nodes, runs = samples(chain(layers)), list[int](), list[int]()
 
-    data, moved, frozen = samples(deep()), list[int](), list[bool]()
-    behind = Probe._behind
-    monkeypatch.setattr(trial, "_WORTH", 0)
-    monkeypatch.setattr(Probe, "_behind", lambda *arguments: frozen.append(True) or behind(*arguments))
-    for replaced in (trial.segment, fail):
-        monkeypatch.setattr(trial, "segment", replaced)
-        stages = Stages.of(deep(), POW2.with_(bias=False), data)
-        moved.append(search(stages.graph, stages.plan, stages.params, stages.limits, data, False))
-    assert moved[0] == moved[1] and len(frozen) > 8  # once where it fails
+        def opened(model: ModelProto, nodes: list[int] = nodes, runs: list[int] = runs, **options: object) -> object:
+            nodes.append(len(model.graph.node))
+            session = open_session(model, **options)
+            monkeypatch.setattr(session, "run", lambda *given, run=session.run: runs.append(1) or run(*given))
+            return session
+
+        monkeypatch.setattr(step, "open_session", opened)
+        stages = Stages.of(chain(layers), POW2.with_(bias=False), data)
+        search(stages.graph, stages.plan, stages.params, stages.limits, data, False)
+        assert len(runs) <= 4 * len(data)
+        counts.append((layers, nodes[0]))
+    first, second, third = (nodes for _, nodes in counts)
+    assert third - second == 2 * (second - first)
 
 
-def test_samples_of_other_ranks_inside_are_searched_on_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A part is for one rank: onnxruntime would end the run at the first sample of another."""
-    monkeypatch.setattr(trial, "_WORTH", 0)
+def test_moves_are_judged_by_other_samples_than_they_were_found_on() -> None:
+    """The first samples are small; clipping what is larger would serve them alone."""
+    model = residual()
+    small, large = samples(model, 4), [{name: 16 * value for name, value in each.items()} for each in samples(model, 4)]
+    stages = Stages.of(model, POW2.with_(bias=False), [*small, *large])
+    before, start = dict(stages.params.table), noise(model, stages.model, large)
+    assert search(stages.graph, stages.plan, stages.params, stages.limits, small, False) > 0
+    stages.params.table.update(before)
+    search(stages.graph, stages.plan, stages.params, stages.limits, [*small, *large], False)
+    assert noise(model, stages.model, large) <= start
+
+
+def test_samples_of_other_ranks_inside_are_searched() -> None:
     model = parse(
         """g (float[N,4,6,6] x) => (float y) {
             a = Conv (x, w, b) r = Relu (a) c = Conv (r, v) s = Relu (c) t = Squeeze (s) g = Sigmoid (t) u = Mul (g, k)
