@@ -303,7 +303,7 @@ class Job:
         notes += [f"{count} scales moved for the rules of the target {config.target}"] if count else []
         few = data.held.first if data.held else []
         corrected = correct_biases(graph, plan, params, few, config.optimizers)
-        count = search(graph, plan, params, limits, few, progress, corrected)
+        count = search(graph, plan, params, limits, [*few, *data.held_out] if few else [], progress, corrected)
         notes += [f"{count} scales moved by the error of the layers behind"] if count else []
         graph, layers = self._refine(planned, params, data, progress, notes)
         solve_biases(graph, plan, params)
