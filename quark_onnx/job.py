@@ -28,23 +28,21 @@ from quark_onnx.graph import (
 )
 from quark_onnx.graph.io import load
 from quark_onnx.graph.states import states
-from quark_onnx.optimizers import Samples
 from quark_onnx.optimizers.problem import LayerResult
 from quark_onnx.plan import Plan, Quantize, select
 from quark_onnx.plan.blocks import describe_blocks
 from quark_onnx.progress import Progress
 from quark_onnx.registry import TARGETS
 from quark_onnx.report import Report, summarize, verdicts
+from quark_onnx.run_data import Planned, RunData
 from quark_onnx.steps import (
     Before,
     Finished,
     HoldOut,
-    Inside,
     Limits,
     Params,
     Ranges,
     Reference,
-    Sample,
     accept_biases,
     all_plans,
     calibrate,
@@ -99,56 +97,11 @@ class Result:
     report: Report
 
 
-@dataclass(frozen=True)
-class _Data:
-    """The data of a run.
-
-    Attributes:
-        sample: the first one, or one made up; None if the model runs on none.
-        held: diverts the samples that the result is measured on; None without data.
-        again: the samples that may be read as often as needed; empty if nothing needs them.
-    """
-
-    sample: Sample | None = None
-    held: HoldOut | None = None
-    again: Samples = ()
-
-    @property
-    def judges(self) -> list[Sample]:
-        """What the result is measured on."""
-        return self.held_out or ([self.sample] if self.sample else [])
-
-    @property
-    def held_out(self) -> list[Sample]:
-        return self.held.samples if self.held else []
-
-    @property
-    def count(self) -> int:
-        """How many samples it was calibrated on."""
-        return self.held.count if self.held else 0
-
-
-@dataclass(frozen=True)
-class _Planned:
-    """The prepared graph, what becomes of its tensors and of those in bodies, and notes for the report.
-
-    The configuration has an override for each node that an optimizer has raised. The notes on rewrites of the float
-    graph stand by themselves: they do not hold where the float model is the result.
-    """
-
-    config: QConfig
-    graph: Graph
-    plan: Plan
-    insides: list[Inside]
-    notes: list[str]
-    rewrites: list[str]
-
-
 def run(job: Job, data: Any, executor: Executor | None, progress: bool | None) -> Result:
     """From the data to the finished model."""
     config = job.config
     if data is None and not config.measures:
-        made_up = _Data(probe(job.graph, job.reference))
+        made_up = RunData(probe(job.graph, job.reference))
         return job.finish(job.plan(made_up, progress), {}, made_up, progress)
     reader = reader_for(job.graph, data, config)
     first = first_sample(reader)
@@ -158,7 +111,7 @@ def run(job: Job, data: Any, executor: Executor | None, progress: bool | None) -
     with Spool() as spool:
         if config.rereads:
             _read(held, spool, reader.length, progress)
-        planned = job.plan(_Data(first, held, spool), progress)
+        planned = job.plan(RunData(first, held, spool), progress)
         with Progress(progress, reader.length, "calibrating", "sample") as bar:
             ranges = calibrate(
                 planned.graph,
@@ -168,10 +121,10 @@ def run(job: Job, data: Any, executor: Executor | None, progress: bool | None) -
                 executor=executor,
                 progress=bar.update,
             )
-        return _finished(job, planned, ranges, _Data(first, held, spool), progress)
+        return _finished(job, planned, ranges, RunData(first, held, spool), progress)
 
 
-def _finished(job: Job, planned: _Planned, ranges: Ranges, data: _Data, progress: bool | None) -> Result:
+def _finished(job: Job, planned: Planned, ranges: Ranges, data: RunData, progress: bool | None) -> Result:
     """Finish a run. If onnxruntime crashes in its own process meanwhile, try a second time without the pairs that it
     moves, which are behind the crashes that are known.
     """
@@ -190,7 +143,7 @@ def _finished(job: Job, planned: _Planned, ranges: Ranges, data: _Data, progress
         logger.warning("%s; trying again with operators that move values left float", crash)
     config, plan, insides, ranges, note = again
     return job.finish(
-        _Planned(config, graph, plan, insides, [*planned.notes, note], planned.rewrites), ranges, data, progress
+        Planned(config, graph, plan, insides, [*planned.notes, note], planned.rewrites), ranges, data, progress
     )
 
 
@@ -265,7 +218,7 @@ class Job:
         if self.graph.store is not None:
             self.graph.store.close()
 
-    def plan(self, data: _Data, progress: bool | None) -> _Planned:
+    def plan(self, data: RunData, progress: bool | None) -> Planned:
         """Clean and optimize the float graph, and decide what becomes of each tensor."""
         sample, samples = data.sample, data.again
         graph, prepared = prepare(self.graph, self.config, self.reference, sample)
@@ -291,9 +244,9 @@ class Job:
         give_up_late(insides, vendor=config.form == "vendor")
         if graph.store is not None:
             notes.append("a large model: it is verified without onnxruntime's graph optimizations, to save memory")
-        return _Planned(config, graph, plan, insides, [*notes, *early, *raised], rewrites)
+        return Planned(config, graph, plan, insides, [*notes, *early, *raised], rewrites)
 
-    def finish(self, planned: _Planned, ranges: Ranges, data: _Data, progress: bool | None) -> Result:
+    def finish(self, planned: Planned, ranges: Ranges, data: RunData, progress: bool | None) -> Result:
         """Scales, codes, nodes, file and report."""
         graph, plan, config = planned.graph, planned.plan, planned.config
         notes = [*planned.notes, *(guard(graph, plan, ranges) if config.safe else [])]
@@ -344,7 +297,7 @@ class Job:
         return Result(done.model, plan, self._report(plans, done, notes, data, layers))
 
     def _refine(
-        self, planned: _Planned, params: Params, data: _Data, progress: bool | None, notes: list[str]
+        self, planned: Planned, params: Params, data: RunData, progress: bool | None, notes: list[str]
     ) -> tuple[Graph, list[LayerResult]]:
         """Let the optimizers of layers choose codes and biases: the graph with them, and what became of each layer.
 
@@ -381,7 +334,7 @@ class Job:
         plans: list[Plan],
         done: Finished,
         notes: list[str],
-        data: _Data,
+        data: RunData,
         layers: list[LayerResult],
     ) -> Report:
         operators, kept_nodes, kept_tensors = summarize(*plans)

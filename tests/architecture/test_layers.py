@@ -24,6 +24,7 @@ plan
 rules passes fusions optimizers targets onnxruntime_spelling
 report
 steps
+run_data
 job
 api convert
 analysis npu torch

@@ -1,0 +1,57 @@
+"""What the steps of a run hand on: its calibration data, and the prepared graph with its plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quark_onnx.config import QConfig
+from quark_onnx.graph import Graph
+from quark_onnx.optimizers import Samples
+from quark_onnx.plan import Plan
+from quark_onnx.steps import HoldOut, Inside, Sample
+
+
+@dataclass(frozen=True)
+class RunData:
+    """The calibration data of a run.
+
+    Attributes:
+        sample: the first one, or one made up; None if the model runs on none.
+        held: diverts the samples that the result is measured on; None without data.
+        again: the samples that may be read as often as needed; empty if nothing needs them.
+    """
+
+    sample: Sample | None = None
+    held: HoldOut | None = None
+    again: Samples = ()
+
+    @property
+    def judges(self) -> list[Sample]:
+        """What the result is measured on."""
+        return self.held_out or ([self.sample] if self.sample else [])
+
+    @property
+    def held_out(self) -> list[Sample]:
+        """The samples that nothing is calibrated on."""
+        return self.held.samples if self.held else []
+
+    @property
+    def count(self) -> int:
+        """How many samples it was calibrated on."""
+        return self.held.count if self.held else 0
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The prepared graph, what becomes of its tensors and of those in bodies, and notes for the report.
+
+    The configuration has an override for each node that an optimizer has raised. The notes on rewrites of the float
+    graph stand by themselves: they do not hold where the float model is the result.
+    """
+
+    config: QConfig
+    graph: Graph
+    plan: Plan
+    insides: list[Inside]
+    notes: list[str]
+    rewrites: list[str]
