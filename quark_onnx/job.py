@@ -297,7 +297,7 @@ class Job:
         graph, layers = self._refine(planned, params, data, progress, notes)
         solve_biases(graph, plan, params)
         notes += params.notes
-        result = insert(graph, plan, params, vendor=config.form == "vendor", lower=config.form != "operators")
+        result = insert(graph, plan, params, form=config.pairs, lower=config.form != "operators")
         del params  # of a large model they are large
         inside = quantize_insides(result, planned.insides, config)
         notes += inside

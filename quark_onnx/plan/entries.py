@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from quark_onnx.config import QuantizationSpec, format_calibrator
+from quark_onnx.config import QuantizationSpec, TensorOverride, format_calibrator
 from quark_onnx.dtypes import BODY_OPSET, Block, Scaled
 
 
@@ -32,11 +32,13 @@ class Quantize:
         spec: how.
         axis: of the channels of a constant or of its blocks; None per tensor, or for blocks wherever they usually run.
         bounds: the range, where it is known without measuring.
+        given: what the user has said of this tensor.
     """
 
     spec: QuantizationSpec
     axis: int | None = None
     bounds: tuple[float, float] | None = None
+    given: TensorOverride | None = None
 
     @property
     def min_opset(self) -> int:
@@ -69,6 +71,7 @@ class Quantize:
         if s.dynamic:
             return " ".join([*words, "dynamic"])
         words += [f"[{self.bounds[0]:g}, {self.bounds[1]:g}]" if self.bounds else format_calibrator(s.calibrator)]
+        words[-1:] = ["as given"] if self.given and self.given.known else words[-1:]
         return " ".join(words)
 
 

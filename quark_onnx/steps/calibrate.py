@@ -105,7 +105,8 @@ def _ranges(graph: Graph, plan: Plan, insides: Sequence[Inside], found: Iterator
 
 
 def _measured(graph: Graph, use: Use, entry: Quantize) -> bool:
-    return entry.spec.measured and not graph.is_constant(use.tensor)
+    known = entry.given is not None and entry.given.known
+    return entry.spec.measured and not known and not graph.is_constant(use.tensor)
 
 
 def _unfit(statistic: Statistic) -> str:
