@@ -78,6 +78,7 @@ from quark_onnx.steps import (
     solve_biases,
     spare_movers,
     stretch,
+    unmeasured,
     wanted,
     worst_sqnr,
 )
@@ -143,9 +144,11 @@ class _Planned:
 def run(job: Job, data: Any, executor: Executor | None, progress: bool | None) -> Result:
     """From the data to the finished model."""
     config = job.config
-    if data is None and not config.measures:
+    if data is None and (not config.measures or config.tensors):
         sample = probe(job.graph, job.reference)
-        return job.finish(job.plan(sample), {}, _Data(sample), progress)
+        known = job.plan(sample)
+        if not unmeasured(known.graph, known.plan):
+            return job.finish(known, {}, _Data(sample), progress)
     reader = reader_for(job.graph, data, config)
     first = first_sample(reader)
     least = len(data) if isinstance(data, list | tuple) else None  # each may be a batch of several samples

@@ -1,7 +1,7 @@
 """quantize_static in reading order, one file a step."""
 
 from quark_onnx.steps.bodies import OLD_DOMAIN, RENAMED, define_functions, with_bodies
-from quark_onnx.steps.calibrate import HoldOut, Ranges, calibrate, stretch
+from quark_onnx.steps.calibrate import HoldOut, Ranges, calibrate, stretch, unmeasured
 from quark_onnx.steps.destination import destination, keeps_weights_beside
 from quark_onnx.steps.dynamic import quantized_before, read_floats
 from quark_onnx.steps.finish import Finished, check, finish, hand_back
@@ -82,6 +82,7 @@ __all__ = [
     "spare_movers",
     "stretch",
     "tolerated",
+    "unmeasured",
     "wanted",
     "with_bodies",
     "worst_sqnr",

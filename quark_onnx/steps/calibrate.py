@@ -87,6 +87,11 @@ def _wanted(graph: Graph, plan: Plan) -> dict[Observation, list[Use]]:
     return wanted
 
 
+def unmeasured(graph: Graph, plan: Plan) -> bool:
+    """Whether there are tensors whose range only data can tell."""
+    return bool(_wanted(graph, plan))
+
+
 def _ranges(graph: Graph, plan: Plan, insides: Sequence[Inside], found: Iterator[Statistic]) -> Ranges:
     """What was found, by use; in the order in which a scope lists what it watches."""
     ranges: Ranges = {}

@@ -21,13 +21,13 @@ functions
 dtypes
 config graph
 plan
-rules passes fusions optimizers targets onnxruntime_spelling
-report
+rules passes fusions optimizers targets
+report onnxruntime_spelling
 steps
 job
 api convert
 analysis npu torch
-quark_onnx
+quark_onnx compat_onnxruntime
 cli
 __main__
 """.strip().splitlines()
