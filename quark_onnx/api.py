@@ -21,6 +21,7 @@ from quark_onnx.graph.io import load
 from quark_onnx.job import Job, Result, run
 from quark_onnx.onnxruntime_spelling import (
     Call,
+    CallError,
     is_dynamic_call,
     is_static_call,
     translate_dynamic,
@@ -289,6 +290,8 @@ def _checked(
 
 def _quantize_call(call: Call, *, isolate: bool) -> ModelProto:
     """Do what was asked for in onnxruntime's spelling; what it names and safety would spare is done, with a warning."""
+    if call.data is None and call.config.measures and not call.config.tensors:
+        raise CallError("calibration_data_reader is None; a static range is measured on data, or read from a cache")
     if not call.config.safe:
         spared = plan_for(call.model, call.config.with_(safe=True)).kept
         done = [name for name in spared if name not in plan_for(call.model, call.config).kept]

@@ -49,7 +49,8 @@ class QDQQuantizer(_Quantizer):
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         given = dict(zip(_QDQ, arguments, strict=False)) | keywords
-        super().__init__(given.pop("model"), _settings(given) | {"quant_format": QuantFormat.QDQ}, _range(given))
+        model, ranges = given.pop("model"), given.pop("tensors_range", None)
+        super().__init__(model, _settings(given) | {"quant_format": QuantFormat.QDQ}, ranges)
 
 
 class ONNXQuantizer(_Quantizer):
@@ -58,17 +59,14 @@ class ONNXQuantizer(_Quantizer):
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         given = dict(zip(_OPERATORS, arguments, strict=False)) | keywords
         mode, _ = given.pop("mode", QuantizationMode.QLinearOps), given.pop("static", None)
-        model, ranges, settings = given.pop("model"), _range(given), _settings(given)
+        model, ranges = given.pop("model"), given.pop("tensors_range", None)
+        settings = _settings(given)
         if mode == QuantizationMode.IntegerOps:
             settings.pop("activation_type", None)
             ranges = None
         else:
             settings["quant_format"] = QuantFormat.QOperator
         super().__init__(model, settings, ranges)
-
-
-def _range(given: dict[str, Any]) -> Any:
-    return given.pop("tensors_range", None)
 
 
 def _settings(given: dict[str, Any]) -> dict[str, Any]:

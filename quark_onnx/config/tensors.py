@@ -18,7 +18,7 @@ from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.registry import DTYPES
 
 _FLAGS = ("symmetric", "reduce_range")
-_SWITCHES = ("keep", "dedicated", "stored", "raised")
+_SWITCHES = ("keep", "dedicated", "stored", "raised", "snapped")
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class TensorOverride:
         min_range: the range is at least so wide; its upper end is moved.
         dedicated: each reader has a Q/DQ pair of its own, instead of one that they share.
         stored: a constant is stored as codes; False leaves it float, with a Q/DQ pair behind it.
+        snapped: the zero point of an activation is the least code where nothing is negative, and in the middle elsewhere.
         raised: the scale of a weight may be raised to hold a bias in int32; a bias stays float that does not fit.
 
     Several that match one tensor are merged; a later one wins.
@@ -60,6 +61,7 @@ class TensorOverride:
     dedicated: bool = False
     stored: bool = True
     raised: bool = True
+    snapped: bool = False
 
     if TYPE_CHECKING:  # what may be written; what is stored are tuples
 
@@ -80,6 +82,7 @@ class TensorOverride:
             dedicated: bool = False,
             stored: bool = True,
             raised: bool = True,
+            snapped: bool = False,
         ) -> None: ...
 
     def __post_init__(self) -> None:

@@ -33,9 +33,12 @@ def matmul_integer(graph: Graph, node: Node) -> bool:
 
 
 def conv_integer(graph: Graph, node: Node) -> bool:
-    """Conv by a constant kernel with one scale, or one for each output channel, and zero points of zero."""
+    """Conv by a constant kernel with one scale, or one for each output channel and zero points of zero."""
     x, w = _operands(graph, node)
-    if x is None or w is None or zero_points(graph, w).any():
+    if x is None or w is None:
+        return False
+    zeros = zero_points(graph, w)
+    if zeros.size > 1 and zeros.any():
         return False
     stored, scale = value(graph, w.codes), value(graph, w.scale)
     if scale.ndim and w.axis % stored.ndim != 0:

@@ -26,7 +26,7 @@ def read_cache(request: Request) -> bool:
 
     smooth = bool(json.loads(Path(path).read_text(encoding="utf-8")).get("smooth_quant", False))
     if smooth != bool(request.options.get("SmoothQuant")):
-        logger.warning("%s was written with SmoothQuant %s; it is written anew", path, smooth)
+        logger.warning("%s was written with smooth_quant=%s (SmoothQuant); it is written anew", path, smooth)
         return False
     data = load_tensors_data(path)
     if data.calibration_method.name != name_of(request.arguments["calibrate_method"]):

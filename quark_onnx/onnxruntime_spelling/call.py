@@ -150,9 +150,7 @@ def _check_types(a: Mapping[str, Any], form: str) -> None:
     if activation == "fp8e4m3" and name_of(a["calibrate_method"]) != "Distribution":
         raise CallError("calibrate_method must be Distribution for float8, as onnxruntime has it")
     if activation != "fp8e4m3" and name_of(a["calibrate_method"]) == "Distribution":
-        raise CallError(
-            "calibrate_method Distribution is for float8; for integers there are MinMax, Entropy, Percentile"
-        )
+        logger.warning("calibrate_method Distribution is for float8; ranges of integers are measured as with MinMax")
     if form == "operators" and any(name.endswith("16") for name in (activation, weight)):
         raise CallError("16-bit types are written between Q/DQ pairs alone: use QuantFormat.QDQ")
 

@@ -75,12 +75,14 @@ def weight_symmetric(request: Request, value: Any) -> None:
 
 
 def restricted(request: Request, value: Any) -> None:
-    """Zero points of activations at the least code or in the middle."""
+    """Zero points of uint8 activations at the least code or in the middle."""
     if flag(value, "extra option ActivationRestrictedAsymmetric"):
-        raise CallError(
-            "extra option ActivationRestrictedAsymmetric is not supported: use ActivationSymmetric, whose zero point "
-            "is the middle of the codes for every tensor"
-        )
+        if request.activation.dtype.name == "uint8" and not request.dynamic:
+            request.tensors.append(TensorOverride("*", snapped=True))
+        else:
+            logger.warning(
+                "extra option ActivationRestrictedAsymmetric has no effect: it is for static uint8 activations"
+            )
 
 
 def quantize_bias(request: Request, value: Any) -> None:

@@ -42,10 +42,10 @@ def _check(request: Request, tensor: str, channels: Sequence[Any]) -> None:
             if key not in _KEYS:
                 raise CallError(f"{where} has no key {key!r}{nearest(str(key), _KEYS)}")
         if ("scale" in channel) != ("zero_point" in channel):
-            raise CallError(f"{where} must have both 'scale' and 'zero_point', or none of them")
+            raise CallError(f"Must provide both 'scale' and 'zero_point', or none of them: {where}")
         for key in ("symmetric", "reduce_range", "rmin", "rmax"):
             if key in channel and "scale" in channel:
-                raise CallError(f"{where}: option {key!r} is invalid with 'scale' and 'zero_point'")
+                raise CallError(f"{where}: option(s) [{key}] are invalid with 'scale' and 'zero_point'")
     first = channels[0]
     if len(channels) > 1 and "axis" not in first:
         raise CallError(f"{where} has {len(channels)} channels, and no 'axis' in the first of them")

@@ -9,7 +9,7 @@ from quark_onnx.errors import nearest
 from quark_onnx.onnxruntime_spelling import options as obeyed
 from quark_onnx.onnxruntime_spelling.options import Handler
 from quark_onnx.onnxruntime_spelling.overrides import tensor_overrides
-from quark_onnx.onnxruntime_spelling.request import CallError, Request
+from quark_onnx.onnxruntime_spelling.request import Request, logger
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ OPTIONS: dict[str, Option] = {
         (False,), "`TensorOverride(results, scale=1/256, zero_point=0)`", obeyed.fixed_sigmoid
     ),
     "ActivationSymmetric": Option((), "`activation.symmetric`", obeyed.activation_symmetric),
-    "ActivationRestrictedAsymmetric": Option((False,), "refused; use ActivationSymmetric", obeyed.restricted),
+    "ActivationRestrictedAsymmetric": Option((False,), '`TensorOverride("*", snapped=True)`', obeyed.restricted),
     "WeightSymmetric": Option((None,), "`weight.symmetric`", obeyed.weight_symmetric),
     "EnableSubgraph": Option((), "`bodies`", obeyed.bodies),
     "ForceQuantizeNoInputCheck": Option((), "`movers`", obeyed.move_floats),
@@ -69,14 +69,17 @@ OPTIONS: dict[str, Option] = {
 
 
 def apply(request: Request) -> None:
-    """Let each extra option change a request; values at their defaults are always accepted.
+    """Let each extra option change a request; values at their defaults are accepted, and unknown ones warned of.
 
     Raises:
-        CallError: an option is unknown, or refused.
+        CallError: an option is refused, or its value is wrong.
     """
     for name, value in request.options.items():
         if name not in OPTIONS:
-            raise CallError(f"unknown extra option {name!r}{nearest(str(name), OPTIONS)}")
+            logger.warning(
+                "unknown extra option %r has no effect, as in onnxruntime%s", name, nearest(str(name), OPTIONS)
+            )
+            continue
         option = OPTIONS[name]
         if not any(
             value is default or (type(value) is type(default) and value == default) for default in option.defaults

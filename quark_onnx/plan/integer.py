@@ -12,7 +12,7 @@ def has_integer_product(graph: Graph, node: Node, weight: QuantizationSpec) -> b
     """Return whether ``fusions.dynamic`` can write a layer as a product of integer codes.
 
     The weight is constant and gets 8-bit codes without blocks. ConvInteger of onnxruntime 1.32 reads one zero point for
-    the whole weight, so that a Conv needs symmetric codes; and its bias has to be constant to be reshaped.
+    the whole weight, so that a Conv needs symmetric codes, or one scale; and its bias has to be constant to be reshaped.
     """
     if not graph.is_constant(node.input(1)) or weight.block_size:
         return False
@@ -20,5 +20,6 @@ def has_integer_product(graph: Graph, node: Node, weight: QuantizationSpec) -> b
         return False
     if node.kind == "Conv":
         bias = node.input(2)
-        return weight.symmetric and (not bias or graph.is_constant(bias))
+        one_zero = weight.symmetric or not weight.per_channel
+        return one_zero and (not bias or graph.is_constant(bias))
     return plain_matrix(node, graph.shape(node.input(1)) or ())

@@ -21,6 +21,8 @@ from quark_onnx.steps.run import Sample
 #: What was measured of each use.
 Ranges = dict[Use, Statistic]
 
+_ZERO = "it was zero throughout calibration: there is no range to measure"
+
 #: One sample in so many is held out, from the middle of each stretch, and at most so many in all.
 _EVERY, _AT_MOST = 20, 4
 #: Of a recurrent model, one sample in so many, all of them from one stretch, and at most so many.
@@ -99,6 +101,8 @@ def _ranges(graph: Graph, plan: Plan, insides: Sequence[Inside], found: Iterator
         statistic = next(found)
         for use in readers:
             entry, reason = plan.entries[use], _unfit(statistic)
+            if reason == _ZERO and isinstance(entry, Quantize) and entry.given and entry.given.min_range:
+                reason = ""
             if reason and isinstance(entry, Quantize) and entry.bounds is None:
                 plan.keep(use.tensor, reason)
             elif not reason:
@@ -120,7 +124,7 @@ def _unfit(statistic: Statistic) -> str:
     if statistic.nonfinite:
         return "it held NaN or infinite values during calibration"
     if not (statistic.lo.any() or statistic.hi.any()):
-        return "it was zero throughout calibration: there is no range to measure"
+        return _ZERO
     return ""
 
 

@@ -28,6 +28,8 @@ from quark_onnx.steps.solve import Params
 #: What onnxruntime appends to the name of a tensor for its codes and for what they stand for; its debugging tools go by
 #: these names.
 QUANTIZED, DEQUANTIZED = "_QuantizeLinear_Output", "_DequantizeLinear_Output"
+#: Types of scales and zero points that have fields of their own in a TensorProto.
+_PLAIN = tuple(np.dtype(name) for name in ("float32", "int8", "uint8", "int16", "uint16", "int32"))
 #: First opsets whose DequantizeLinear has a scale for each channel, and for each block.
 _AXIS_OPSET, _BLOCK_OPSET = 13, 21
 
@@ -286,7 +288,7 @@ class _Writer:
         if root not in self._scales:
             entry, params = self.plan.entries[root], self.params.table[root]
             dtype = entry.spec.codes if isinstance(entry, Quantize) else INT32
-            zero = self.graph.add_constant(f"{use_name(root)}_zero_point", params.zero_point.astype(dtype.numpy))
+            zero = self._parameter(f"{use_name(root)}_zero_point", params.zero_point.astype(dtype.numpy))
             self._scales[root] = _Scale(dtype, params, self._store(root, params), zero)
         return self._scales[root]
 
@@ -294,8 +296,13 @@ class _Writer:
         """Write the scale of a root; its name."""
         entry = self.plan.entries[root]
         if not isinstance(entry, Quantize) or entry.spec.scale == "float32":
-            return self.graph.add_constant(f"{use_name(root)}_scale", params.scale)
+            return self._parameter(f"{use_name(root)}_scale", params.scale)
         return add_narrow(self.graph, f"{use_name(root)}_scale", params.scale.astype(np.float16))
+
+    def _parameter(self, name: str, array: NDArray[Any]) -> str:
+        """Write a scale or a zero point; those of blocks are large."""
+        plain = array.ndim <= 1 and array.dtype in _PLAIN
+        return self.graph.add_parameter(name, array) if plain else self.graph.add_constant(name, array)
 
     def _node(self, op_type: str, inputs: list[str], output: str, use: Use, scale: _Scale) -> None:
         params, dtype = scale.params, scale.dtype

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -156,10 +157,20 @@ def _range(graph: Graph, ranges: Ranges, use: Use, entry: Quantize) -> Range:
     if entry.given is None:
         return found
     low, high = entry.given.bounds(found.lo, found.hi)
+    if entry.given.snapped and not graph.is_constant(use.tensor):
+        low, high = _snapped(low, high, entry.spec.grid)
     shape = graph.shape(use.tensor)
     if entry.axis is not None and shape and max(low.size, high.size) == 1 and not entry.spec.block_size:
         low, high = (np.broadcast_to(end, (int(shape[entry.axis] or 1),)) for end in (low, high))
     return Range(low, high)
+
+
+def _snapped(low: NDArray[np.float64], high: NDArray[np.float64], grid: Grid) -> tuple[Any, Any]:
+    """Widen a range that reaches below zero so that zero is the middle code."""
+    below = (grid.levels + 1) // 2
+    above = grid.levels - below
+    scale = np.maximum(-low / below, high / above)
+    return np.where(low < 0, -below * scale, low), np.where(low < 0, above * scale, high)
 
 
 def _found_range(graph: Graph, ranges: Ranges, use: Use, entry: Quantize) -> Range:
