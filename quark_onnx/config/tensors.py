@@ -37,7 +37,7 @@ class TensorOverride:
         min_range: the range is at least so wide; its upper end is moved.
         dedicated: each reader has a Q/DQ pair of its own, instead of one that they share.
         stored: a constant is stored as codes; False leaves it float, with a Q/DQ pair behind it.
-        snapped: the zero point of an activation is the least code where nothing is negative, and in the middle elsewhere.
+        snapped: the zero point of an activation is the least code where nothing is negative, and the middle elsewhere.
         raised: the scale of a weight may be raised to hold a bias in int32; a bias stays float that does not fit.
 
     Several that match one tensor are merged; a later one wins.

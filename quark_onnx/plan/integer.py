@@ -12,7 +12,7 @@ def has_integer_product(graph: Graph, node: Node, weight: QuantizationSpec) -> b
     """Return whether ``fusions.dynamic`` can write a layer as a product of integer codes.
 
     The weight is constant and gets 8-bit codes without blocks. ConvInteger of onnxruntime 1.32 reads one zero point for
-    the whole weight, so that a Conv needs symmetric codes, or one scale; and its bias has to be constant to be reshaped.
+    the whole weight, so that a Conv needs symmetric codes, or one scale; its bias has to be constant to be reshaped.
     """
     if not graph.is_constant(node.input(1)) or weight.block_size:
         return False
