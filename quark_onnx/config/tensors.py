@@ -139,9 +139,9 @@ class TensorOverride:
 
     @property
     def decides(self) -> bool:
-        """Whether the format or the scale is another one, so that a tensor cannot share that of another."""
+        """Whether a tensor has a scale of its own; a range alone does not part it from what it is moved from."""
         settings = (self.dtype, self.symmetric, self.reduce_range, self.axis)
-        return any(setting is not None for setting in settings) or bool(self.low or self.high or self.scale)
+        return any(setting is not None for setting in settings) or bool(self.scale)
 
     @property
     def known(self) -> bool:

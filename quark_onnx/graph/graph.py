@@ -206,14 +206,6 @@ class Graph:
         self.initializers[name] = tensor
         return name
 
-    def add_parameter(self, name: str, array: NDArray[Any]) -> str:
-        """Like ``add_constant``, in the field that belongs to the type, where scripts for onnxruntime read it."""
-        name = self.fresh(name)
-        self._arrays.pop(name, None)
-        kind = helper.np_dtype_to_tensor_dtype(array.dtype)
-        self.initializers[name] = helper.make_tensor(name, kind, array.shape, array.reshape(-1).tolist())
-        return name
-
     def once(self, key: tuple[str, ...], make: Callable[[], list[str]]) -> list[str]:
         """Names of constants that are made of others, so that nodes which read the same share them; made at first."""
         if key not in self._made:

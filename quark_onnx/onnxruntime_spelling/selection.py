@@ -9,6 +9,9 @@ from quark_onnx.graph.node import inner_nodes
 from quark_onnx.onnxruntime_spelling.request import Request, logger, names
 from quark_onnx.registry import RULES
 
+#: Operators whose activations may have a scale that each run computes.
+_DYNAMIC = frozenset({"MatMul", "Gemm", "Conv"})
+
 
 def choose(request: Request) -> None:
     """Set which operators and nodes are quantized. A name that matches nothing is a warning, as onnxruntime takes it.
@@ -46,7 +49,10 @@ def _choose_types(request: Request, types: tuple[str, ...]) -> None:
             nearest(types[0], present),
         )
         request.changes["exclude"] = ("*",)
-    elif not ruled <= kinds:
+        return
+    if request.dynamic and (floats := sorted(kind for kind in kinds & present if kind not in _DYNAMIC)):
+        logger.warning("quantize_dynamic has no products of codes for %s, which stay float", ", ".join(floats))
+    if not ruled <= kinds:
         request.changes |= {"op_types": tuple(sorted(kinds)), "safe": False}
 
 

@@ -16,7 +16,7 @@ from quark_onnx.config import QuantizationSpec
 from quark_onnx.dtypes import INT32, Block, Float4, Half, Integer, Scaled
 from quark_onnx.functions import DOMAIN, float4
 from quark_onnx.fusions.base import CONTRIB
-from quark_onnx.graph import Graph, Node, add_narrow
+from quark_onnx.graph import Graph, Node, add_narrow, add_parameter
 from quark_onnx.graph.clipping import clip_bounds
 from quark_onnx.graph.moved import pair_moved
 from quark_onnx.plan import BiasOf, Entry, Keep, Plan, Quantize, Use, fused_into
@@ -302,7 +302,7 @@ class _Writer:
     def _parameter(self, name: str, array: NDArray[Any]) -> str:
         """Write a scale or a zero point; those of blocks are large."""
         plain = array.ndim <= 1 and array.dtype in _PLAIN
-        return self.graph.add_parameter(name, array) if plain else self.graph.add_constant(name, array)
+        return add_parameter(self.graph, name, array) if plain else self.graph.add_constant(name, array)
 
     def _node(self, op_type: str, inputs: list[str], output: str, use: Use, scale: _Scale) -> None:
         params, dtype = scale.params, scale.dtype
