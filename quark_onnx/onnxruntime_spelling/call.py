@@ -66,7 +66,7 @@ def translate_static(positional: tuple[Any, ...], keywords: Mapping[str, Any]) -
         format_of(a["activation_type"]), symmetric=False, calibrator=calibrator_for(a["calibrate_method"], options)
     )
     request = Request(a, options, False, activation, _weight(a), data=a["calibration_data_reader"])
-    request.changes |= {"form": form, "bodies": False}
+    request.changes |= {"form": form, "bodies": False, "keep_existing": True}
     choose(request)
     cached = read_cache(request)
     apply(request)
@@ -82,7 +82,7 @@ def translate_dynamic(positional: tuple[Any, ...], keywords: Mapping[str, Any]) 
     dynamic = QConfig.of("DYNAMIC")
     assert dynamic.activation is not None
     request = Request(a, _options(a["extra_options"]), True, dynamic.activation, _weight(a))
-    request.changes |= {"form": "operators", "bodies": False}
+    request.changes |= {"form": "operators", "bodies": False, "keep_existing": True}
     choose(request)
     apply(request)
     return _call(request)
@@ -147,6 +147,10 @@ def _check_types(a: Mapping[str, Any], form: str) -> None:
     activation, weight = format_of(a["activation_type"]), format_of(a["weight_type"])
     if (activation == "fp8e4m3") != (weight == "fp8e4m3"):
         raise CallError(f"activation_type is {activation} and weight_type {weight}; float8 is for both, or for none")
+    if (activation, weight) == ("int8", "uint8"):
+        raise CallError(
+            "activation_type is int8 and weight_type uint8, of which onnxruntime has no products; choose others"
+        )
     if activation == "fp8e4m3" and name_of(a["calibrate_method"]) != "Distribution":
         raise CallError("calibrate_method must be Distribution for float8, as onnxruntime has it")
     if activation != "fp8e4m3" and name_of(a["calibrate_method"]) == "Distribution":

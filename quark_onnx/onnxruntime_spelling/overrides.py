@@ -10,21 +10,27 @@ from quark_onnx.errors import nearest
 from quark_onnx.onnxruntime_spelling.request import CallError, Request, flag, format_of, logger
 
 _KEYS = ("quant_type", "axis", "scale", "zero_point", "symmetric", "reduce_range", "rmin", "rmax", "convert")
+#: Operators whose third input is a bias.
+_BIASED = ("Conv", "ConvTranspose", "Gemm")
 
 
 def tensor_overrides(request: Request, value: Any) -> None:
-    """Add what is said of each tensor. A name that matches nothing is a warning.
+    """Add what is said of each tensor.
 
     Raises:
-        CallError: a key is unknown, or keys do not go together.
+        CallError: a tensor or a key is unknown, or keys do not go together.
     """
     if not isinstance(value, Mapping):
         raise CallError(f"extra option TensorQuantOverrides is {value!r}; it must be a dictionary by tensor names")
     known = {name for node in request.graph.nodes for name in (*node.inputs, *node.outputs)}
     for tensor, given in value.items():
         if tensor not in known:
+            raise CallError(
+                f"TensorQuantOverrides: tensor {tensor!r} is not present in the model{nearest(str(tensor), known)}"
+            )
+        if any(node.kind in _BIASED and node.input(2) == tensor for node in request.graph.consumers(tensor)):
             logger.warning(
-                "TensorQuantOverrides: no tensor of the model is called %r%s", tensor, nearest(str(tensor), known)
+                "TensorQuantOverrides: %r is a bias, which gets the product of two scales all the same", tensor
             )
             continue
         channels = [given] if isinstance(given, Mapping) else list(given or ())

@@ -57,7 +57,7 @@ def test_a_script_runs(model: Path, names: Any, positional: bool) -> None:
         ours.quantize_static(str(model), str(output), data, **settings)
     else:
         ours.quantize_static(model_input=model, model_output=output, calibration_data_reader=data, **settings)
-    wanted = ours.QConfig(bodies=False).with_(calibrator="minmax")
+    wanted = ours.QConfig(bodies=False, keep_existing=True).with_(calibrator="minmax")
     assert onnx.load(output) == ours.quantize_static(model, samples(residual()), wanted)
 
 
@@ -119,6 +119,7 @@ def test_types_and_selections() -> None:
         exclude=("relu1",),
         safe=False,
         bodies=False,
+        keep_existing=True,
     )
 
 
@@ -133,6 +134,8 @@ def test_types_and_selections() -> None:
         ({"extra_options": {"DefaultTensorType": TensorProto.DOUBLE}}, "convert the model to float32"),
         ({"extra_options": {"TensorQuantOverrides": {"x": [{"scal": 1}]}}}, "has no key 'scal'; did you mean 'scale'?"),
         ({"extra_options": {"TensorQuantOverrides": {"x": [{"scale": 1.0}]}}}, "Must provide both 'scale' and 'zero_p"),
+        ({"weight_type": theirs.QuantType.QUInt8}, "activation_type is int8 and weight_type uint8"),
+        ({"extra_options": {"TensorQuantOverrides": {"z": [{"axis": 1}]}}}, "tensor 'z' is not present in the model"),
         ({"weight_type": theirs.QuantType.QFLOAT8E4M3FN}, "float8 is for both, or for none"),
         (
             {"quant_format": theirs.QuantFormat.QOperator, "activation_type": theirs.QuantType.QInt16},
