@@ -125,6 +125,17 @@ def test_naming_every_type_singles_none_out() -> None:
     assert (found.op_types, found.safe) == ((), True)
 
 
+def test_an_override_of_a_bias_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    options = {"TensorQuantOverrides": {"b1": [{"quant_type": theirs.QuantType.QInt8}]}}
+    assert translate_static((networks.convolutions(), "q", None), {"extra_options": options}).config.tensors == ()
+    assert "'b1' is a bias" in caplog.text
+
+
+def test_dynamic_products_that_there_are_not_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    translate_dynamic((networks.embedding(), "q"), {"op_types_to_quantize": ["Gather", "MatMul"]})
+    assert "quantize_dynamic has no products of codes for Gather" in caplog.text
+
+
 def test_fixed_scales_of_sigmoids() -> None:
     found = translate_static((networks.attention(), "q", None), {"extra_options": {"extra.Sigmoid.nnapi": True}}).config
     assert found.tensors == (quark_onnx.TensorOverride("g", dtype="uint8", scale=1 / 256, zero_point=0),)
