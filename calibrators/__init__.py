@@ -18,13 +18,16 @@ import os
 
 from calibrators.affine import covered, dequantize, fake_quantize, params_for, quantize
 from calibrators.base import CALIBRATORS, Calibrator, Statistic, create, register
+from calibrators.best import Best
 from calibrators.entropy import Entropy
 from calibrators.errors import CalibrationError, DataError
-from calibrators.extremes import Extremes, MovingExtremes
+from calibrators.extremes import Extremes, MeanExtremes, MovingExtremes
 from calibrators.grid import Grid, QParams, Range
+from calibrators.grouped import GroupedHistogram
 from calibrators.histogram import Histogram
 from calibrators.layerwise import LayerwisePercentile
 from calibrators.layout import rows
+from calibrators.mean_minmax import MeanMinMax
 from calibrators.minmax import MinMax
 from calibrators.minmse import MinMSE
 from calibrators.nonoverflow import NonOverflow
@@ -32,14 +35,18 @@ from calibrators.percentile import Percentile
 
 __all__ = [
     "CALIBRATORS",
+    "Best",
     "CalibrationError",
     "Calibrator",
     "DataError",
     "Entropy",
     "Extremes",
     "Grid",
+    "GroupedHistogram",
     "Histogram",
     "LayerwisePercentile",
+    "MeanExtremes",
+    "MeanMinMax",
     "MinMSE",
     "MinMax",
     "MovingExtremes",

@@ -47,11 +47,16 @@ class RandomData:
         samples: how many.
         seed: of the generator.
         dims: sizes of symbolic dimensions, by name; all others are 1.
+        shapes: shapes of inputs, by name, where the model leaves sizes open.
+        ranges: (least, greatest) of inputs, by name: floats are uniform in [least, greatest), integers are any from
+            the least to the greatest.
     """
 
     samples: int = 8
     seed: int = 0
     dims: Mapping[str, int] = field(default_factory=dict)
+    shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _check_count("RandomData.samples", self.samples, 1)
@@ -60,6 +65,12 @@ class RandomData:
             raise DataError(f"RandomData.dims is {self.dims!r}; it must be sizes by name, such as {{'batch': 4}}")
         for name, size in self.dims.items():
             _check_count(f"RandomData.dims[{name!r}]", size, 0)
+        for name, shape in self.shapes.items():
+            for size in shape:
+                _check_count(f"a size of RandomData.shapes[{name!r}]", size, 0)
+        for name, ends in self.ranges.items():
+            if not all(map(is_number, ends)) or list(ends) != sorted(ends)[:2]:
+                raise DataError(f"RandomData.ranges[{name!r}] is {ends!r}; it must be (least, greatest)")
 
     def draw(self, inputs: Sequence[InputSpec]) -> Iterator[Sample]:
         """The samples, for these inputs."""
@@ -67,6 +78,10 @@ class RandomData:
         for name in self.dims:
             if name not in symbols:
                 raise SampleMismatch(f"no input has a dimension {name!r}{nearest(name, symbols)}")
+        known = [spec.name for spec in inputs]
+        for name in (*self.shapes, *self.ranges):
+            if name not in known:
+                raise SampleMismatch(f"the model has no input {name!r}{nearest(name, known)}")
         generator = np.random.default_rng(self.seed)
         for _ in range(self.samples):
             yield {spec.name: self._draw(spec, generator) for spec in inputs}
@@ -75,14 +90,20 @@ class RandomData:
         dtype = np.dtype(np.float32) if spec.dtype is None else spec.dtype
         if spec.shape is None or not spec.tensor or dtype.kind not in "fiub":
             raise SampleMismatch(f"input {spec.name!r}: no random data for {dtype} of shape {spec.shape}")
-        shape = [dim if isinstance(dim, int) else self.dims.get(dim or "", 1) for dim in spec.shape]
+        shape = list(self.shapes.get(spec.name, ()))
+        if not shape:
+            shape = [dim if isinstance(dim, int) else self.dims.get(dim or "", 1) for dim in spec.shape]
+        elif not spec.fits(shape):
+            raise SampleMismatch(f"RandomData.shapes[{spec.name!r}] is {shape}; the model says {list(spec.shape)}")
         size = math.prod(shape) * dtype.itemsize
         found = f"input {spec.name!r}: {math.prod(shape):,} values of shape {shape}"
         if size > tensor_limit():
             raise DataError(f"{found} are too many; choose smaller dims: {raise_it(size)}")
         try:
-            values = generator.random(shape) if dtype.kind == "f" else generator.integers(0, 2, shape)
-            return values.astype(dtype)
+            least, greatest = self.ranges.get(spec.name, (0, 1))
+            if dtype.kind == "f":
+                return (least + (greatest - least) * generator.random(shape)).astype(dtype)
+            return generator.integers(int(least), int(greatest), shape, endpoint=True).astype(dtype)
         except (MemoryError, ValueError) as error:  # the latter is of a size that no array has
             raise DataError(f"{found} do not fit into memory; choose smaller dims") from error
 

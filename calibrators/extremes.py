@@ -1,4 +1,4 @@
-"""Least and greatest value of a stream, as they are or as a moving average over batches."""
+"""Least and greatest value of a stream, as they are, or averaged over batches, all alike or the newest most."""
 
 from __future__ import annotations
 
@@ -55,6 +55,55 @@ class Extremes:
             self.lo, self.hi = other.lo, other.hi
         elif other.lo.size:
             self.lo, self.hi = np.minimum(self.lo, other.lo), np.maximum(self.hi, other.hi)
+
+
+def _none() -> NDArray[np.object_]:
+    return np.zeros((2, 0), np.object_)
+
+
+#: Multiplied by this, any float32 is a whole number.
+_WHOLE = 2.0**149
+
+
+@dataclass
+class MeanExtremes(Extremes):
+    """Minimum and maximum of everything seen, and sums over batches of those of each batch.
+
+    Sums are whole numbers of 2**-149, the least float32, so that they are exact: the mean is the same number whatever
+    the order.
+
+    Attributes:
+        sums: of the minima and of the maxima, shape (2, rows).
+        batches: with a finite value, for each row.
+    """
+
+    sums: NDArray[np.object_] = field(default_factory=_none)
+    batches: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    def observe(self, rows: NDArray[np.float32]) -> None:
+        if not rows.shape[1]:
+            return
+        lo, hi, nonfinite = bounds(rows)
+        seen = np.ones(len(rows), np.bool_)
+        if nonfinite:
+            seen &= np.isfinite(rows).any(axis=1)
+        sums = np.array([[int(value * _WHOLE) for value in end] for end in (lo, hi)], np.object_)
+        batches: NDArray[np.int64] = seen.astype(np.int64)
+        self.merge(MeanExtremes(lo, hi, nonfinite, sums, batches))
+
+    def merge(self, other: Extremes) -> None:
+        super().merge(other)
+        if isinstance(other, MeanExtremes) and other.batches.size:
+            first = not self.batches.size
+            self.sums = other.sums if first else self.sums + other.sums
+            self.batches = other.batches if first else self.batches + other.batches
+
+    def means(self) -> tuple[Floats, Floats]:
+        """Mean minimum and mean maximum of each row; zeros for a row without a finite value."""
+        counts = [max(1, int(count)) for count in self.batches]
+        # of two whole numbers Python rounds the quotient correctly
+        lo, hi = ([whole / count / _WHOLE for whole, count in zip(end, counts, strict=True)] for end in self.sums)
+        return np.array(lo, np.float64), np.array(hi, np.float64)
 
 
 @dataclass

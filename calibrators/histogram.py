@@ -18,7 +18,8 @@ from calibrators.grid import Floats
 #: Bins on each side of zero; between BINS/2 and BINS of them are in use on the side of the largest magnitude.
 BINS = 2048
 _LOG2_BINS = BINS.bit_length() - 1
-_LEAST_EXPONENT = -120  # 2**120 is still a float32: finer bins than 2**-120 are never needed
+#: Of bins.
+LEAST_EXPONENT = -120  # 2**120 is still a float32: finer bins than 2**-120 are never needed
 _CHUNK = 1 << 16  # values counted at a time: the scratch arrays stay in the cache
 
 Counts = NDArray[np.int64]
@@ -83,15 +84,15 @@ class Histogram:
             return
         self._reserve(other.lo, other.hi)
         shift = self.exponent - other.exponent
-        self.positive += _coarser(other.positive, shift)
-        self.negative += _coarser(other.negative, shift)
-        self._tidy()
+        self.positive += coarser(other.positive, shift)
+        self.negative += coarser(other.negative, shift)
+        self.tidy()
 
     def _reserve(self, lo: Floats, hi: Floats) -> None:
         """Widen the bins, if need be, until they hold ``lo`` and ``hi``; the counts move to the wider bins."""
         exponent = np.frexp(np.maximum(-lo, hi))[1].astype(np.int64) - _LOG2_BINS
-        exponent = np.maximum(exponent, _LEAST_EXPONENT)
-        exponent[(lo == 0) & (hi == 0)] = _LEAST_EXPONENT
+        exponent = np.maximum(exponent, LEAST_EXPONENT)
+        exponent[(lo == 0) & (hi == 0)] = LEAST_EXPONENT
         if not self.lo.size:
             self.lo, self.hi, self.exponent = lo, hi, exponent
             self.positive, self.negative = (np.zeros((len(lo), BINS), np.int64) for _ in range(2))
@@ -100,11 +101,11 @@ class Histogram:
         wider = np.maximum(self.exponent, exponent)
         if (wider > self.exponent).any():
             shift = wider - self.exponent
-            self.positive, self.negative = _coarser(self.positive, shift), _coarser(self.negative, shift)
+            self.positive, self.negative = coarser(self.positive, shift), coarser(self.negative, shift)
             self.exponent = wider
-            self._tidy()
+            self.tidy()
 
-    def _tidy(self) -> None:
+    def tidy(self) -> None:
         """Small negative values belong to the bin around zero."""
         self.positive[:, 0] += self.negative[:, 0]
         self.negative[:, 0] = 0
@@ -127,7 +128,7 @@ class Histogram:
         return centres[occupied].clip(self.lo[row], self.hi[row]), counts[occupied]
 
 
-def _coarser(counts: Counts, shift: NDArray[np.int64]) -> Counts:
+def coarser(counts: Counts, shift: NDArray[np.int64]) -> Counts:
     """Add up groups of ``2**shift`` bins, counted from zero outwards, row by row."""
     if not shift.any():
         return counts

@@ -27,6 +27,10 @@ class HistogramRow:
 
     def best_params(self, scale: Floats, zero: NDArray[np.float64]) -> int:
         """Index of the scale and zero point, shape (candidates,), with the least error."""
+        return int(np.argmin(self.errors(scale, zero)))
+
+    def errors(self, scale: Floats, zero: NDArray[np.float64]) -> Floats:
+        """Squared errors, summed over all values, of scales and zero points of shape (candidates,)."""
         scale, zero = scale[:, None], zero[:, None]
         centres = self.centres[None, :]
         lo, hi = (self.grid.qmin - zero) * scale, (self.grid.qmax - zero) * scale
@@ -34,4 +38,10 @@ class HistogramRow:
         # steps finer than the bins: where in its bin a value lies is unknown, so its rounding error is the average one
         within = np.where(scale > self.width, np.square(rounded - centres), np.square(scale) / 12)
         clipped = np.square(centres - centres.clip(lo, hi))
-        return int(np.argmin(np.maximum(clipped, within * (clipped == 0)) @ self.counts))
+        total: Floats = np.maximum(clipped, within * (clipped == 0)) @ self.counts
+        return total
+
+    @property
+    def energy(self) -> float:
+        """Squares of all values, summed."""
+        return float(np.square(self.centres) @ self.counts)

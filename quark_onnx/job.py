@@ -15,6 +15,7 @@ from calibrators.session import model_bytes
 from calibrators.spool import Spool
 from quark_onnx.config import QConfig
 from quark_onnx.errors import crash_behind, data_errors
+from quark_onnx.fusions.nbits import set_accuracy_level
 from quark_onnx.graph import (
     Graph,
     Narrowing,
@@ -27,7 +28,6 @@ from quark_onnx.graph import (
 )
 from quark_onnx.graph.io import load
 from quark_onnx.graph.states import states
-from quark_onnx.optimizers import Samples
 from quark_onnx.optimizers.problem import LayerResult
 from quark_onnx.plan import Plan, Quantize, select
 from quark_onnx.progress import Progress
@@ -42,7 +42,7 @@ from quark_onnx.steps import (
     Params,
     Ranges,
     Reference,
-    Sample,
+    RunData,
     all_plans,
     calibrate,
     check_folder,
@@ -97,35 +97,6 @@ class Result:
 
 
 @dataclass(frozen=True)
-class _Data:
-    """The data of a run.
-
-    Attributes:
-        sample: the first one, or one made up; None if the model runs on none.
-        held: diverts the samples that the result is measured on; None without data.
-        again: the samples that may be read as often as needed; empty if nothing needs them.
-    """
-
-    sample: Sample | None = None
-    held: HoldOut | None = None
-    again: Samples = ()
-
-    @property
-    def judges(self) -> list[Sample]:
-        """What the result is measured on."""
-        return self.held_out or ([self.sample] if self.sample else [])
-
-    @property
-    def held_out(self) -> list[Sample]:
-        return self.held.samples if self.held else []
-
-    @property
-    def count(self) -> int:
-        """How many samples it was calibrated on."""
-        return self.held.count if self.held else 0
-
-
-@dataclass(frozen=True)
 class _Planned:
     """The prepared graph, what becomes of its tensors and of those in bodies, and notes for the report.
 
@@ -145,10 +116,10 @@ def run(job: Job, data: Any, executor: Executor | None, progress: bool | None) -
     """From the data to the finished model."""
     config = job.config
     if data is None and (not config.measures or config.tensors):
-        sample = probe(job.graph, job.reference)
-        known = job.plan(sample)
+        made_up = RunData(probe(job.graph, job.reference))
+        known = job.plan(made_up, progress)
         if not unmeasured(known.graph, known.plan):
-            return job.finish(known, {}, _Data(sample), progress)
+            return job.finish(known, {}, made_up, progress)
     reader = reader_for(job.graph, data, config)
     first = first_sample(reader)
     least = len(data) if isinstance(data, list | tuple) else None  # each may be a batch of several samples
@@ -157,7 +128,7 @@ def run(job: Job, data: Any, executor: Executor | None, progress: bool | None) -
     with Spool() as spool:
         if config.rereads:
             _read(held, spool, reader.length, progress)
-        planned = job.plan(first, spool, progress)
+        planned = job.plan(RunData(first, held, spool), progress)
         with Progress(progress, reader.length, "calibrating", "sample") as bar:
             ranges = calibrate(
                 planned.graph,
@@ -167,10 +138,10 @@ def run(job: Job, data: Any, executor: Executor | None, progress: bool | None) -
                 executor=executor,
                 progress=bar.update,
             )
-        return _finished(job, planned, ranges, _Data(first, held, spool), progress)
+        return _finished(job, planned, ranges, RunData(first, held, spool), progress)
 
 
-def _finished(job: Job, planned: _Planned, ranges: Ranges, data: _Data, progress: bool | None) -> Result:
+def _finished(job: Job, planned: _Planned, ranges: Ranges, data: RunData, progress: bool | None) -> Result:
     """Finish a run. If onnxruntime crashes in its own process meanwhile, try a second time without the pairs that it
     moves, which are behind the crashes that are known.
     """
@@ -250,7 +221,7 @@ class Job:
         reference = Reference(plain, source if plain is original else None)
         closed = tuple(gather_constants(graph, keep_inputs=config.keep_initializer_inputs))
         narrowing.forget_inputs(closed)
-        graph, notes = fixed(graph) if config.target else (graph, [])
+        graph, notes = fixed(graph) if config.target and config.fix_sizes else (graph, [])
         if config.target and (why := unfit(TARGETS[config.target], config)):
             logger.warning("%s", why)
             notes.append(why)
@@ -263,13 +234,17 @@ class Job:
         if self.graph.store is not None:
             self.graph.store.close()
 
-    def plan(self, sample: Sample | None, samples: Samples = (), progress: bool | None = False) -> _Planned:
+    def plan(self, data: RunData, progress: bool | None) -> _Planned:
         """Clean and optimize the float graph, and decide what becomes of each tensor."""
+        sample, samples = data.sample, data.again
         graph, prepared = prepare(self.graph, self.config, self.reference, sample)
         graph, lowered = lower_opset(graph, self.config.target, self.reference, sample)
-        graph, improved = optimize_float(graph, self.config, self.reference, sample, samples, show=progress)
+        graph, improved = optimize_float(
+            graph, self.config, self.reference, sample, samples, data.held_out, show=progress
+        )
         rewrites, notes = [*prepared, *lowered, *improved], list[str]()
-        give_biases(graph, self.config)
+        if len(samples):  # without them no bias moves
+            give_biases(graph, self.config)
         config, early = self.config, list[str]()
         if any(optimizer.stage == "plan" for optimizer in config.optimizers):  # they build models to measure
             graph, early = raise_opset_for(
@@ -287,7 +262,7 @@ class Job:
             notes.append("a large model: it is verified without onnxruntime's graph optimizations, to save memory")
         return _Planned(config, graph, plan, insides, [*notes, *early, *raised], rewrites)
 
-    def finish(self, planned: _Planned, ranges: Ranges, data: _Data, progress: bool | None) -> Result:
+    def finish(self, planned: _Planned, ranges: Ranges, data: RunData, progress: bool | None) -> Result:
         """Scales, codes, nodes, file and report."""
         graph, plan, config = planned.graph, planned.plan, planned.config
         notes = [*planned.notes, *(guard(graph, plan, ranges) if config.safe else [])]
@@ -308,6 +283,7 @@ class Job:
         if config.form == "operators":
             before = quantized_before(graph)
             result, fused = fuse(result, data.judges, before)
+            set_accuracy_level(result, config.accuracy_level, before)
             notes += [*fused, *read_floats(result, before)]
         notes += share_transposed(result)
         self.narrowing.store_constants(result)
@@ -334,7 +310,7 @@ class Job:
         return Result(done.model, plan, self._report(plans, done, notes, data, layers))
 
     def _refine(
-        self, planned: _Planned, params: Params, data: _Data, progress: bool | None, notes: list[str]
+        self, planned: _Planned, params: Params, data: RunData, progress: bool | None, notes: list[str]
     ) -> tuple[Graph, list[LayerResult]]:
         """Let the optimizers of layers choose codes and biases: the graph with them, and what became of each layer.
 
@@ -346,9 +322,11 @@ class Job:
         if not chosen:
             notes += ["resume: no optimizer chooses codes layer by layer, nothing is kept"] if self.resume else []
             return graph, []
+        names = ", ".join(optimizer.name for optimizer in chosen)
         if not len(data.again):
-            notes.append(f"{', '.join(o.name for o in chosen)}: left out, there is no calibration data")
+            notes.append(f"{names}: left out, there is no calibration data")
             return graph, []
+        notes.append(f"{names}: cost both models one more run over {len(data.again)} samples, layer by layer")
         solve_biases(graph, plan, params)  # which raises the scales of weights that are too small
         before = Before.of(graph, plan, params)
         plain = worst_sqnr(graph, plan, params, self.reference.session, data.held_out)
@@ -358,7 +336,6 @@ class Job:
         if plain is None or sqnr is None or sqnr >= plain:
             notes += found.notes
             return graph, found.layers
-        names = ", ".join(each.name for each in chosen)
         notes.append(
             f"{names}: left out; an output has {sqnr:.2f} dB SQNR with it on samples held out, and {plain:.2f} dB "
             "with every weight rounded to the nearest"
@@ -370,7 +347,7 @@ class Job:
         plans: list[Plan],
         done: Finished,
         notes: list[str],
-        data: _Data,
+        data: RunData,
         layers: list[LayerResult],
     ) -> Report:
         operators, kept_nodes, kept_tensors = summarize(*plans)

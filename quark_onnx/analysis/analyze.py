@@ -16,6 +16,7 @@ from quark_onnx.analysis.causes import Evidence, causes_of, nsr
 from quark_onnx.analysis.findings import Analysis, TensorError, Unmatched, WeightError
 from quark_onnx.analysis.match import match
 from quark_onnx.analysis.measure_tensors import Measured, counted, measure_tensors
+from quark_onnx.analysis.output_steps import output_steps
 from quark_onnx.analysis.reading import Reading
 from quark_onnx.analysis.weights import bins, weight_errors, with_histogram
 from quark_onnx.errors import ConfigError, ModelError, crash_errors, data_errors
@@ -84,7 +85,14 @@ def _analyzed(before: ModelProto, after: ModelProto, data: Any, limit: int | Non
     uncompared += [Unmatched(name, reason) for name, reason in matching.unmatched.items()]
     uncompared += [Unmatched(name, watch.reason) for name, watch in measured.tensors.items() if watch.reason]
     found = Analysis(
-        measured.samples, model_bytes(before), model_bytes(after), measured.outputs, tensors, weights, uncompared
+        samples=measured.samples,
+        bytes_before=model_bytes(before),
+        bytes_after=model_bytes(after),
+        outputs=measured.outputs,
+        tensors=tensors,
+        weights=weights,
+        unmatched=uncompared,
+        steps=output_steps(reference.graph, {tensor.name: tensor.step for tensor in tensors}),
     )
     return _pictured(found, reference, measured)
 

@@ -172,6 +172,7 @@ class Analysis:
         tensors: the error of each tensor that was compared, in the order of execution.
         weights: the error of each quantized constant.
         unmatched: tensors and constants that were not compared.
+        steps: the step of each output whose values lie on a grid, in the output's own unit.
     """
 
     samples: int
@@ -181,6 +182,7 @@ class Analysis:
     tensors: list[TensorError]
     weights: list[WeightError]
     unmatched: list[Unmatched]
+    steps: dict[str, float] = field(default_factory=dict)
 
     @property
     def sqnr(self) -> float:

@@ -53,7 +53,7 @@ class Space:
     """
 
     presets: tuple[Any, ...] = ("A8W8", "S8S8", "XINT8", "A16W8")
-    calibrators: tuple[Any, ...] = ("minmse", "layerwise_percentile", "entropy", "minmax")
+    calibrators: tuple[Any, ...] = ("mean_minmax", "percentile", "minmse", "entropy", "minmax")
     per_channel: tuple[bool, ...] = ()
     optimizers: tuple[Any, ...] = (_CLE, "bias_correction", f"{_CLE}+bias_correction", "adaquant", f"{_CLE}+adaquant")
     refine: int = 2

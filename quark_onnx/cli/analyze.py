@@ -55,6 +55,7 @@ def run(options: Namespace) -> Answer:
         entry("models", [f"{options.reference}, {options.other}"]),
         entry("size", [size_change(found.bytes_before, found.bytes_after)]),
         entry("error", [f"on {found.samples} samples; {_outputs(found)}"]),
+        *_steps(found),
         entry("compared", _compared(found, verbose=options.verbose)),
         *_ranking(found, options.top),
     ]
@@ -88,6 +89,20 @@ def _outputs(found: Analysis) -> str:
     ]
     more = len(found.outputs) - len(shown)
     return f"output{'s' * (len(found.outputs) > 1)} " + ", ".join(shown) + (f" and {more} more" if more else "")
+
+
+def _steps(found: Analysis) -> Iterator[str]:
+    """Steps and errors of outputs in their own units, such as pixels, as a box is judged by them."""
+    ranges = {tensor.name: f", values from {tensor.lo:.4g} to {tensor.hi:.4g}" for tensor in found.tensors}
+    lines = list[str]()
+    for output in found.outputs:
+        if output.max_error is not None:
+            step = found.steps.get(output.name)
+            form = "float" if step is None else f"steps of {step:.3g}"
+            lines.append(f"{output.name} {form}, errors up to {output.max_error:.3g}{ranges.get(output.name, '')}")
+    more = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
+    if lines:
+        yield entry("in units", [*lines[:_SHOWN], *more])
 
 
 def _compared(found: Analysis, *, verbose: bool) -> Iterator[str]:

@@ -67,8 +67,8 @@ def add_config_options(parser: Parser) -> None:
         "--unsafe",
         action="store_true",
         help="quantize also what few bits are known to ruin, and what is left float otherwise: the decoding of "
-        "detectors, where boxes and scores would share one scale, joins of very different ranges, and the residual "
-        "stream around layer normalizations",
+        "detectors, whose coordinates need more bits, joins of very different ranges, and the residual stream around "
+        "layer normalizations",
     )
     _add_graph_options(parser)
 
@@ -101,6 +101,18 @@ def _add_graph_options(parser: Parser) -> None:
         "--target",
         metavar="NAME",
         help=f"what the result is for: {', '.join(TARGETS)}; XINT8 scales then meet its rules (default: any runtime)",
+    )
+    group.add_argument(
+        "--keep-sizes",
+        action="store_true",
+        help="with --target, a batch of any size stays one (default: it becomes 1, as the target's compiler wants)",
+    )
+    group.add_argument(
+        "--accuracy-level",
+        metavar="N",
+        type=count,
+        help="the lowest precision that MatMulNBits may compute in: 1 float32, 2 float16, 3 bfloat16, 4 int8 (default: "
+        "onnxruntime chooses)",
     )
     group.add_argument(
         "--no-functions",
@@ -149,7 +161,17 @@ def config_of(options: Namespace) -> QConfig:
     config = QConfig.of(options.config)
     changes: dict[str, Any] = {
         name: value
-        for name in ("calibrator", "per_channel", "op_types", "nodes", "form", "target", "max_opset", "min_sqnr")
+        for name in (
+            "calibrator",
+            "per_channel",
+            "op_types",
+            "nodes",
+            "form",
+            "target",
+            "accuracy_level",
+            "max_opset",
+            "min_sqnr",
+        )
         if (value := getattr(options, name, None)) is not None
     }
     if options.exclude:
@@ -171,6 +193,8 @@ def config_of(options: Namespace) -> QConfig:
         changes["keep_existing"] = True
     if options.keep_initializer_inputs:
         changes["keep_initializer_inputs"] = True
+    if options.keep_sizes:
+        changes["fix_sizes"] = False
     if options.no_functions:
         changes["functions"] = False
     if options.no_prepare:

@@ -63,10 +63,6 @@ class MatMulNBitsQuantizer:
         """Quantize; the result is in ``model``."""
         config, data = self._config()
         quantized = quantize(self.model_path or self.model.model, data, config).model
-        level = getattr(self.algo_config, "accuracy_level", None) or self._settings["accuracy_level"]
-        for node in quantized.graph.node:
-            if level is not None and node.op_type == "MatMulNBits":
-                node.attribute.append(onnx.helper.make_attribute("accuracy_level", int(level)))
         self.model = ONNXModel(quantized)
 
     def _config(self) -> tuple[QConfig, Any]:
@@ -90,6 +86,8 @@ class MatMulNBitsQuantizer:
             logger.warning("no node of the model is called %r", name)
         if named:
             excluded |= {node.name for node in nodes if node.op_type in types and node.name not in named}
+        level = getattr(algo, "accuracy_level", None) or settings["accuracy_level"]
+        changes |= {"accuracy_level": int(level or 0)}
         changes |= {"exclude": tuple(sorted(excluded & present)), "tensors": overrides, "optimizers": optimizers}
         return QConfig(None, weight, **changes), data
 

@@ -1,8 +1,9 @@
-"""The presets: values that compose, not classes.
+"""The presets: values that compose, not classes. Those with optimizers stand in ``quark_onnx.optimizers.presets``.
 
 With float scales, weights have a scale for each channel, as one scale for a depthwise convolution ruins its small
-channels; and they use the codes -127..127, symmetric as the numbers are. Eight-bit activations leave out the rarest
-values (percentile); sixteen bits have room for all (minmax).
+channels; and they use the codes -127..127, symmetric as the numbers are. Each tensor of eight-bit activations is
+clipped as far as serves the average sample (best), or at the rarest values where they are symmetric (percentile);
+sixteen bits have room for all (minmax).
 """
 
 from calibrators import MinMSE, Percentile
@@ -34,13 +35,11 @@ PRESETS.add("INT8", S8S8)
 #: Weights of 8 bits, activations float.
 PRESETS.add("W8", QConfig(None, form="operators"))
 
-_BLOCKS = QuantizationSpec(INT4, block_size=32)
+#: Integers of 4 bits in blocks.
+BLOCKS = QuantizationSpec(INT4, block_size=32)
 #: Weights of 4 bits in blocks, activations float.
-PRESETS.add("INT4", QConfig(None, _BLOCKS, form="operators"))
-PRESETS.add("UINT4", QConfig(None, _BLOCKS.with_(dtype=UINT4, symmetric=False), form="operators"))
-#: 8-bit or 16-bit activations and weights of 4 bits in blocks.
-PRESETS.add("A8W4", A8W8.with_(weight=_BLOCKS))
-PRESETS.add("A16W4", A16W8.with_(weight=_BLOCKS))
+PRESETS.add("INT4", QConfig(None, BLOCKS, form="operators"))
+PRESETS.add("UINT4", QConfig(None, BLOCKS.with_(dtype=UINT4, symmetric=False), form="operators"))
 #: Weights of 8 bits; activations of 8 bits with a scale that each run computes.
 PRESETS.add("DYNAMIC", QConfig(QuantizationSpec(UINT8, symmetric=False, dynamic=True), form="operators"))
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from calibrators import Percentile
+from calibrators import Best
 from calibrators.base import is_number
 from calibrators.shown import short
 from quark_onnx.config.spec import QuantizationSpec, check_names
@@ -28,6 +28,7 @@ _GREATEST_SQNR = 1e4
 _SWITCHES = (
     "bias",
     "safe",
+    "fix_sizes",
     "keep_existing",
     "keep_initializer_inputs",
     "prepare",
@@ -172,14 +173,15 @@ class QConfig:
         op_types: only these operators are quantized; empty means every operator that has a rule.
         nodes: only these nodes (names, globs or regular expressions) are quantized; empty means all.
         exclude: node names, globs or regular expressions that stay float; short for an Override with ``keep``.
-        safe: leave float what few bits are known to ruin: the decoding of detectors, where boxes and scores would
-            share one scale, and the residual stream around layer normalizations.
+        safe: leave float what few bits are known to ruin: the decoding of detectors, where coordinates need
+            more bits and boxes and scores would share one scale, and the residual stream around layer normalizations.
         optimizers: what makes the result better, in this order; each is its own configuration, or a text as
             ``"cle:relu6=bound"``.
         search: on how many samples scales are settled by the error at the outputs, 0 for not at all. As
             the scales move by octaves, the error of a tensor alone does not tell which one serves the model.
         target: what the result is for ("npu", "phx", "stx", ...): its constraints on power-of-two scales are met. Empty
             for none.
+        fix_sizes: with a target, a symbolic batch becomes 1, as the target's compiler wants all sizes fixed.
         keep_existing: leave what is quantized already as it is and go on with the rest, instead of refusing the model.
         keep_initializer_inputs: initializers that are also inputs stay inputs whose values callers may override; they
             are not quantized then. By default they become constants, as no caller overrides a weight.
@@ -192,6 +194,8 @@ class QConfig:
         movers: operators that only move values are quantized also where what they read would be float.
         clipping: a Relu or Clip goes where saturation does the same; False keeps it, with a pair in front.
         bodies: the bodies of If, Loop and Scan are quantized, too.
+        accuracy_level: attribute of the MatMulNBits nodes that the form "operators" writes: the lowest precision that
+            onnxruntime may compute in. 0 leaves the choice to it, 1 is float32, 2 float16, 3 bfloat16, 4 int8.
         functions: nodes of a vendor's domain carry a body of standard operators, so that every runtime runs them.
         max_opset: the model's opset is not raised beyond this one, None for no limit. Q/DQ pairs of 4, 8 and 16 bits,
             and weights in blocks, are then written in the com.microsoft domain, which has them at any opset.
@@ -202,7 +206,7 @@ class QConfig:
     (True, Entropy(candidates=128))
     """
 
-    activation: QuantizationSpec | None = QuantizationSpec(UINT8, symmetric=False, calibrator=Percentile())
+    activation: QuantizationSpec | None = QuantizationSpec(UINT8, symmetric=False, calibrator=Best())
     weight: QuantizationSpec | None = QuantizationSpec(INT8, per_channel=True, narrow=True)
     bias: bool = True
     overrides: tuple[Override, ...] = ()
@@ -214,6 +218,7 @@ class QConfig:
     optimizers: tuple[Any, ...] = ()
     search: int = 0
     target: str = ""
+    fix_sizes: bool = True
     keep_existing: bool = False
     keep_initializer_inputs: bool = False
     prepare: bool = True
@@ -223,6 +228,7 @@ class QConfig:
     movers: bool = False
     clipping: bool = True
     bodies: bool = True
+    accuracy_level: int = 0
     functions: bool = True
     max_opset: int | None = None
     min_sqnr: float | None = None
@@ -269,6 +275,8 @@ class QConfig:
                 )
         if type(self.search) is not int or self.search < 0:
             raise ConfigError(f"search is {short(self.search)}; it must be a number of samples, 0 or more")
+        if type(self.accuracy_level) is not int or not 0 <= self.accuracy_level <= 4:
+            raise ConfigError(f"accuracy_level is {short(self.accuracy_level)}; it must be a whole number from 0 to 4")
         if self.max_opset is not None and (type(self.max_opset) is not int or self.max_opset < _LEAST_OPSET):
             raise ConfigError(f"max_opset is {short(self.max_opset)}; it must be an opset, {_LEAST_OPSET} or higher")
         if self.min_sqnr is not None and not (is_number(self.min_sqnr) and abs(self.min_sqnr) < _GREATEST_SQNR):
@@ -331,8 +339,8 @@ class QConfig:
 
     @property
     def rereads(self) -> bool:
-        """Whether the data is read more than once."""
-        return any(optimizer.reads_data for optimizer in self.optimizers)
+        """Whether the data is read more than once: optimizers learn from it, or are judged on it."""
+        return any(optimizer.reads_data or getattr(optimizer, "judged", False) for optimizer in self.optimizers)
 
     def __str__(self) -> str:
         default = QConfig()

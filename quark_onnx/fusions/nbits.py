@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 
 from calibrators.layout import turned
 from quark_onnx.fusions.base import CONTRIB, Codes, replace, stored_codes, value, zero_points
 from quark_onnx.graph import Graph, Node, add_narrow
+from quark_onnx.graph.bodies import in_bodies
 from quark_onnx.graph.layers import unscaled
 from quark_onnx.kernels.nbits import BLOCK_SIZES, NBitsWeight, from_codes
 from quark_onnx.kernels.packing import BITS
@@ -41,6 +44,25 @@ def matmul_nbits(graph: Graph, node: Node) -> bool:
         graph.add("Add", [product, bias], [result])
     replace(graph, node, result)
     return True
+
+
+def set_accuracy_level(graph: Graph, level: int, before: Collection[str]) -> int:
+    """Set the attribute ``accuracy_level`` of MatMulNBits nodes in a graph and its bodies; return how many.
+
+    Args:
+        graph: changed in place.
+        level: the lowest precision that onnxruntime may compute in: 0 leaves it the choice, 1 is float32, 2 float16,
+            3 bfloat16, 4 int8 activations.
+        before: names of nodes that are left as they are.
+    """
+    if not level:
+        return 0
+    count = 0
+    for node in graph.nodes:
+        if node.op_type == "MatMulNBits" and node.name not in before:
+            node.set_attribute("accuracy_level", level)
+            count += 1
+    return count + in_bodies(graph, lambda inner: set_accuracy_level(inner, level, before))
 
 
 def _written(graph: Graph, codes: Codes, bits: int, transposed: bool) -> list[str]:

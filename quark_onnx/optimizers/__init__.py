@@ -9,10 +9,13 @@ from quark_onnx.optimizers.cle import CLE
 from quark_onnx.optimizers.dpu import DPU
 from quark_onnx.optimizers.gptq import GPTQ
 from quark_onnx.optimizers.mixed import AutoMixedPrecision
+from quark_onnx.optimizers.presets import A8W4, A16W4
 from quark_onnx.optimizers.quarot import QuaRot
 from quark_onnx.optimizers.smoothquant import SmoothQuant
 
 __all__ = [
+    "A8W4",
+    "A16W4",
     "CLE",
     "DPU",
     "GPTQ",

@@ -37,6 +37,7 @@ class BiasAbsorption:
 
     name: ClassVar[str] = "bias_absorption"
     stage: ClassVar[str] = "float"
+    judged: ClassVar[bool] = True
     needs_data: ClassVar[bool] = True
     reads_data: ClassVar[bool] = True
     exact: ClassVar[bool] = True

@@ -47,10 +47,12 @@ class FloatOptimizer(Protocol):
         needs_data: whether it does nothing without samples.
         reads_data: whether it reads samples where there are some.
         exact: whether it claims that the model computes the same afterwards.
+        judged: whether it is there for the accuracy alone, so that it is left out where it brings none.
     """
 
     name: ClassVar[str]
     stage: ClassVar[str]
+    judged: ClassVar[bool]
 
     @property
     def needs_data(self) -> bool: ...

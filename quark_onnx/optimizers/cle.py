@@ -45,6 +45,7 @@ class CLE:
 
     name: ClassVar[str] = "cle"
     stage: ClassVar[str] = "float"
+    judged: ClassVar[bool] = True
     needs_data: ClassVar[bool] = False
 
     sweeps: int = 0

@@ -30,6 +30,7 @@ class DPU:
 
     name: ClassVar[str] = "dpu"
     stage: ClassVar[str] = "float"
+    judged: ClassVar[bool] = False
     needs_data: ClassVar[bool] = False
     reads_data: ClassVar[bool] = False
     exact: ClassVar[bool] = False

@@ -44,6 +44,7 @@ class QuaRot:
 
     name: ClassVar[str] = "quarot"
     stage: ClassVar[str] = "float"
+    judged: ClassVar[bool] = True
     needs_data: ClassVar[bool] = False
     reads_data: ClassVar[bool] = False
     exact: ClassVar[bool] = True

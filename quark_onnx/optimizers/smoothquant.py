@@ -46,11 +46,12 @@ class SmoothQuant:
 
     name: ClassVar[str] = "smoothquant"
     stage: ClassVar[str] = "float"
+    judged: ClassVar[bool] = True
     needs_data: ClassVar[bool] = True
     reads_data: ClassVar[bool] = True
     exact: ClassVar[bool] = True
 
-    alpha: float | str = 0.5
+    alpha: float | str = "auto"
     insert: bool = False
 
     def __post_init__(self) -> None:

@@ -3,7 +3,7 @@
 from quark_onnx.plan.entries import BiasOf, Entry, Keep, Quantize, SameAs, Use, fused_into
 from quark_onnx.plan.explain import explain
 from quark_onnx.plan.plan import OVERRIDABLE, Asked, Plan
-from quark_onnx.plan.select import EXCLUDED, NodeSpec, select
+from quark_onnx.plan.select import EXCLUDED, NodeSpec, matching, select
 
 __all__ = [
     "EXCLUDED",
@@ -19,5 +19,6 @@ __all__ = [
     "Use",
     "explain",
     "fused_into",
+    "matching",
     "select",
 ]

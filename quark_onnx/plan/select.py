@@ -57,7 +57,7 @@ def select(graph: Graph, config: QConfig, *, strict: bool = True) -> dict[Node, 
             if node.kind not in config.op_types:
                 chosen[node] = NodeSpec(None, None, _OTHER_TYPE)
     if config.nodes:
-        wanted = _matching(graph, Override(config.nodes, keep=True), strict)
+        wanted = matching(graph, Override(config.nodes, keep=True), strict=strict)
         for node in graph.nodes:
             if node not in wanted:
                 chosen[node] = NodeSpec(None, None, _OTHER_NODE)
@@ -69,7 +69,7 @@ def select(graph: Graph, config: QConfig, *, strict: bool = True) -> dict[Node, 
     if config.exclude:
         overrides.append(Override(config.exclude, keep=True))
     for override in overrides:
-        for node in _matching(graph, override, strict):
+        for node in matching(graph, override, strict=strict):
             if chosen[node].keep in (_OTHER_TYPE, _OTHER_NODE) or node.name in present:
                 continue  # an override says how, not whether
             if override.keep:
@@ -91,7 +91,12 @@ def _check_tensors(graph: Graph, config: QConfig) -> None:
         raise ConfigError(f"no tensor of the model matches {missing[0]!r}{nearest(missing[0], known)}")
 
 
-def _matching(graph: Graph, override: Override, strict: bool) -> dict[Node, None]:
+def matching(graph: Graph, override: Override, *, strict: bool) -> dict[Node, None]:
+    """Return the nodes that an override speaks of, as an ordered set.
+
+    Raises:
+        ConfigError: ``strict``, and a pattern matches nothing; the message has the nearest name.
+    """
     found: dict[Node, None] = {}
     names = {node.name: node for node in graph.nodes}
     for pattern in override.nodes:

@@ -20,6 +20,7 @@ from quark_onnx.steps.probe import probe
 from quark_onnx.steps.read import first_sample, input_specs, reader_for
 from quark_onnx.steps.refine import refine
 from quark_onnx.steps.run import Reference, Sample
+from quark_onnx.steps.run_data import RunData
 from quark_onnx.steps.search import search
 from quark_onnx.steps.settle import Limits, settle
 from quark_onnx.steps.share import share_transposed
@@ -40,6 +41,7 @@ __all__ = [
     "Params",
     "Ranges",
     "Reference",
+    "RunData",
     "Sample",
     "all_plans",
     "calibrate",

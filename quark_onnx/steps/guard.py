@@ -12,10 +12,10 @@ from __future__ import annotations
 import numpy as np
 
 from calibrators import Range, params_for
-from quark_onnx.graph import Graph, Node, reach
-from quark_onnx.plan import Keep, Plan, Quantize, Use
-from quark_onnx.rules import WEIGHTED
+from quark_onnx.graph import Graph, Node
+from quark_onnx.plan import Keep, Plan, Quantize
 from quark_onnx.steps.calibrate import Ranges
+from quark_onnx.steps.decoding import connected, keep_whole, tail_of
 
 #: Ranges of joined tensors may differ by this factor: three of eight bits are lost on the smaller one.
 RATIO = 8.0
@@ -33,8 +33,7 @@ def guard(graph: Graph, plan: Plan, ranges: Ranges) -> list[str]:
     ranges differ by more than ``RATIO``, or that selects detections, stays float as a whole.
     """
     notes = [note for node in graph.nodes if node.kind in _EXPONENTIAL for note in _spare_scores(node, plan, ranges)]
-    downstream_of = reach([node for node in graph.nodes if node.kind in WEIGHTED], graph.leaders)
-    tail = {node for node in graph.nodes if node not in downstream_of}
+    tail = tail_of(graph)
     for node in graph.nodes:
         reason = _reason(node, plan, ranges)
         if not reason:
@@ -47,13 +46,8 @@ def guard(graph: Graph, plan: Plan, ranges: Ranges) -> list[str]:
         if node.name in plan.kept and node.kind not in _DECODING:
             continue
         notes.append(f"{node.name} ({node.op_type}): {reason}; it and the decoding around it stay float")
-        for member in reach([node], lambda n: [m for m in (*graph.leaders(n), *graph.followers(n)) if m in tail]):
-            part = f"part of the decoding around {node.name} ({node.op_type})"
-            plan.keep_node(member, part)
-            for tensor in member.outputs:
-                plan.keep(tensor, part)
-            for tensor in filter(graph.is_constant, member.inputs):  # grids, strides, anchors
-                plan.entries[Use(tensor, member.name)] = Keep(part)
+        for member in connected(graph, node, tail):
+            keep_whole(plan, member, f"part of the decoding around {node.name} ({node.op_type})")
     return notes
 
 

@@ -8,11 +8,13 @@ from dataclasses import replace
 import quark_onnx.rules
 import quark_onnx.targets  # noqa: F401  (importing registers rules and targets)
 from quark_onnx.config import QConfig, TensorOverrides
-from quark_onnx.graph import Graph, ShapeArithmetic, overridable
+from quark_onnx.graph import Graph, ShapeArithmetic, overridable, reach
 from quark_onnx.graph.states import State, states
 from quark_onnx.plan import OVERRIDABLE, Asked, BiasOf, Keep, Plan, Quantize, SameAs, Use, select
 from quark_onnx.registry import RULES, TARGETS
+from quark_onnx.rules import WEIGHTED
 from quark_onnx.rules.passthrough import HANDING_ON, REARRANGING
+from quark_onnx.steps.decoding import spare_decoding
 from quark_onnx.steps.states import spare_states
 
 
@@ -46,10 +48,14 @@ def make_plan(
         plan.keep(name, OVERRIDABLE)
     if config.safe and not config.target:
         spare_states(plan, states(graph) if recurrent is None else recurrent)
+    if config.safe:
+        spare_decoding(plan)
     for node in graph.nodes:
         rule = RULES.get(node.kind)
         if plan.specs[node].keep:
             plan.keep_node(node, plan.specs[node].keep)
+        elif node.name in plan.kept:
+            continue
         elif node.float_reason and not plan.rounds_results(node):
             plan.keep_node(node, node.float_reason)
         elif rule is None:
@@ -68,6 +74,7 @@ def make_plan(
     _lift(plan)
     _spare_float_readers(plan)
     _spare_shapes(plan)
+    _spare_outputs(plan)
     return plan
 
 
@@ -122,3 +129,19 @@ def _spare_shapes(plan: Plan) -> None:
     for node in plan.graph.nodes:
         for tensor, reason in plan.shapes.exact_inputs(node, plan.graph.opset).items():
             plan.keep_exact(node, tensor, reason)
+
+
+def _spare_outputs(plan: Plan) -> None:
+    """Behind the last weighted layer, replace a calibrator that clips by the one that it names for outputs.
+
+    Nothing sums over many of these values any more, and the greatest of them are what a classifier or a detector is
+    asked for.
+    """
+    graph = plan.graph
+    weighted = [node for node in graph.nodes if node.kind in WEIGHTED]
+    before = reach([leader for node in weighted for leader in graph.leaders(node)], graph.leaders)
+    for use, entry in plan.entries.items():
+        if isinstance(entry, Quantize) and (producer := graph.producer(use.tensor)) is not None:
+            calibrator = getattr(entry.spec.calibrator, "at_outputs", None)
+            if calibrator is not None and producer not in before:
+                plan.entries[use] = replace(entry, spec=entry.spec.with_(calibrator=calibrator))

@@ -1,9 +1,10 @@
-"""optimize: the optimizers of the float graph, each verified by running the model."""
+"""optimize: the optimizers of the float graph, each verified by running the model, and kept only where it helps."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from quark_onnx.kernels.noise import Rounding
 from quark_onnx.optimizers import FloatOptimizer, Samples
 from quark_onnx.progress import Progress
 from quark_onnx.report.measure import least_sqnr, measure
+from quark_onnx.steps.benefit import quantized_sqnr
 from quark_onnx.steps.prepare import unchanged
 from quark_onnx.steps.run import Reference, Sample, run
 
@@ -42,28 +44,68 @@ class _Shown(Sequence[Mapping[str, Any]]):
                 bar.update(done)
 
 
+@dataclass
+class _Judge:
+    """Accept a rewrite of the float graph unless the quantized model is further from the float one with it.
+
+    Attributes:
+        config: how the graphs are quantized that are held against each other.
+        held_out: the samples that they are judged on.
+        best: the least signal-to-noise ratio of any output before the next rewrite, in dB; None until it is needed.
+    """
+
+    config: QConfig
+    reference: Reference
+    samples: Samples
+    held_out: Sequence[Sample]
+    best: float | None = None
+
+    def rejects(self, name: str, before: Graph, after: Graph) -> str:
+        """Return why a rewrite by the optimizer of this name is left out, for the report; empty if it is kept."""
+        if self.best is None:
+            self.best = self._sqnr(before)
+        found = None if self.best is None else self._sqnr(after)
+        if self.best is None or found is None:
+            return ""
+        if found >= self.best:
+            self.best = found
+            return ""
+        reason = (
+            f"{name}: left out; an output of the quantized model has {found:.2f} dB SQNR with it on samples held out, "
+            f"and {self.best:.2f} dB without"
+        )
+        logger.warning("%s", reason)
+        return reason
+
+    def _sqnr(self, graph: Graph) -> float | None:
+        return quantized_sqnr(graph, self.config, self.reference, self.samples, self.held_out)
+
+
 def optimize_float(
     graph: Graph,
     config: QConfig,
     reference: Reference,
     sample: Sample | None,
     samples: Samples = (),
+    held_out: Sequence[Sample] = (),
     *,
     show: bool | None = False,
 ) -> tuple[Graph, list[str]]:
     """The graph after the optimizers of its stage, in their order, and notes for the report.
 
-    One that changes the outputs on the sample is rolled back; without a sample nothing could be verified.
+    One that changes the outputs on the sample is rolled back; without a sample nothing could be verified. One that is
+    for the accuracy alone is left out where the quantized model has less of it on samples held out.
 
     Args:
         sample: to verify on.
         samples: calibration data, for optimizers that need it.
+        held_out: samples that no optimizer has seen; without them none is left out.
         show: whether to show a progress bar, as ``Progress`` takes it.
     """
     chosen: list[FloatOptimizer] = [optimizer for optimizer in config.optimizers if optimizer.stage == "float"]
     notes = list[str]()
     expected: dict[str, Any] = reference.repeatable(sample) if chosen and sample is not None else {}
-    rounding = _rounding(config)
+    rounding, judge = _rounding(config), _Judge(config, reference, samples, held_out)
     for optimizer in chosen:
         if sample is None:
             notes.append(
@@ -77,19 +119,23 @@ def optimize_float(
         count = optimizer(candidate, _Shown(samples, show, optimizer.name), rounding)
         candidate.drop_unused()
         candidate.infer()
-        if count and not optimizer.exact:
-            graph, found = candidate, run(candidate.to_model(), sample)
-            expected = {name: found[name] for name in expected}
-            notes.append(f"{optimizer.name}: {count}; {_difference(candidate, reference, sample)}")
-        elif count and unchanged(candidate, sample, expected):
-            graph = candidate
-            notes.append(f"{optimizer.name}: {count}")
-        elif count:
-            notes.append(f"{optimizer.name} changed the outputs and was rolled back")
+        remarks = [f"{optimizer.name}: {note}" for note in getattr(count, "notes", ())]
+        if not count:
+            notes += [f"{optimizer.name}: nothing to do", *remarks]
+            continue
+        if optimizer.exact and not unchanged(candidate, sample, expected):
+            notes += [f"{optimizer.name} changed the outputs and was rolled back", *remarks]
             logger.warning("%s changed the outputs of the model; it was rolled back", optimizer.name)
-        else:
-            notes.append(f"{optimizer.name}: nothing to do")
-        notes += [f"{optimizer.name}: {note}" for note in getattr(count, "notes", ())]
+            continue
+        if optimizer.judged and (reason := judge.rejects(optimizer.name, graph, candidate)):
+            notes.append(reason)
+            continue
+        graph, done = candidate, f"{optimizer.name}: {count}"
+        if not optimizer.exact:
+            found = run(candidate.to_model(), sample)
+            expected = {name: found[name] for name in expected}
+            done += f"; {_difference(candidate, reference, sample)}"
+        notes += [done, *remarks]
     return graph, notes
 
 

@@ -12,6 +12,7 @@ from quark_onnx.errors import nearest
 if TYPE_CHECKING:
     from quark_onnx.torch.exporter import (
         ModelExporter,
+        ModelImporter,
         export_gguf,
         export_onnx,
         export_safetensors,
@@ -20,11 +21,15 @@ if TYPE_CHECKING:
     from quark_onnx.torch.params import load_params, save_params
     from quark_onnx.torch.quantization.api import ModelQuantizer
     from quark_onnx.torch.quantization.config.template import LLMTemplate
+    from quark_onnx.torch.quantization.config.type import QuantFlow, RuntimeOptions
 
 __all__ = [
     "LLMTemplate",
     "ModelExporter",
+    "ModelImporter",
     "ModelQuantizer",
+    "QuantFlow",
+    "RuntimeOptions",
     "export_gguf",
     "export_onnx",
     "export_safetensors",
@@ -37,6 +42,8 @@ __all__ = [
 _HOMES = {
     "LLMTemplate": "quantization.config.template",
     "ModelQuantizer": "quantization.api",
+    "QuantFlow": "quantization.config.type",
+    "RuntimeOptions": "quantization.config.type",
     "load_params": "params",
     "save_params": "params",
 }

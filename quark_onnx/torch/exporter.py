@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from quark_onnx.errors import ConfigError
+from quark_onnx.convert import convert
+from quark_onnx.errors import ConfigError, nearest
+from quark_onnx.graph.io import staged
 from quark_onnx.torch import export
 from quark_onnx.torch.attention import set_attention
 from quark_onnx.torch.checkpoint import read_json
@@ -20,6 +23,10 @@ from quark_onnx.torch.load import in_memory, load_checkpoint
 from quark_onnx.torch.quantization.config.config import QConfig
 from quark_onnx.torch.spec import LayerSpec
 
+logger = logging.getLogger(__name__)
+
+#: Arguments of export_onnx that say how AMD Quark traces a model.
+_TRACING = ("verbose", "do_constant_folding", "operator_export_type", "dynamo")
 #: Layouts that AMD Quark has, too.
 CUSTOM_MODES = ("quark", "awq", "fp8")
 
@@ -81,6 +88,23 @@ class ModelExporter:
         export_gguf(model, self.export_dir, model_type, tokenizer_path)
 
 
+class ModelImporter:
+    """Reads a checkpoint into a model, as AMD Quark did up to release 0.10.
+
+    Args:
+        model_info_dir: the folder.
+        saved_format: "safetensors" or "quark_format", which are the same here.
+    """
+
+    def __init__(self, model_info_dir: Path | str, saved_format: str = "safetensors") -> None:
+        self.model_info_dir = Path(model_info_dir)
+        self.saved_format = saved_format
+
+    def import_model_info(self, model: Any) -> Any:
+        """Return the model with the quantized layers of the checkpoint in place of its own."""
+        return import_model_from_safetensors(model, self.model_info_dir)
+
+
 def export_safetensors(
     model: Any,
     output_dir: Path | str,
@@ -104,21 +128,45 @@ def export_safetensors(
     ModelExporter(ExporterConfig(asked), output_dir).export_safetensors_model(model, custom_mode=custom_mode)
 
 
-def export_onnx(model: Any, output_dir: Path | str, input_args: Any) -> None:
+def export_onnx(
+    model: Any,
+    output_dir: Path | str,
+    input_args: Any,
+    opset_version: int | None = None,
+    input_names: Sequence[str] = (),
+    output_names: Sequence[str] = (),
+    uint4_int4_flag: bool = False,
+    **others: Any,
+) -> None:
     """Write a quantized model as ``model.onnx``.
 
     Args:
         model: quantized.
         output_dir: the folder that it goes to.
         input_args: what the model can be run on.
+        opset_version: the opset that the model is converted to; None leaves it.
+        input_names, output_names: new names of inputs and outputs, in their order; none leaves those of the module.
+        uint4_int4_flag: without effect: codes of 4 bits are always written as such.
+        others: ``verbose``, ``do_constant_folding``, ``operator_export_type`` and ``dynamo``, without effect.
 
     Raises:
-        ConfigError: a format has no exact counterpart in ONNX.
+        ConfigError: a format has no exact counterpart in ONNX, or there are more names than inputs or outputs.
     """
     from quark_onnx.torch.onnx_export import export_onnx as write_onnx
+    from quark_onnx.torch.onnx_export.rename import rename
 
+    for name in others:
+        if name not in _TRACING:
+            raise ConfigError(f"export_onnx has no argument {name!r}{nearest(name, _TRACING)}")
     Path(output_dir).mkdir(parents=True, exist_ok=True)
-    write_onnx(model, Path(output_dir) / "model.onnx", input_args)
+    path = Path(output_dir) / "model.onnx"
+    write_onnx(model, path, input_args)
+    if input_names or output_names:
+        rename(path, input_names, output_names)
+    if opset_version is not None:
+        raised = convert(path, "opset", opset=opset_version).model
+        with staged(raised, path, external=False):
+            pass
 
 
 def export_gguf(model: Any, output_dir: Path | str, model_type: str | None, tokenizer_path: Path | str) -> None:
@@ -148,13 +196,14 @@ def import_model_from_safetensors(
     trust_remote_code: bool = False,
     attn_implementation: str | None = None,
     device: Any = None,
+    multi_gpu: bool = False,
 ) -> Any:
     """The model of a checkpoint in AMD Quark's layout, ours or its own, or in another that is written here.
 
     Args:
         model: a model of the same class, whose parts are replaced by those of the checkpoint; None for a new one.
         model_dir: the folder.
-        multi_device: False; the model goes to one device.
+        multi_device, multi_gpu: without effect; the model goes to one device.
         trust_remote_code: run Python files that the checkpoint brings along.
         attn_implementation: how attention is computed, by transformers' names; its own choice if None.
         device: where the model goes; it stays on the CPU if None.
@@ -163,8 +212,8 @@ def import_model_from_safetensors(
         ConfigError: it is quantized in a way that cannot be read, or the model is of another class.
         ModelError: a file or a tensor is missing or damaged.
     """
-    if multi_device:
-        raise ConfigError("multi_device is set; the model goes to one device, leave it out")
+    if multi_device or multi_gpu:
+        logger.warning("multi_device and multi_gpu have no effect: the model goes to one device")
     found = load_checkpoint(model_dir, trust_code=trust_remote_code)
     if model is not None:
         if type(model) is not type(found):

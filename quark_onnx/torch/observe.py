@@ -52,9 +52,10 @@ class Watched:
             return
         values = x.reshape(-1)
         step = -(-len(values) // _AT_ONCE)
-        self._statistic.observe(values[::step].float().cpu().numpy().reshape(1, -1))
+        thinned = values[::step].float().cpu().numpy()
         if step > 1:  # the ends may have been left out
-            self._statistic.observe(ends.reshape(1, 2))
+            thinned = np.concatenate([thinned, ends])
+        self._statistic.observe(thinned.reshape(1, -1))
 
     def over_ranks(self) -> None:
         """Take in what other processes have seen."""

@@ -11,14 +11,18 @@ ROOT = Path(__file__).parents[2]
 FILES = sorted(path for package in ("calibrators", "quark_onnx") for path in (ROOT / package).rglob("*.py"))
 
 LINES, FUNCTION_LINES, PARAMETERS = 400, 60, 8
+#: Folders whose name is copied: AMD Quark's.
+COPIED = ("quark_onnx/onnx/tools/", "quark_onnx/torch/utils/")
 #: Signatures that are copied: onnxruntime's, and AMD Quark's.
-NOT_OURS = {"_signature", "get_config"}
+NOT_OURS = {"_signature", "get_config", "get_calib_dataloader"}
 VAGUE = {"utils", "util", "helpers", "helper", "common", "misc", "tools", "manager"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_budgets(path: Path) -> None:
-    assert not VAGUE & {part.strip("_") for part in path.relative_to(ROOT).with_suffix("").parts}
+    place = path.relative_to(ROOT)
+    if not place.as_posix().startswith(COPIED):
+        assert not VAGUE & {part.strip("_") for part in place.with_suffix("").parts}
     text = path.read_text(encoding="utf-8")
     tree = ast.parse(text)
     assert len(text.splitlines()) <= LINES

@@ -27,7 +27,9 @@ steps
 job
 api convert
 analysis npu torch
-quark_onnx compat_onnxruntime
+onnx compat_onnxruntime
+vai_q_onnx
+quark_onnx
 cli
 __main__
 """.strip().splitlines()

@@ -45,6 +45,9 @@ DATA = {name: rows.astype(np.float32) for name, rows in DATA.items()}
 
 every_method = pytest.mark.parametrize("method", (METHODS | AVERAGES).values(), ids=METHODS | AVERAGES)
 mergeable_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+#: What counts values alone, and not in which sample they came.
+POOLED = {name: method for name, method in METHODS.items() if not getattr(method, "by_sample", False)}
+pooling_method = pytest.mark.parametrize("method", POOLED.values(), ids=POOLED)
 every_grid = pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
 grids = st.sampled_from(list(GRIDS.values()))
 numbers = st.floats(-1e6, 1e6, width=32) | st.integers(-9, 9).map(float)
@@ -137,14 +140,23 @@ def test_nothing_seen(method: Any, grid: Grid) -> None:
 # Streams
 
 
+@pooling_method
+@given(grid=grids, rows=tables, data=st.data())
+@EXAMPLES
+def test_batches_are_one_batch_in_any_split(method: Any, grid: Grid, rows: Rows, data: st.DataObject) -> None:
+    columns = data.draw(st.permutations(range(rows.shape[1])))
+    cuts = sorted(data.draw(st.lists(st.integers(0, rows.shape[1]), max_size=4)))
+    check_equal(found(method, grid, *np.split(rows[:, columns], cuts, axis=1)), found(method, grid, rows))
+
+
 @mergeable_method
 @given(grid=grids, rows=tables, data=st.data())
 @EXAMPLES
-def test_batches_are_one_batch_in_any_order_and_split(method: Any, grid: Grid, rows: Rows, data: st.DataObject) -> None:
-    columns = data.draw(st.permutations(range(rows.shape[1])))
+def test_samples_may_come_in_any_order_and_merge(method: Any, grid: Grid, rows: Rows, data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, rows.shape[1]), max_size=4)))
-    batches = np.split(rows[:, columns], cuts, axis=1)
-    whole = found(method, grid, rows)
+    batches = np.split(rows, cuts, axis=1)
+    whole = found(method, grid, *batches)
+    batches = data.draw(st.permutations(batches))
     check_equal(found(method, grid, *batches), whole)
 
     shards = [statistic(method, *batches[start::3]) for start in range(3)]
@@ -162,7 +174,7 @@ def test_merging_is_symmetric(method: Any, grid: Grid) -> None:
         for one, other in (halves, halves[::-1]):
             total = statistic(method, one)
             total.merge(statistic(method, other))
-            check_equal(method.range(total, grid), found(method, grid, rows))
+            check_equal(method.range(total, grid), found(method, grid, *halves))
 
 
 @every_method
@@ -188,9 +200,13 @@ def test_reading_a_range_changes_nothing(method: Any, grid: Grid) -> None:
 @every_method
 def test_the_memory_does_not_grow(method: Any) -> None:
     noise, seen = np.random.default_rng(4), method.statistic()
+    magnitudes = 10.0 ** np.arange(-6, 7)
+    batches = [np.float32(magnitude * noise.standard_normal((3, 1000))) for magnitude in magnitudes]
+    for batch in batches[::-1]:  # what tells samples apart by how far they reach has all its groups by then
+        seen.observe(batch)
     sizes = []
-    for magnitude in 10.0 ** np.arange(-6, 7):
-        seen.observe(np.float32(magnitude * noise.standard_normal((3, 1000))))
+    for batch in batches:
+        seen.observe(batch)
         sizes.append(len(pickle.dumps(seen)))
     assert max(sizes) - min(sizes) < 500
 
@@ -220,7 +236,7 @@ def test_an_unknown_name_or_setting_finds_the_nearest() -> None:
     with pytest.raises(CalibrationError, match=r"unknown calibrator 'minmx'; did you mean 'minmax'\?"):
         create("minmx")
     with pytest.raises(
-        CalibrationError, match="unknown calibrator 'x'; known: entropy, layerwise_percentile, minmax, minmse"
+        CalibrationError, match="unknown calibrator 'x'; known: best, entropy, layerwise_percentile, mean_minmax"
     ):
         create("x")
     with pytest.raises(CalibrationError, match=r"'percentile' has no setting 'percent'; did you mean 'percentile'\?"):

@@ -48,7 +48,8 @@ def test_a_quantized_model_is_about_as_good(tmp_path: Path, preset: str, points:
 
 
 @pytest.mark.parametrize(
-    "calibrator", ["minmax", "percentile", "layerwise_percentile", "entropy", "minmse", "nonoverflow"]
+    "calibrator",
+    ["minmax", "mean_minmax", "best", "percentile", "layerwise_percentile", "entropy", "minmse", "nonoverflow"],
 )
 def test_with_any_calibrator(tmp_path: Path, calibrator: str) -> None:
     output = tmp_path / "out.onnx"

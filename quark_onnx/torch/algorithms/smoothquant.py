@@ -39,7 +39,7 @@ class SmoothQuant:
 
     def __post_init__(self) -> None:
         require_number(self, "alpha", least=0, most=1)
-        require_number(self, "scale_clamp_min", least=1e-9, most=1)
+        require_number(self, "scale_clamp_min", least=1e-30, most=1)
 
     def __call__(self, job: BlockJob) -> list[Outcome]:
         """Rescale in place."""
@@ -68,7 +68,7 @@ class AutoSmoothQuant:
 
     def __post_init__(self) -> None:
         require_whole(self, "steps")
-        require_number(self, "scale_clamp_min", least=1e-9, most=1)
+        require_number(self, "scale_clamp_min", least=1e-30, most=1)
 
     def __call__(self, job: BlockJob) -> list[Outcome]:
         """Rescale in place."""

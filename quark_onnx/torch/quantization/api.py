@@ -11,11 +11,14 @@ from quark_onnx.errors import ConfigError
 from quark_onnx.torch.files import quantize_checkpoint
 from quark_onnx.torch.graph_mode import quantize_graph
 from quark_onnx.torch.quantization.config.config import QConfig
-from quark_onnx.torch.quantization.config.type import QuantizationMode
+from quark_onnx.torch.quantization.config.type import QuantizationMode, RuntimeOptions
 from quark_onnx.torch.quantize import quantize_model
 from quark_onnx.torch.report import TorchReport
 
 logger = logging.getLogger(__name__)
+
+#: What scripts that watch AMD Quark's output wait for.
+COMPLETED = "[QUARK-INFO]: Model quantization has been completed."
 
 
 class ModelQuantizer:
@@ -23,14 +26,14 @@ class ModelQuantizer:
 
     Args:
         config: how.
-        multi_device: False; a model is quantized where it is.
+        multi_device: without effect; a model is quantized where it is.
     """
 
     def __init__(self, config: QConfig, multi_device: bool = False) -> None:
         if not isinstance(config, QConfig):
             raise ConfigError(f"config is {config!r}; it must be a QConfig")
         if multi_device:
-            raise ConfigError("multi_device is set; a model is quantized where it is, leave it out")
+            logger.warning("multi_device has no effect: a model is quantized where it is")
         self.config = config
 
     def quantize_model(self, model: Any, dataloader: Iterable[Any] | None = None) -> Any:
@@ -57,11 +60,12 @@ class ModelQuantizer:
             report = quantize_model(model, config, dataloader)
         _log(report)
         model.quantized_by = config  # what export_safetensors writes into the checkpoint
+        print(COMPLETED)
         return model
 
     @staticmethod
-    def freeze(model: Any, quantize: bool | None = None) -> Any:
-        """The model as it is: layers hold codes as soon as they are quantized, whatever ``quantize`` says."""
+    def freeze(model: Any, quantize: bool | None = None, runtime_options: RuntimeOptions | None = None) -> Any:
+        """Return the model unchanged: layers hold codes as soon as they are quantized, whatever the arguments say."""
         return model
 
     def direct_quantize_checkpoint(self, pretrained_model_path: Path | str, save_path: Path | str) -> None:

@@ -111,6 +111,42 @@ def test_the_outputs_are_those_of_the_comparison() -> None:
     assert (found.bytes_before, found.bytes_after) == (model.ByteSize(), quantized.ByteSize())
 
 
+def test_an_output_has_the_step_of_its_grid_in_its_own_unit() -> None:
+    """Also where the grid lies before a join, which moves values alone; the widest one counts."""
+    model = parse(
+        """g (float[N,4] x) => (float[1,M] y, float[N,4] z) {
+            [fc] h = MatMul (x, w)
+            [large] l = Mul (h, hundred)
+            [join] c = Concat <axis = 1> (h, l)
+            [row] y = Reshape (c, shape)
+            [copy] z = Add (x, x)
+        }""",
+        w=weight(4, 4),
+        hundred=np.float32(100),
+        shape=np.int64([1, -1]),
+    )
+    rounded = parse(
+        """g (float[N,4] x) => (float[1,M] y, float[N,4] z) {
+            [fc] h = MatMul (x, w)
+            [q0] h_q = QuantizeLinear (h, fine, zero)
+            [d0] h_d = DequantizeLinear (h_q, fine, zero)
+            [large] l = Mul (h_d, hundred)
+            [q1] l_q = QuantizeLinear (l, coarse, zero)
+            [d1] l_d = DequantizeLinear (l_q, coarse, zero)
+            [join] c = Concat <axis = 1> (h_d, l_d)
+            [row] y = Reshape (c, shape)
+            [copy] z = Add (x, x)
+        }""",
+        w=weight(4, 4),
+        hundred=np.float32(100),
+        shape=np.int64([1, -1]),
+        fine=np.float32(0.25),
+        coarse=np.float32(4.0),
+        zero=np.int8(0),
+    )
+    assert analyze(model, rounded, data()).steps == {"y": 4.0}
+
+
 @pytest.mark.parametrize("form", ["qdq", "operators", "vendor"])
 @pytest.mark.parametrize("preset", ["A8W8", "S8S8"])
 def test_every_form_is_compared(preset: str, form: str) -> None:

@@ -26,6 +26,7 @@ def test_ranking(cli: Any) -> None:
     assert (finished.code, finished.err) == (0, "")
     lines = finished.out.splitlines()
     assert "on 20 samples; output scores " in finished.out
+    assert any(line.startswith("in units  scores steps of ") and ", errors up to " in line for line in lines)
     header = next(line for line in lines if line.startswith("  #"))
     assert header.split() == ["#", "tensor", "operator", "SQNR", "dB", "inputs", "alone", "format"]
     ranks = [line.split()[0] for line in lines if line[:3].strip().isdigit()]

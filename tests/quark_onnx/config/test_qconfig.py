@@ -33,7 +33,7 @@ def test_composing_changes_no_preset() -> None:
 @pytest.mark.parametrize(
     ("name", "activation", "weight"),
     [
-        ("A8W8", "uint8 asymmetric percentile", "int8 symmetric per_channel narrow minmax"),
+        ("A8W8", "uint8 asymmetric best", "int8 symmetric per_channel narrow minmax"),
         ("S8S8", "int8 symmetric percentile", "int8 symmetric per_channel narrow minmax"),
         ("A16W8", "uint16 asymmetric minmax", "int8 symmetric per_channel narrow minmax"),
         ("XINT8", "int8 symmetric pow2 minmse", "int8 symmetric pow2 minmse"),

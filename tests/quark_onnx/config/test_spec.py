@@ -51,7 +51,7 @@ def test_the_codes_that_a_spec_uses(spec: QuantizationSpec, grid: Grid) -> None:
         ({"symmetric": "yes"}, "symmetric is 'yes'; it must be true or false"),
         ({"pow2": 1}, "pow2 is 1; it must be true or false"),
         ({"calibrator": "minmx"}, "unknown calibrator 'minmx'; did you mean 'minmax'?"),
-        ({"calibrator": 3}, "calibrator is 3; it must be a calibrator or a name; known: entropy"),
+        ({"calibrator": 3}, "calibrator is 3; it must be a calibrator or a name; known: best, entropy"),
         (
             {"calibrator": "percentile:percentle=9"},
             "calibrator 'percentile' has no setting 'percentle'; did you mean 'percentile'?",

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from onnx import ModelProto
 
-from quark_onnx import QConfig, quantize
+from quark_onnx import QConfig, compare, quantize, quantize_weights
 from quark_onnx.config import QuantizationSpec
 from quark_onnx.kernels.lattice import Lattice
 from quark_onnx.optimizers import BiasCorrection
@@ -106,3 +106,30 @@ def test_layers_without_a_bias_get_one_and_those_that_cannot_are_left() -> None:
     assert len(gemm.input) == 3
     first, second = result.report.layers
     assert first.changed["bias_correction"] and not second.changed["bias_correction"]
+
+
+def layers() -> ModelProto:
+    """Layers without biases, on inputs whose mean is far from zero."""
+    return parse(
+        "g (float[N, 32] x) => (float[N, 8] y) { h = Gemm (x, v) r = Relu (h) y = Gemm (r, w) }",
+        v=weight(32, 32),
+        w=weight(32, 8, seed=1),
+    )
+
+
+def shifted(count: int, seed: int = 0) -> list[dict[str, np.ndarray]]:
+    return [{"x": 2 + normal(8, 32, seed=seed + place)} for place in range(count)]
+
+
+@pytest.mark.parametrize("preset", ["A8W4", "A16W4"])
+def test_four_bits_come_with_it(preset: str) -> None:
+    config = QConfig.of(preset)
+    plain, found = (quantize(layers(), shifted(40), each) for each in (config.with_(optimizers=()), config))
+    others = shifted(20, seed=100)
+    assert compare(layers(), found.model, others).sqnr > compare(layers(), plain.model, others).sqnr + 1
+    assert "bias_correction: cost both models one more run over 38 samples, layer by layer" in found.report.notes
+
+
+def test_without_data_no_layer_gets_a_bias() -> None:
+    model = quantize_weights(layers(), "A8W4")
+    assert all(len(node.input) == 2 for node in model.graph.node if node.op_type == "Gemm")

@@ -122,3 +122,27 @@ def test_an_override_of_a_layer_reaches_the_result_that_an_activation_is_fused_i
     assert dtype(Override(conv, activation=wide)) == "uint16"
     assert dtype(Override(relu, activation=wide)) == "uint16"
     assert dtype(Override(conv, activation=wide), Override(relu, activation=narrow)) == "int16"
+
+
+CLASSIFIER = """<ir_version: 8, opset_import: ["" : 17]> g (float[N, 2, 4, 4] x) => (float[N, 2] y)
+    <float[2, 2, 1, 1] v = {1, 2, 3, 4}, float[2, 2, 1, 1] w = {1, 2, 3, 4}>
+    { h = Conv (x, v) l = Conv (h, w) r = Relu (l) p = GlobalAveragePool (r) y = Flatten (p) }"""
+
+
+@pytest.mark.parametrize("calibrator", ["mean_minmax", "best"])
+def test_behind_the_last_weighted_layer_nothing_is_clipped(calibrator: str) -> None:
+    config = QConfig.of("A8W8").with_(calibrator=calibrator)
+    entries = make_plan(Graph.of(onnx.parser.parse_model(CLASSIFIER)), config).entries
+    names = {
+        use.tensor: entry.spec.calibrator.name  # type: ignore[attr-defined]
+        for use, entry in entries.items()
+        if isinstance(entry, Quantize) and use.tensor not in ("v", "w")
+    }
+    assert names.pop("x") == names.pop("h") == calibrator
+    assert names and set(names.values()) == {"minmax"}
+
+
+def test_a_calibrator_that_says_nothing_of_outputs_is_used_there_too() -> None:
+    config = QConfig.of("A8W8").with_(calibrator="percentile")
+    entries = make_plan(Graph.of(onnx.parser.parse_model(CLASSIFIER)), config).entries.values()
+    assert {"percentile"} < {entry.spec.calibrator.name for entry in entries if isinstance(entry, Quantize)}  # type: ignore[attr-defined]

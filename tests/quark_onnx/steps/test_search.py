@@ -177,7 +177,7 @@ def test_samples_of_other_ranks_inside_are_searched_on_the_whole(monkeypatch: py
         w=weight(4, 4, 1, 1),
         b=normal(4),
         v=weight(4, 4, 1, 1, seed=1),
-        k=normal(6, 6),
+        k=normal(6),
     )
     model.graph.output[0].type.tensor_type.ClearField("shape")
     data: list[Feeds] = [{"x": normal(2 - seed % 2, 4, 6, 6, seed=seed)} for seed in range(4)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,8 @@ from quark_onnx.torch.algorithms.signed import SignedRounding
 from quark_onnx.torch.algorithms.smoothquant import AutoSmoothQuant, SmoothQuant
 from quark_onnx.torch.checkpoint import read_json
 from quark_onnx.torch.quantization.config.fields import Fields
+
+logger = logging.getLogger(__name__)
 
 __all__ = [
     "AWQConfig",
@@ -70,7 +73,11 @@ class AWQConfig(AlgoConfig):
 
 @dataclass(frozen=True)
 class GPTQConfig(AlgoConfig):
-    """GPTQ: what rounding a column does wrong is made up for by those that follow."""
+    """GPTQ: the error of a rounded column is compensated by those that follow.
+
+    Attributes:
+        true_sequential: layers of a block are quantized in the order in which they run, whatever is given.
+    """
 
     name: str = "gptq"
     block_size: int = 128
@@ -79,6 +86,7 @@ class GPTQConfig(AlgoConfig):
     static_groups: bool = True
     inside_layer_modules: Sequence[str] = ()
     model_decoder_layers: str = ""
+    true_sequential: bool = True
 
 
 @dataclass(frozen=True)
@@ -177,6 +185,10 @@ ALGORITHMS: dict[str, type[AlgoConfig]] = {
 }
 
 
+#: What older JSON files call rotations that are computed as the model runs.
+_ONLINE = "online-had"
+
+
 def algorithm_named(name: str) -> type[AlgoConfig]:
     """The settings of the algorithm that is called so.
 
@@ -201,6 +213,8 @@ def load_quant_algo_config_from_file(file_path: Path | str) -> AlgoConfig:
     found = read_json(Path(file_path))
     if not isinstance(found.get("name"), str):
         raise ConfigError(f'{file_path} must hold an object with the name of an algorithm: {{"name": "awq", ...}}')
+    if found["name"] in ("rotation", "quarot") and _ONLINE in found:
+        found.setdefault("r4", bool(found.pop(_ONLINE)))  # of keys, a rotation changes nothing here
     try:
         cls = algorithm_named(found["name"])
         check_names(found, cls)
@@ -232,6 +246,8 @@ def algorithm_for(config: AlgoConfig) -> Any:
                 "checkpoint has no place for; leave static_groups at True"
             )
         if isinstance(config, GPTQConfig):
+            if not config.true_sequential:
+                logger.warning("GPTQConfig: true_sequential is False; layers are quantized in the order they run in")
             return GPTQ(config.damp_percent, config.desc_act)
         if isinstance(config, GPTAQConfig):
             return GPTAQ(config.damp_percent, config.desc_act, alpha=config.alpha)

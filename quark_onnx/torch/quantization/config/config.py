@@ -5,15 +5,16 @@ The names of its releases before 0.11 stand beside the new ones: Config, Quantiz
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, ClassVar
 
 from calibrators import MinMax
 from quark_onnx.errors import ConfigError
 from quark_onnx.torch import quark_json
-from quark_onnx.torch.config import TorchConfig
+from quark_onnx.torch.config import TYPES, TorchConfig
 from quark_onnx.torch.quantization.config import algorithms, specs
 from quark_onnx.torch.quantization.config.algorithms import *  # noqa: F403 (AMD Quark has all of them in this module)
 from quark_onnx.torch.quantization.config.algorithms import AlgoConfig, algorithm_for
@@ -26,6 +27,8 @@ from quark_onnx.torch.spec import LayerSpec, TensorSpec
 __all__ = ["Config", "QConfig", "QLayerConfig", "QTensorConfig", "QuantizationConfig", "QuantizationSpec"]
 __all__ += specs.__all__
 __all__ += algorithms.__all__
+
+logger = logging.getLogger(__name__)
 
 #: How one tensor is quantized: in one stage, or in a list of them.
 Stages = QTensorConfig | list[QTensorConfig]
@@ -71,7 +74,7 @@ class QLayerConfig(Fields):
             ConfigError: it asks for what is not computed, or contradicts itself.
         """
         if self.bias is not None:
-            raise ConfigError(f"{where}: bias is to be quantized; it stays float here, as loaders expect")
+            logger.warning("%s: bias is to be quantized; it stays float here, as loaders expect", where)
         if self.target_device is DeviceType.IPU:
             raise ConfigError(f"{where}: target_device is IPU; layers are computed where the model is")
         return LayerSpec(
@@ -91,10 +94,17 @@ def _first(given: Stages) -> QTensorConfig:
     return given[0] if isinstance(given, list) else given
 
 
+def _static(given: Any) -> Any:
+    """The same with scales that are computed once: those of a weight are the same in each run."""
+    if isinstance(given, list):
+        return [_static(each) for each in given]
+    if not isinstance(given, QTensorConfig) or not given.is_dynamic:
+        return given
+    return replace(given, is_dynamic=False)
+
+
 def _weight(given: Stages, where: str) -> TensorSpec:
-    spec = spec_of(given, where)
-    if _first(given).is_dynamic:
-        raise ConfigError(f"{where}: is_dynamic is set; a weight is known beforehand, set it to False")
+    spec = spec_of(_static(given), where)
     if not isinstance(spec.calibrator, MinMax):
         raise ConfigError(f"{where}: the observer looks at data; the range of a weight is that of its values (min_max)")
     _check_axis(_first(given), _WEIGHT_AXES, where)
@@ -185,10 +195,7 @@ class QConfig(Fields):
         chosen: Any = self.algo_config or ()
         config = TorchConfig(
             _layer(self.global_quant_config, "global_quant_config"),
-            types=tuple(
-                (kind if isinstance(kind, str) else kind.__name__, _layer(each, "layer_type_quant_config"))
-                for kind, each in self.layer_type_quant_config.items()
-            ),
+            types=tuple(self._types()),
             exclude=tuple(self.exclude),
             algorithms=tuple(map(algorithm_for, chosen if isinstance(chosen, Sequence) else (chosen,))),
         )
@@ -198,6 +205,15 @@ class QConfig(Fields):
         given = self.softmax_quant_spec
         probabilities = None if given is None else _activation(given, "softmax_quant_spec")
         return quark_json.with_layers(config, layers, self._kv_layers(layers), self.min_kv_scale, where, probabilities)
+
+    def _types(self) -> Iterator[tuple[str, LayerSpec]]:
+        """Classes of layers with their specs; one that has nothing to quantize stays float, with a warning."""
+        for kind, each in self.layer_type_quant_config.items():
+            name = kind if isinstance(kind, str) else kind.__name__
+            if not isinstance(kind, str) and name not in TYPES:
+                logger.warning("layer_type_quant_config names %s, which is never quantized and stays float", name)
+                continue
+            yield name, _layer(each, "layer_type_quant_config")
 
     def _kv_layers(self, layers: Mapping[str, LayerSpec]) -> list[str]:
         """Globs of the layers that compute keys and values."""

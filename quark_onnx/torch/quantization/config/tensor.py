@@ -12,7 +12,7 @@ from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.torch import quark_json
 from quark_onnx.torch.quantization.config.fields import Fields
 from quark_onnx.torch.quantization.config.type import Dtype, QSchemeType, RoundType, ScaleType, ZeroPointType
-from quark_onnx.torch.quantization.observer.observer import OBSERVERS, Observer
+from quark_onnx.torch.quantization.observer.observer import OBSERVERS, Observer, PerChannelMinMaxObserver
 from quark_onnx.torch.spec import TensorSpec
 
 #: Formats that are only the elements of blocks.
@@ -141,7 +141,8 @@ def _check(config: QTensorConfig, where: str) -> None:
             raise ConfigError(f"{where}: {name} is {_name(value)!r}, which is not supported: {why}")
     observer: Any = config.observer_cls
     scheme = _name(config.qscheme)
-    if observer is not None and scheme and observer.scheme not in ("", scheme):
+    alike = observer is PerChannelMinMaxObserver and scheme == "per_group"  # documented so: extremes of each group
+    if observer is not None and scheme and observer.scheme not in ("", scheme) and not alike:
         raise ConfigError(f"{where}: qscheme is {scheme}, but {observer.__name__} is for {observer.scheme}")
     if config.qscheme is QSchemeType.per_group and not config.group_size:
         raise ConfigError(f"{where}: qscheme is per_group, and there is no group_size")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 
 
@@ -89,3 +90,18 @@ class QuantFlow(Enum):
     standard = 1
     file2file = 2
     per_block = 3
+
+
+@dataclass(frozen=True)
+class RuntimeOptions:
+    """How AMD's own kernels would run a model; without effect here, where layers compute what the codes say.
+
+    Attributes:
+        native_linear_mode: "auto", or the name of a kernel.
+        use_preshuffle: weights in the order of a kernel.
+        svdquant_overlap_streams: two streams on a GPU.
+    """
+
+    native_linear_mode: str = "auto"
+    use_preshuffle: bool = False
+    svdquant_overlap_streams: bool = False

@@ -156,7 +156,6 @@ def test_misspelt_names(make: Any, message: str) -> None:
     [
         ("weight", "Int8PerTensorSpec", {"round_method": "floor"}, "round_method is 'floor', which is not supported"),
         ("weight", "Int8PerTensorSpec", {"observer_method": "percentile"}, "range of a weight is that of its values"),
-        ("weight", "Int8PerTensorSpec", {"is_dynamic": True}, "a weight is known beforehand"),
         ("weight", "Int8PerTensorSpec", {"symmetric": None}, "symmetric is None; for int8 it must be True or False"),
         ("weight", "FP8E5M2PerTensorSpec", {"symmetric": False}, "fp8e5m2 has no zero point"),
         ("weight", "Int8PerTensorSpec", {"scale_type": "float8_e8m0fnu"}, "scales of type 'float8_e8m0fnu'"),

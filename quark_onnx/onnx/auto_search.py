@@ -1,0 +1,265 @@
+"""AutoSearch with AMD Quark's names, by this package's search on held-out samples."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, ClassVar
+
+from onnx import ModelProto, save
+
+from quark_onnx.analysis import SearchResult, search
+from quark_onnx.config import QConfig as Native
+from quark_onnx.errors import ConfigError, nearest
+from quark_onnx.onnx.draft import Draft
+from quark_onnx.onnx.quantization.api import choose_data
+from quark_onnx.onnx.quantization.config import spec as specs
+from quark_onnx.onnx.quantization.config.algorithm import ALGO_NAME_TO_CLASS, AlgoConfig
+from quark_onnx.onnx.quantization.config.config import Config, QConfig, QuantizationConfig
+from quark_onnx.onnx.quantization.config.data_type import parse_data_type
+from quark_onnx.onnx.run import native
+
+logger = logging.getLogger(__name__)
+
+#: A search space: lists of values by name, dictionaries of such lists inside.
+SearchSpace = dict[str, Any]
+
+#: Names in a space that say when a group counts; a group counts where its parent is chosen.
+_CONDITIONS = ("only_if",)
+#: Names of a newer space that are not options.
+_PARTS = (
+    "activation",
+    "activation_params",
+    "weight",
+    "weight_params",
+    "cle_algo",
+    "cle_params",
+    "algorithms",
+    "adaround_params",
+    "adaquant_params",
+    "specific_layer_config",
+    "layer_type_config",
+    "exclude",
+    "use_external_data_format",
+)
+
+
+def generate_all_configs(search_space: SearchSpace) -> list[dict[str, Any]]:
+    """Return every combination of the values in a space.
+
+    >>> generate_all_configs({"a": [1, 2], "b": {"c": [3]}})
+    [{'a': 1, 'b': {'c': 3}}, {'a': 2, 'b': {'c': 3}}]
+    """
+    return list(_combinations(search_space))
+
+
+def _combinations(space: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    names = [name for name in space if name not in _CONDITIONS]
+    for values in itertools.product(*(_values(space[name]) for name in names)):
+        yield dict(zip(names, values, strict=True))
+
+
+def _values(entry: Any) -> list[Any]:
+    """The values that an entry of a space stands for."""
+    if isinstance(entry, Mapping) and {"type", "low", "high"} <= set(entry):
+        return _range(entry)
+    if isinstance(entry, Mapping):
+        return list(_combinations(entry))
+    return list(entry) if isinstance(entry, list | tuple) else [entry]
+
+
+def _range(entry: Mapping[str, Any]) -> list[Any]:
+    """The two ends of a continuous range and, with a step, what lies between them."""
+    low, high, step = entry["low"], entry["high"], entry.get("step")
+    if not step:
+        return [low, high]
+    count = int((high - low) / step + 1e-9)
+    return [low + i * step for i in range(count + 1)]
+
+
+class AutoSearchConfig:
+    """What the older AutoSearch is told; scripts pass any class with these attributes."""
+
+    search_space: ClassVar[SearchSpace] = {
+        "calibrate_method": ["MinMax", "Percentile"],
+        "activation_type": ["QInt8"],
+        "weight_type": ["QInt8"],
+        "include_cle": [False, True],
+    }
+    search_evaluator: ClassVar[Callable[[str], float] | None] = None
+
+
+class AutoSearch:
+    """Search over the fields of a ``QuantizationConfig``.
+
+    Args:
+        model_input: path of the float model, or a ModelProto.
+        config: the settings that the space does not speak of.
+        auto_search_config: the space; see ``AutoSearchConfig``.
+        eval_dataloader: not needed: candidates are judged on calibration samples that are held out.
+        calibration_data_reader: calibration data, with ``get_next``.
+        calibration_data_path: a folder of .npy files.
+    """
+
+    def __init__(
+        self,
+        model_input: str | Path | ModelProto,
+        config: Config | QuantizationConfig,
+        auto_search_config: Any = None,
+        eval_dataloader: Any = None,
+        calibration_data_reader: Any = None,
+        calibration_data_path: str | Path | None = None,
+    ) -> None:
+        self.model_input = model_input
+        self.config = config.global_quant_config if isinstance(config, Config) else config
+        self.auto_search_config = auto_search_config or AutoSearchConfig()
+        self.data = choose_data(model_input, calibration_data_reader, calibration_data_path)
+        self.all_configs: list[QuantizationConfig] = []
+        if eval_dataloader is not None:
+            logger.warning("eval_dataloader has no effect: calibration samples are held out to judge by")
+
+    def build_all_configs(self, search_space_config: SearchSpace) -> list[QuantizationConfig]:
+        """Return a configuration for each combination of the space."""
+        return [_changed(self.config, combination) for combination in generate_all_configs(search_space_config)]
+
+    def search_model(self) -> SearchResult:
+        """Try all configurations; the best come first in ``candidates`` of the result."""
+        self.all_configs = self.build_all_configs(self.auto_search_config.search_space)
+        drafts = [config.draft() for config in self.all_configs]
+        evaluator = getattr(self.auto_search_config, "search_evaluator", None)
+        result, _ = _search(self.model_input, drafts, self.data, evaluator, maximize=True)
+        return result
+
+
+class AutoSearchPro:
+    """Search over the settings of a ``QConfig``.
+
+    Args:
+        config: ``search_space``, ``model_input``, ``calib_data_reader``, and, if wanted, ``search_evaluator`` with
+            ``direction`` and ``output_dir``.
+
+    Raises:
+        ConfigError: a name is missing.
+    """
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        for name in ("search_space", "model_input", "calib_data_reader"):
+            if name not in config:
+                raise ConfigError(f"the configuration of a search has no {name}")
+        self.config = config
+
+    def run(self) -> dict[str, Any]:
+        """Try all combinations of the space; return the values of the best."""
+        combinations = generate_all_configs(self.config["search_space"])
+        drafts = [_newer(combination).draft() for combination in combinations]
+        maximize = self.config.get("direction", "minimize") == "maximize"
+        _, best = _search(
+            self.config["model_input"],
+            drafts,
+            self.config["calib_data_reader"],
+            self.config.get("search_evaluator"),
+            maximize=maximize,
+        )
+        return combinations[best]
+
+
+def get_auto_search_config(config_name: str) -> dict[str, Any]:
+    """Return the search space of that name.
+
+    Raises:
+        ConfigError: there is none; the message has the nearest.
+    """
+    if config_name not in _SPACES:
+        raise ConfigError(f"unknown search {config_name!r}{nearest(config_name, _SPACES)}")
+    return {"search_space": _SPACES[config_name]}
+
+
+def _space(spec: str, weight: str, methods: list[str], **more: Any) -> SearchSpace:
+    return {
+        "activation": [spec],
+        "activation_params": {"calibration_method": methods},
+        "weight": [weight],
+        "cle_algo": [True, False],
+        **more,
+    }
+
+
+_FLOAT_METHODS = ["MinMax", "Percentile", "LayerwisePercentile"]
+_SPACES: dict[str, SearchSpace] = {
+    "XINT8_SEARCH": _space("XInt8Spec", "XInt8Spec", ["MinMSE", "MinMax"]),
+    "A8W8_SEARCH": _space("Int8Spec", "Int8Spec", _FLOAT_METHODS),
+    "A16W8_SEARCH": _space("Int16Spec", "Int8Spec", _FLOAT_METHODS),
+    "ADVANCED_SEARCH": _space("Int8Spec", "Int8Spec", _FLOAT_METHODS, algorithms=[[], ["adaround"], ["adaquant"]]),
+}
+
+
+def _search(
+    model: Any, drafts: list[Draft], data: Any, evaluator: Callable[[str], float] | None, *, maximize: bool
+) -> tuple[SearchResult, int]:
+    """Rank the drafts; return the result, and the place of the best draft."""
+    configs: list[Native] = [native(draft, model) for draft in drafts]
+    space = {"presets": configs, "calibrators": [], "optimizers": [], "refine": 0}
+    metric = None if evaluator is None else _metric(evaluator, 1.0 if maximize else -1.0)
+    found = search(model, data, space=space, metric=metric)
+    return found, configs.index(found.best.config)
+
+
+def _metric(evaluator: Callable[[str], float], sign: float) -> Callable[[ModelProto], float]:
+    """The evaluator of a script, which takes the path of a model, as a metric: the higher, the better."""
+
+    def metric(candidate: ModelProto) -> float:
+        with TemporaryDirectory() as folder:
+            path = Path(folder) / "candidate.onnx"
+            save(candidate, path)
+            return sign * float(evaluator(str(path)))
+
+    return metric
+
+
+def _changed(config: QuantizationConfig, changes: Mapping[str, Any]) -> QuantizationConfig:
+    """A copy with some fields changed; ``extra_options`` are added to those there."""
+    fields = {**vars(config), **changes}
+    fields["extra_options"] = {**config.extra_options, **(changes.get("extra_options") or {})}
+    try:
+        return QuantizationConfig(**fields)
+    except TypeError as error:
+        raise ConfigError(f"the search space names no field of QuantizationConfig: {error}") from error
+
+
+def _newer(values: Mapping[str, Any]) -> QConfig:
+    """The configuration that one combination of a newer space stands for."""
+    options = {name: value for name, value in values.items() if name not in _PARTS}
+    layer = specs.QLayerConfig(
+        input_tensors=_tensor(values.get("activation", "Int8Spec"), values.get("activation_params") or {}),
+        weight=_tensor(values.get("weight", "Int8Spec"), values.get("weight_params") or {}),
+    )
+    algorithms: list[AlgoConfig] = []
+    if values.get("cle_algo"):
+        algorithms.append(ALGO_NAME_TO_CLASS["cle"](**(values.get("cle_params") or {})))
+    chosen = values.get("algorithms") or []
+    for name in [chosen] if isinstance(chosen, str) else chosen:
+        algorithms.append(ALGO_NAME_TO_CLASS[name](**(values.get(f"{name}_params") or {})))
+    return QConfig(layer, exclude=values.get("exclude"), algo_config=algorithms, extra_options=options)
+
+
+def _tensor(name: str, parameters: Mapping[str, Any]) -> specs.QTensorConfig:
+    """A specification by its name, with enumerations and types by theirs."""
+    kind = getattr(specs, name, None)
+    if kind is None:
+        raise ConfigError(f"the search space names {name!r}, which is no specification, such as Int8Spec")
+    kinds = {
+        "calibration_method": specs.CalibMethod.__getitem__,
+        "scale_type": specs.ScaleType.__getitem__,
+        "quant_granularity": specs.QuantGranularity.__getitem__,
+        "data_type": parse_data_type,
+    }
+    result: specs.QTensorConfig = kind(
+        **{
+            parameter: kinds[parameter](value) if parameter in kinds and isinstance(value, str) else value
+            for parameter, value in parameters.items()
+        }
+    )
+    return result

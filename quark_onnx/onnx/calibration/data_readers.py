@@ -1,0 +1,138 @@
+"""Readers of calibration data with AMD Quark's names: each gives ``{input name: array}``, then None."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto
+
+from calibrators.data import RandomData
+from calibrators.samples import InputSpec, Sample
+from quark_onnx.errors import DataError, data_errors
+from quark_onnx.graph import Graph
+from quark_onnx.graph.io import load
+from quark_onnx.onnxruntime_spelling import CalibrationDataReader
+from quark_onnx.steps.read import input_specs
+
+
+class RandomDataReader(CalibrationDataReader):
+    """Random samples, uniform in [0, 1) or in a given range.
+
+    Args:
+        model_input: path of the model, or a ModelProto.
+        input_shape: shapes by input, where the model leaves sizes open.
+        input_data_range: (least, greatest) by input.
+        samples: how many; AMD Quark gives one.
+    """
+
+    def __init__(
+        self,
+        model_input: str | Path | ModelProto,
+        input_shape: Mapping[str, Sequence[int]] | None = None,
+        input_data_range: Mapping[str, Sequence[float]] | None = None,
+        samples: int = 1,
+    ) -> None:
+        ranges = {name: (float(ends[0]), float(ends[1])) for name, ends in (input_data_range or {}).items()}
+        self._data = RandomData(samples=samples, shapes=dict(input_shape or {}), ranges=ranges)
+        self._inputs = _inputs(model_input)
+        self._samples: Iterator[Sample] | None = None
+
+    def get_next(self) -> dict[str, Any] | None:
+        with data_errors():
+            if self._samples is None:
+                self._samples = self._data.draw(self._inputs)
+            return next(self._samples, None)
+
+    def rewind(self) -> None:
+        """Start again with the first sample."""
+        self._samples = None
+
+
+class PathDataReader(CalibrationDataReader):
+    """Samples out of .npy files, in the order of their names.
+
+    Args:
+        model_input: path of the model, or a ModelProto.
+        data_path: a folder of files for a model with one input; with several, a folder for each, of its name.
+        input_shape: the shape that arrays of a single input get; empty leaves theirs.
+    """
+
+    def __init__(
+        self, model_input: str | Path | ModelProto, data_path: str | Path, input_shape: Sequence[int] = ()
+    ) -> None:
+        self._names = [spec.name for spec in _inputs(model_input)]
+        self._files = {name: _files(Path(data_path), name, alone=len(self._names) == 1) for name in self._names}
+        counts = {name: len(files) for name, files in self._files.items()}
+        if len(set(counts.values())) != 1:
+            raise DataError(f"{data_path}: the inputs have different numbers of files: {counts}")
+        self._shape = tuple(input_shape)
+        self._next = 0
+
+    def __len__(self) -> int:
+        return len(self._files[self._names[0]])
+
+    def get_next(self) -> dict[str, Any] | None:
+        if self._next == len(self):
+            return None
+        sample = {name: np.load(files[self._next], allow_pickle=False) for name, files in self._files.items()}
+        self._next += 1
+        if self._shape and len(sample) == 1:
+            sample = {name: array.reshape(self._shape) for name, array in sample.items()}
+        return sample
+
+    def rewind(self) -> None:
+        """Start again with the first sample."""
+        self._next = 0
+
+
+class CachedDataReader(CalibrationDataReader):
+    """The samples of another reader, kept in memory.
+
+    Args:
+        dr: the other reader.
+        data_size: keep so many at most; None keeps all.
+    """
+
+    def __init__(self, dr: Any, data_size: int | None = None) -> None:
+        self._samples: list[dict[str, Any]] = []
+        while (data_size is None or len(self._samples) < data_size) and (sample := dr.get_next()) is not None:
+            self._samples.append(sample)
+        self._next = 0
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def get_next(self) -> dict[str, Any] | None:
+        if self._next == len(self._samples):
+            return None
+        self._next += 1
+        return self._samples[self._next - 1]
+
+    def reset_iter(self) -> None:
+        """Start again with the first sample."""
+        self._next = 0
+
+    rewind = reset_iter
+
+
+def _inputs(model: str | Path | ModelProto) -> list[InputSpec]:
+    """The inputs that a caller feeds."""
+    graph = Graph.of(load(model))
+    return [spec for spec in input_specs(graph) if spec.name not in graph.initializers]
+
+
+def _files(folder: Path, name: str, *, alone: bool) -> list[Path]:
+    """The files of an input.
+
+    Raises:
+        DataError: there are none.
+    """
+    inner = folder / name
+    place = inner if inner.is_dir() or not alone else folder
+    files = sorted(place.glob("*.npy"))
+    if not files:
+        raise DataError(f"{place}: there is no .npy file for the input {name!r}")
+    return files

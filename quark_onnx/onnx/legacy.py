@@ -1,0 +1,127 @@
+"""Specifications from the flat settings of AMD Quark's older configuration: types and methods by name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from calibrators import Calibrator, Entropy, LayerwisePercentile, MinMax, MinMSE, NonOverflow, Percentile
+from quark_onnx.config import QuantizationSpec
+from quark_onnx.dtypes import Integer
+from quark_onnx.errors import ConfigError, nearest
+from quark_onnx.onnx.quant_utils import name_of
+from quark_onnx.onnx.quantization.config.spec import QTensorConfig, ScaleType
+
+if TYPE_CHECKING:
+    from quark_onnx.onnx.quantization.config.config import QuantizationConfig
+
+#: Number formats by the names of AMD's and onnxruntime's types.
+_TYPES = {
+    "QInt4": "int4",
+    "QUInt4": "uint4",
+    "QInt8": "int8",
+    "QUInt8": "uint8",
+    "QInt16": "int16",
+    "QUInt16": "uint16",
+    "QInt32": "int32",
+    "QUInt32": "uint32",
+    "QFloat16": "float16",
+    "QBFloat16": "bfloat16",
+    "QFLOAT8E4M3FN": "fp8e4m3",
+}
+#: Microexponent formats by their bits for a block.
+_MICROEXPONENTS = {11: "mx4", 13: "mx6", 16: "mx9"}
+#: Microscaling formats by the type of their elements.
+_ELEMENTS = {
+    "fp8_e5m2": "mxfp8e5m2",
+    "fp8_e4m3": "mxfp8e4m3",
+    "fp6_e3m2": "mxfp6e3m2",
+    "fp6_e2m3": "mxfp6e2m3",
+    "fp4_e2m1": "mxfp4e2m1",
+    "int8": "mxint8",
+}
+#: Calibrators, and whether their scales are powers of two.
+_METHODS: dict[str, tuple[type[Calibrator], bool]] = {
+    "MinMax": (MinMax, False),
+    "Entropy": (Entropy, False),
+    "Percentile": (Percentile, False),
+    "LayerWisePercentile": (LayerwisePercentile, False),
+    "NonOverflow": (NonOverflow, True),
+    "MinMSE": (MinMSE, True),
+}
+
+
+def activation(config: QuantizationConfig) -> QuantizationSpec:
+    """Return the specification of activations.
+
+    Raises:
+        ConfigError: the type or the method is unknown.
+    """
+    calibrator, pow2 = _method(config.calibrate_method)
+    dtype = _dtype(config.activation_type, config.extra_options)
+    if dtype == "uint8" and config.enable_npu_cnn:
+        dtype = "int8"  # the integer engine has signed codes; symmetric uint8 is the same values moved by 128
+    return _spec(dtype, symmetric=config.enable_npu_cnn, pow2=pow2, calibrator=calibrator())
+
+
+def weight(config: QuantizationConfig) -> QuantizationSpec:
+    """Return the specification of weights; MatMulNBits has its own.
+
+    Raises:
+        ConfigError: the type or the method is unknown.
+    """
+    calibrator, pow2 = _method(config.calibrate_method)
+    spec = _spec(
+        _dtype(config.weight_type, config.extra_options),
+        symmetric=True,
+        pow2=pow2,
+        calibrator=calibrator() if pow2 else MinMax(),
+    )
+    if not spec.dtype.scaled:
+        return spec
+    return narrowed(spec.with_(per_channel=config.per_channel, reduce_range=config.reduce_range))
+
+
+def narrowed(spec: QuantizationSpec) -> QuantizationSpec:
+    """Leave out the least code of symmetric weights with float scales, as onnxruntime does."""
+    signed = isinstance(spec.dtype, Integer) and spec.dtype.signed
+    return spec.with_(narrow=True) if signed and spec.symmetric and not spec.pow2 else spec
+
+
+def on_integer_engine(activation: QTensorConfig, weight: QTensorConfig) -> bool:
+    """Return whether AMD Quark takes its path for the NPU's integer engine: power-of-two scales on both sides."""
+    return activation.scale_type is ScaleType.PowerOf2 and weight.scale_type is ScaleType.PowerOf2
+
+
+def _spec(dtype: str, *, symmetric: bool, pow2: bool, calibrator: Calibrator) -> QuantizationSpec:
+    spec = QuantizationSpec(dtype)
+    if not spec.dtype.scaled:
+        return spec
+    return spec.with_(symmetric=symmetric, pow2=pow2, calibrator=calibrator)
+
+
+def _method(method: Any) -> tuple[type[Calibrator], bool]:
+    name = name_of(method)
+    if name not in _METHODS:
+        raise ConfigError(f"calibrate_method is {name!r}, which is not offered{nearest(name, _METHODS)}")
+    return _METHODS[name]
+
+
+def _dtype(kind: Any, options: dict[str, Any]) -> str:
+    """The number format; block formats are told apart by their attributes."""
+    name = name_of(kind)
+    if name == "QBFP":
+        attributes = options.get("BFPAttributes", {})
+        if attributes.get("bfp_method", "to_bfp") == "to_bfp":
+            return "bfp16"
+        return _chosen(_MICROEXPONENTS, attributes.get("bit_width", 16), "bit_width")
+    if name == "QMX":
+        return _chosen(_ELEMENTS, options.get("MXAttributes", {}).get("element_dtype", "int8"), "element_dtype")
+    if name not in _TYPES:
+        raise ConfigError(f"quantization type {name!r} is unknown{nearest(name, [*_TYPES, 'QBFP', 'QMX'])}")
+    return _TYPES[name]
+
+
+def _chosen(names: dict[Any, str], key: Any, attribute: str) -> str:
+    if key not in names:
+        raise ConfigError(f"{attribute} is {key!r}; it must be one of: {', '.join(map(str, names))}")
+    return names[key]

@@ -1,0 +1,253 @@
+"""What the extra options that are obeyed do to a draft."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from calibrators import CalibrationError, LayerwisePercentile, MinMSE
+from quark_onnx.config import QuantizationSpec
+from quark_onnx.errors import ConfigError, nearest
+from quark_onnx.onnx.draft import Draft
+from quark_onnx.onnx.quant_utils import name_of
+from quark_onnx.onnx.quantization.config.algorithm import (
+    AdaQuantConfig,
+    AdaRoundConfig,
+    AutoMixprecisionConfig,
+    BiasCorrectionConfig,
+    GPTQConfig,
+)
+
+logger = logging.getLogger(__name__)
+
+#: Changes a draft by the value of an option.
+Apply = Callable[[Draft, Any], None]
+
+
+def setter(attribute: str) -> Apply:
+    """An option that is an attribute of the draft."""
+    return lambda draft, value: setattr(draft, attribute, value)
+
+
+def spec_setter(side: str, setting: str) -> Apply:
+    """An option that is a setting of the specification of activations or weights, where they are quantized."""
+
+    def apply(draft: Draft, value: Any) -> None:
+        spec: QuantizationSpec | None = getattr(draft, side)
+        if spec is not None and spec.dtype.scaled:
+            setattr(draft, side, spec.with_(**{setting: value}))
+
+    return apply
+
+
+def calibrator_setter(kind: type[Any], setting: str) -> Apply:
+    """An option that is a setting of one calibrator; it has no effect with another."""
+
+    def apply(draft: Draft, value: Any) -> None:
+        spec = draft.activation
+        if spec is None or not isinstance(spec.calibrator, kind):
+            logger.info("the option for %s has no effect: another calibration method is chosen", kind.__name__)
+            return
+        try:
+            draft.activation = spec.with_(calibrator=replace(spec.calibrator, **{setting: value}))
+        except CalibrationError as error:
+            raise ConfigError(f"extra option for {kind.__name__}: {error}") from error
+
+    return apply
+
+
+def algorithm_setter(kind: type[Any], parameter: str) -> Apply:
+    """An option that is a parameter of one algorithm; it has no effect without the algorithm."""
+
+    def apply(draft: Draft, value: Any) -> None:
+        for algorithm in draft.algorithms:
+            if isinstance(algorithm, kind):
+                setattr(algorithm, parameter, value)
+
+    return apply
+
+
+def shapes(draft: Draft, text: Any) -> None:
+    """Inputs by name; sizes of outputs follow."""
+    if isinstance(text, str):
+        draft.shapes = parse_shapes(text)
+
+
+def parse_shapes(text: str) -> dict[str, tuple[int, ...]]:
+    """Read shapes by name.
+
+    Raises:
+        ConfigError: the text is not of that form.
+
+    >>> parse_shapes("input:[1,3,224,224];mask:[1]")
+    {'input': (1, 3, 224, 224), 'mask': (1,)}
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+    for part in filter(None, text.split(";")):
+        name, colon, sizes = part.strip().rpartition(":")
+        try:
+            shapes[name] = tuple(int(size) for size in sizes.strip("[] ").split(",") if size.strip())
+        except ValueError as error:
+            raise ConfigError(f"{part!r} is no shape; write name:[1,3,224,224]") from error
+        if not colon or not name:
+            raise ConfigError(f"{part!r} is no shape; write name:[1,3,224,224]")
+    return shapes
+
+
+def percentiles(draft: Draft, candidates: Any) -> None:
+    """Candidates of the layer-wise percentile: a series between the least and the greatest."""
+    spec = draft.activation
+    if spec is not None and isinstance(spec.calibrator, LayerwisePercentile):
+        chosen = LayerwisePercentile(min(candidates), max(candidates), max(len(candidates), 2))
+        draft.activation = spec.with_(calibrator=chosen)
+
+
+def weight_method(draft: Draft, method: Any) -> None:
+    if draft.weight is not None and method is not None and name_of(method) == "MinMSE":
+        draft.weight = draft.weight.with_(calibrator=MinMSE())
+
+
+def random(draft: Draft, wanted: Any) -> None:
+    if wanted and draft.random_shapes is None:
+        draft.random_shapes = {}
+
+
+def random_shapes(draft: Draft, shapes: Any) -> None:
+    draft.random_shapes = dict(shapes or {})
+
+
+def random_ranges(draft: Draft, ranges: Any) -> None:
+    draft.random_ranges = dict(ranges or {})
+
+
+def npu(draft: Draft, wanted: Any) -> None:
+    draft.target = "npu" if wanted else ""
+
+
+def weights_only(draft: Draft, wanted: Any) -> None:
+    if wanted:
+        draft.activation = None
+
+
+def samples(draft: Draft, count: Any) -> None:
+    draft.samples = None if count is None else int(count)
+
+
+def resume(draft: Draft, path: Any) -> None:
+    if path:
+        draft.resume = str(Path(path).with_suffix(".resume"))
+
+
+def matmul_nbits(draft: Draft, wanted: Any) -> None:
+    if wanted:
+        draft.activation = None
+        draft.weight = QuantizationSpec("int4", block_size=128)
+        draft.form = "operators"
+        draft.op_types = ("MatMul",)
+
+
+def matmul_nbits_parameters(draft: Draft, parameters: Any) -> None:
+    """Settings of the weights in blocks; they count where UseMatMulNBits is set."""
+    known = ("Algorithm", "GroupSize", "Symmetric", "Bits", "AccuracyLevel")
+    for name in parameters:
+        if name not in known:
+            raise ConfigError(f"MatMulNBitsParams has no {name!r}{nearest(name, known)}")
+    if draft.form != "operators" or draft.weight is None:
+        return
+    algorithm = str(parameters.get("Algorithm", "DEFAULT")).upper()
+    symmetric = bool(parameters.get("Symmetric", True)) and algorithm != "HQQ"  # which moves zero points
+    bits = parameters.get("Bits", 4)
+    draft.weight = QuantizationSpec(
+        f"int{bits}" if symmetric else f"uint{bits}",
+        symmetric=symmetric,
+        block_size=parameters.get("GroupSize", 128),
+        solver="hqq" if algorithm == "HQQ" else "nearest",
+    )
+    if algorithm == "GPTQ":
+        draft.algorithms.append(GPTQConfig())
+    draft.accuracy_level = parameters.get("AccuracyLevel", 0)
+
+
+def gptq(draft: Draft, wanted: Any) -> None:
+    if wanted:
+        draft.algorithms.append(GPTQConfig())
+
+
+def gptq_parameters(draft: Draft, parameters: Any) -> None:
+    names = {
+        "Bits": "bits",
+        "BlockSize": "block_size",
+        "GroupSize": "group_size",
+        "PercDamp": "perc_damp",
+        "ActOrder": "act_order",
+        "PerChannel": "per_channel",
+        "MSE": "mse",
+        "WeightSymmetric": "weight_symmetric",
+    }
+    for name, value in parameters.items():
+        if name not in names:
+            raise ConfigError(f"GPTQParams has no {name!r}{nearest(name, names)}")
+        algorithm_setter(GPTQConfig, names[name])(draft, value)
+
+
+def bias_correction(draft: Draft, wanted: Any) -> None:
+    if wanted:
+        draft.algorithms.append(BiasCorrectionConfig())
+
+
+_FINETUNE = {"LRAdjust": "lr_adjust", "OutputQDQ": "output_qdq", "UseGDS": "use_gds"}
+
+
+def fast_finetune(draft: Draft, parameters: Any) -> None:
+    """Settings of AdaRound or AdaQuant; they count where one of them is chosen."""
+    names = {_camel(name): name for name in vars(AdaRoundConfig())} | _FINETUNE
+    chosen = str(parameters.get("OptimAlgorithm", "adaround")).lower()
+    kinds = {"adaround": AdaRoundConfig, "adaquant": AdaQuantConfig}
+    if chosen not in kinds:
+        raise ConfigError(f"OptimAlgorithm is {chosen!r}; it must be one of: {', '.join(kinds)}")
+    given = {name: value for name, value in parameters.items() if name != "OptimAlgorithm"}
+    for name in given:
+        if name not in names:
+            raise ConfigError(f"FastFinetune has no {name!r}{nearest(name, names)}")
+    for place, algorithm in enumerate(draft.algorithms):
+        if isinstance(algorithm, AdaRoundConfig | AdaQuantConfig):
+            draft.algorithms[place] = kinds[chosen](**{names[name]: value for name, value in given.items()})
+
+
+def _camel(name: str) -> str:
+    return "".join(part.capitalize() for part in name.split("_"))
+
+
+def auto_mixed(draft: Draft, parameters: Any) -> None:
+    names = {_camel(name): name for name in vars(AutoMixprecisionConfig())}
+    names |= {"NoInputQDQShared": "no_input_qdq_shared"}
+    for name in parameters:
+        if name not in names:
+            raise ConfigError(f"AutoMixprecision has no {name!r}{nearest(name, names)}")
+    for place, algorithm in enumerate(draft.algorithms):
+        if isinstance(algorithm, AutoMixprecisionConfig):
+            draft.algorithms[place] = AutoMixprecisionConfig(
+                **{names[name]: value for name, value in parameters.items()}
+            )
+
+
+#: Attributes of block formats as AMD's operators have them by default.
+_BLOCK_DEFAULTS = {"axis": 1, "rounding_mode": 2, "convert_to_bfloat_before_bfp": 0, "sub_block_shift_bits": 1}
+
+
+def block_attributes(draft: Draft, attributes: Any) -> None:
+    """The format of the specifications has its own; what differs from AMD's defaults cannot be written."""
+    for name, default in _BLOCK_DEFAULTS.items():
+        if attributes.get(name, default) != default:
+            logger.warning("%s=%r has no effect here: blocks lie along the summed axis", name, attributes[name])
+
+
+def subgraphs(draft: Draft, pairs: Any) -> None:
+    draft.exclude.extend(pairs)
+
+
+def op_types(draft: Draft, names: Sequence[str]) -> None:
+    draft.op_types = tuple(names)

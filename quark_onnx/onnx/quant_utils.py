@@ -1,0 +1,96 @@
+"""The enumerations of AMD Quark for ONNX, with AMD's names and numbers.
+
+onnxruntime's own enumerations are accepted wherever these are: members are compared by name.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+from quark_onnx.errors import ConfigError, nearest
+
+#: Domain and version of AMD's custom operators.
+COP_DOMAIN = "com.amd.quark"
+COP_VERSION = 1
+
+
+class QuantizationMode(Enum):
+    """Kinds of operators that onnxruntime writes."""
+
+    IntegerOps = 0
+    QLinearOps = 1
+
+
+class ExtendedQuantType(Enum):
+    """Number formats beyond those of onnxruntime's ``QuantType``."""
+
+    QInt8 = 1
+    QUInt8 = 2
+    QInt16 = 3
+    QUInt16 = 4
+    QInt32 = 5
+    QUInt32 = 6
+    QFloat16 = 7
+    QBFloat16 = 8
+    QBFP = 9
+    QMX = 10
+
+    @staticmethod
+    def from_string(name: str) -> ExtendedQuantType:
+        """Return the member of that name.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        if name not in ExtendedQuantType.__members__:
+            raise ConfigError(f"unknown quantization type {name!r}{nearest(name, ExtendedQuantType.__members__)}")
+        return ExtendedQuantType[name]
+
+
+#: The name before release 0.9.
+VitisQuantType = ExtendedQuantType
+
+
+class ExtendedQuantFormat(Enum):
+    """Output formats with AMD's own Q/DQ operators."""
+
+    QOperator = 0
+    QDQ = 1
+
+
+class VitisQuantFormat(Enum):
+    """Output formats before release 0.9."""
+
+    QDQ = 2
+    FixNeuron = 3
+
+
+class PowerOfTwoMethod(Enum):
+    """Calibration methods for power-of-two scales."""
+
+    NonOverflow = 0
+    MinMSE = 1
+
+
+class Int16Method(Enum):
+    """Calibration methods for scales of the form M / 2^N."""
+
+    MinMax = 0
+
+
+class LayerWiseMethod(Enum):
+    """Calibration methods that choose a percentile for each tensor."""
+
+    LayerWisePercentile = 0
+
+
+class ExtendedCalibrationMethod(Enum):
+    """Calibration methods for weights with float scales."""
+
+    MinMSE = 0
+
+
+def name_of(member: Any) -> str:
+    """Return the name of a member of an enumeration, of AMD's or of onnxruntime's; text is returned unchanged."""
+    return member.name if isinstance(member, Enum) else str(member)

@@ -1,0 +1,85 @@
+"""ModelQuantizer: quantize an ONNX model by a configuration, as AMD Quark does."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from onnx import ModelProto
+
+from quark_onnx.errors import ConfigError, DataError
+from quark_onnx.onnx.calibration.data_readers import PathDataReader
+from quark_onnx.onnx.quantization.config.algorithm import AlgoConfig
+from quark_onnx.onnx.quantization.config.config import Config, QConfig, QuantizationConfig
+from quark_onnx.onnx.run import run
+
+logger = logging.getLogger(__name__)
+
+
+class ModelQuantizer:
+    """Quantizes models by one configuration.
+
+    Args:
+        config: how.
+
+    Raises:
+        ConfigError: it is no configuration.
+    """
+
+    def __init__(self, config: Config | QConfig | QuantizationConfig) -> None:
+        given = config.global_quant_config if isinstance(config, Config) else config
+        if not isinstance(given, QConfig | QuantizationConfig):
+            raise ConfigError(f"config is {config!r}; it must be a QConfig or a Config")
+        self.config: QConfig | QuantizationConfig = given
+
+    def quantize_model(
+        self,
+        model_input: str | Path | ModelProto,
+        model_output: str | Path | None = None,
+        calibration_data_reader: Any = None,
+        calibration_data_path: str | Path | None = None,
+        algorithms: Sequence[AlgoConfig] | None = None,
+    ) -> ModelProto | None:
+        """Quantize a model.
+
+        Args:
+            model_input: path of the float model, or a ModelProto, which is not changed.
+            model_output: where to write the result; None returns it.
+            calibration_data_reader: calibration data, with ``get_next``.
+            calibration_data_path: a folder of .npy files, with a folder for each input where there are several.
+            algorithms: of the older configuration; a QConfig has ``algo_config``.
+
+        Returns:
+            The quantized model if ``model_output`` is None, otherwise None.
+
+        Raises:
+            QuarkError: the model, the data or a setting is wrong; nothing is written.
+        """
+        if isinstance(self.config, QConfig):
+            if algorithms:
+                logger.warning("algorithms has no effect: the configuration has algo_config")
+            draft = self.config.draft()
+        else:
+            draft = self.config.draft(algorithms or ())
+        data = choose_data(model_input, calibration_data_reader, calibration_data_path)
+        result = run(draft, model_input, data, model_output)
+        return result.model if model_output is None else None
+
+
+def choose_data(model: str | Path | ModelProto, reader: Any, path: str | Path | None) -> Any:
+    """Return the reader, or one of the files at the path.
+
+    Raises:
+        DataError: there is nothing at the path.
+    """
+    if reader is not None:
+        if path is not None:
+            logger.warning("calibration_data_path has no effect: there is a calibration_data_reader")
+        return reader
+    if path is None:
+        return None
+    if not Path(path).exists():
+        raise DataError(f"calibration_data_path: {path} does not exist")
+    return PathDataReader(model, str(path))

@@ -1,0 +1,348 @@
+"""Algorithms with AMD Quark's names, parameters and defaults, translated into optimizers of this package.
+
+A parameter that has no counterpart is named in a warning where it is not at AMD's default.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+from quark_onnx.errors import ConfigError, nearest
+from quark_onnx.onnx.quantization.config.spec import QLayerConfig
+from quark_onnx.optimizers import (
+    CLE,
+    GPTQ,
+    AdaQuant,
+    AdaRound,
+    AutoMixedPrecision,
+    BiasCorrection,
+    QuaRot,
+    SmoothQuant,
+)
+
+logger = logging.getLogger(__name__)
+
+_LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul", "InstanceNormalization", "LayerNormalization")
+
+
+@dataclass(eq=False)
+class AlgoConfig:
+    """What all algorithms have in common: a name, and parameters that can be written down."""
+
+    name: ClassVar[str] = ""
+    #: Parameters without a counterpart here, and why.
+    _unused: ClassVar[dict[str, str]] = {}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the name and the parameters as plain values; ``from_dict`` reads them back."""
+        return {"name": self.name, **{f.name: getattr(self, f.name) for f in fields(self)}}
+
+    @staticmethod
+    def from_dict(d: dict[str, Any]) -> AlgoConfig:
+        """Return the algorithm that ``to_dict`` has written.
+
+        Raises:
+            ConfigError: the name or a parameter is unknown.
+        """
+        parameters = dict(d)
+        name = parameters.pop("name", "")
+        if name not in ALGO_NAME_TO_CLASS:
+            raise ConfigError(f"unknown algorithm {name!r}{nearest(str(name), ALGO_NAME_TO_CLASS)}")
+        kind = ALGO_NAME_TO_CLASS[name]
+        known = [f.name for f in fields(kind)]
+        for parameter in parameters:
+            if parameter not in known:
+                raise ConfigError(f"{name} has no parameter {parameter!r}{nearest(parameter, known)}")
+        return kind(**parameters)
+
+    def native(self) -> Any:
+        """Translate into an optimizer of this package."""
+        raise NotImplementedError
+
+    def _warn(self) -> None:
+        """Name the parameters that have no effect and are not at their default."""
+        default = type(self)()
+        for parameter, why in self._unused.items():
+            if getattr(self, parameter) != getattr(default, parameter):
+                logger.warning("%s: %s has no effect here: %s", self.name, parameter, why)
+
+
+@dataclass(eq=False)
+class SmoothQuantConfig(AlgoConfig):
+    """SmoothQuant (Xiao et al. 2022)."""
+
+    name: ClassVar[str] = "smooth_quant"
+    alpha: float = 0.5
+
+    def native(self) -> SmoothQuant:
+        return SmoothQuant(alpha=self.alpha)
+
+
+@dataclass(eq=False)
+class CLEConfig(AlgoConfig):
+    """Cross-layer equalization (Nagel et al. 2019)."""
+
+    name: ClassVar[str] = "cle"
+    _unused: ClassVar[dict[str, str]] = {
+        "cle_balance_method": "factors leave the least noise of weights and activations",
+        "cle_steps": "factors of all pairs are chosen together",
+        "cle_weight_threshold": "channels of any size are equalized",
+        "cle_scale_append_bias": "factors follow from weights and activations",
+        "cle_scale_use_threshold": "channels of any size are equalized",
+        "cle_total_layer_diff_threshold": "sweeps end where no factor changes by more than a thousandth",
+    }
+    cle_balance_method: str = "max"
+    cle_steps: int = 1
+    cle_weight_threshold: float = 0.5
+    cle_scale_append_bias: bool = True
+    cle_scale_use_threshold: bool = True
+    cle_total_layer_diff_threshold: float = 1.9e-7
+    #: Replace Clip(0, 6) by Relu first; AMD has it as the option ReplaceClip6Relu.
+    replace_relu6: bool = False
+
+    def native(self) -> CLE:
+        self._warn()
+        return CLE(relu6="replace" if self.replace_relu6 else "keep")
+
+
+@dataclass(eq=False)
+class BiasCorrectionConfig(AlgoConfig):
+    """Bias correction (Nagel et al. 2019)."""
+
+    name: ClassVar[str] = "bias_correction"
+
+    def native(self) -> BiasCorrection:
+        return BiasCorrection()
+
+
+@dataclass(eq=False)
+class GPTQConfig(AlgoConfig):
+    """GPTQ (Frantar et al. 2022); the format of the weights is that of their specification."""
+
+    name: ClassVar[str] = "gptq"
+    _unused: ClassVar[dict[str, str]] = {
+        "bits": "the weight's specification says it",
+        "block_size": "columns are processed in blocks that suit the processor; the result is the same",
+        "group_size": "the weight's specification says it",
+        "per_channel": "the weight's specification says it",
+        "mse": "the weight's calibration method says it",
+        "weight_symmetric": "the weight's specification says it",
+    }
+    bits: int = 8
+    block_size: int = 128
+    group_size: int = -1
+    perc_damp: float = 0.01
+    act_order: bool = False
+    per_channel: bool = False
+    mse: bool = False
+    weight_symmetric: bool = True
+
+    def native(self) -> GPTQ:
+        self._warn()
+        return GPTQ(damping=self.perc_damp, act_order=self.act_order)
+
+
+@dataclass(eq=False)
+class _FastFinetune(AlgoConfig):
+    """The parameters that AdaRound and AdaQuant share."""
+
+    _unused: ClassVar[dict[str, str]] = {
+        "infer_device": "onnxruntime runs on the CPU",
+        "fixed_seed": "the seed is fixed, and the result is the same in each run",
+        "data_size": "all calibration samples count; give fewer with CalibDataSize",
+        "batch_size": "the rows of a step are drawn from all samples",
+        "num_batches": "the rows of a step are drawn from all samples",
+        "learning_rate": "rates are relative to the step of a weight's grid; set one with AdaRound(rate=) of this "
+        "package",
+        "early_stop": "a layer keeps the better of its old and new weights",
+        "output_index": "each layer is tuned by its own output",
+        "lr_adjust": "the rate falls by itself",
+        "target_op_type": "all layers with weights are tuned",
+        "selective_update": "a layer keeps the better of its old and new weights",
+        "update_bias": "AdaQuant moves biases, AdaRound does not",
+        "output_qdq": "the activation function behind a layer counts, its rounding does not",
+        "drop_ratio": "inputs are those of the quantized model",
+        "mem_opt_level": "layers are tuned one after another",
+        "cache_dir": "temporary files lie in the system's temporary folder",
+        "log_period": "there is a progress bar",
+        "ref_model_path": "the float model is the reference",
+        "dynamic_batch": "samples of any batch size are taken",
+        "parallel": "the parts of a layer are tuned side by side",
+        "reg_param": "AdaRound(push=) of this package sets it",
+        "beta_range": "AdaRound(push=) of this package sets it",
+        "warm_start": "AdaRound(warm=) of this package sets it",
+        "select_max_mem_layer": "layers are tuned one after another",
+        "num_workers": "samples are read once",
+        "pin_memory": "samples are read once",
+        "use_gds": "samples are read once",
+    }
+    optim_device: str = "cpu"
+    infer_device: str = "cpu"
+    fixed_seed: int = 1705472343
+    data_size: int = 1000000000
+    batch_size: int = 1
+    num_batches: int = 1
+    num_iterations: int = 1000
+    learning_rate: float = 0.1
+    early_stop: bool = False
+    output_index: int = 0
+    lr_adjust: Any = None
+    target_op_type: Sequence[str] = _LAYERS
+    selective_update: bool = False
+    update_bias: bool = False
+    output_qdq: bool = False
+    drop_ratio: float = 1.0
+    mem_opt_level: int = 1
+    cache_dir: str | None = None
+    log_period: float = 100
+    ref_model_path: str | None = None
+    dynamic_batch: bool = False
+    parallel: bool = False
+    reg_param: float = 0.01
+    beta_range: tuple[float, float] = (20, 2)
+    warm_start: float = 0.2
+    select_max_mem_layer: bool = False
+    num_workers: int = 1
+    pin_memory: bool = False
+    use_gds: bool = False
+
+    @property
+    def _device(self) -> str:
+        return "cuda" if self.optim_device.startswith(("cuda", "hip")) else self.optim_device
+
+
+@dataclass(eq=False)
+class AdaRoundConfig(_FastFinetune):
+    """AdaRound (Nagel et al. 2020)."""
+
+    name: ClassVar[str] = "adaround"
+
+    def native(self) -> AdaRound:
+        self._warn()
+        return AdaRound(iterations=self.num_iterations, device=self._device)
+
+
+@dataclass(eq=False)
+class AdaQuantConfig(_FastFinetune):
+    """AdaQuant (Hubara et al. 2020)."""
+
+    name: ClassVar[str] = "adaquant"
+    num_iterations: int = 3000
+    learning_rate: float = 1e-5
+
+    def native(self) -> AdaQuant:
+        self._warn()
+        return AdaQuant(iterations=self.num_iterations, device=self._device)
+
+
+@dataclass(eq=False)
+class QuarotConfig(AlgoConfig):
+    """QuaRot (Ashkboos et al. 2024)."""
+
+    name: ClassVar[str] = "quarot"
+    _unused: ClassVar[dict[str, str]] = {
+        "r_matrix_dim": "the size of the rotation is that of the residual stream",
+        "use_random_had": "the Hadamard matrix has random signs, by a fixed seed",
+        "r_config_path": "norms and layers around the residual stream are found in the graph",
+    }
+    r_matrix_dim: int = 4096
+    use_random_had: bool = False
+    r_config_path: str | None = None
+
+    def native(self) -> QuaRot:
+        self._warn()
+        return QuaRot()
+
+
+@dataclass(eq=False)
+class AutoMixprecisionConfig(AlgoConfig):
+    """Two formats in one model: the narrow one where it does no harm, the wide one elsewhere.
+
+    AMD lowers nodes of the wide configuration, one by one. Here the model starts narrow, and as few nodes as possible
+    are raised, until the outputs are as good as asked; which is the same question from the other side.
+    """
+
+    name: ClassVar[str] = "auto_mixprecision"
+    _unused: ClassVar[dict[str, str]] = {
+        "target_op_type": "all nodes that are quantized take part",
+        "subgraph_json": "all nodes that are quantized take part",
+        "include_layers": "all nodes that are quantized take part",
+        "exclude_layers": "all nodes that are quantized take part",
+        "metric_output_index": "the worst output counts",
+        "metric_distance_fn": "the signal-to-noise ratio of the worst output counts",
+        "metric_optimize_object": "as few nodes as possible are raised",
+        "sensitivity_cache_file": "errors are measured anew",
+        "worker_num": "candidates are measured one after another",
+        "dual_quant_nodes": "a tensor between two formats gets the pairs that it needs",
+        "no_input_qdq_shared": "a tensor between two formats gets the pairs that it needs",
+        "shared_param_mode": "a tensor between two formats gets the pairs that it needs",
+    }
+    target_layer_config: Any = None
+    target_op_type: Sequence[str] = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+    subgraph_json: str | None = None
+    include_layers: Sequence[str] | None = None
+    exclude_layers: Sequence[str] | None = None
+    data_size: int = 0
+    metric_output_index: int = 0
+    metric_distance_fn: Callable[..., float] | None = None
+    metric_evaluate_fn: Callable[[Any], float] | None = None
+    metric_default: str = "l2"
+    metric_threshold: float | None = 0
+    metric_optimize_object: str = "speed"
+    sensitivity_cache_file: str | None = None
+    worker_num: int = 1
+    dual_quant_nodes: bool = False
+    no_input_qdq_shared: bool = False
+    shared_param_mode: str = "propagate"
+
+    def native(self) -> AutoMixedPrecision:
+        self._warn()
+        default = AutoMixedPrecision()
+        samples = self.data_size or default.samples
+        if self.metric_evaluate_fn is not None and self.metric_threshold is not None:
+            return AutoMixedPrecision(self.metric_threshold, samples=samples, metric=self.metric_evaluate_fn)
+        if self.metric_default == "sqnr" and self.metric_threshold:
+            return AutoMixedPrecision(self.metric_threshold, samples=samples)
+        logger.warning(
+            "%s: metric_threshold is one of %s, which is not measured; nodes are raised until the worst output has %g "
+            'dB. Set metric_default="sqnr" with a threshold in dB, or metric_evaluate_fn',
+            self.name,
+            self.metric_default,
+            default.target,
+        )
+        return AutoMixedPrecision(samples=samples)
+
+    @property
+    def narrow(self) -> QLayerConfig:
+        """The configuration of the lowered nodes.
+
+        Raises:
+            ConfigError: there is none, or more than one.
+        """
+        given = self.target_layer_config
+        choices = list(given) if isinstance(given, dict | list | tuple) else [given]
+        if len(choices) != 1 or not isinstance(choices[0], QLayerConfig):
+            raise ConfigError(
+                f"target_layer_config of auto_mixprecision is {given!r}; it must be one QLayerConfig, for the nodes "
+                "that are lowered. For named nodes take specific_layer_config"
+            )
+        return choices[0]
+
+
+#: The classes by the names that ``to_dict`` writes.
+ALGO_NAME_TO_CLASS: dict[str, type[AlgoConfig]] = {
+    kind.name: kind
+    for kind in (
+        SmoothQuantConfig,
+        CLEConfig,
+        BiasCorrectionConfig,
+        GPTQConfig,
+        AutoMixprecisionConfig,
+        AdaRoundConfig,
+        AdaQuantConfig,
+        QuarotConfig,
+    )
+}

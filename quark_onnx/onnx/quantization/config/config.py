@@ -1,0 +1,275 @@
+"""Configurations with AMD Quark's names: QConfig, and the older Config with its QuantizationConfig."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from quark_onnx.config import Override
+from quark_onnx.errors import ConfigError
+from quark_onnx.onnx import legacy
+from quark_onnx.onnx.draft import Draft
+from quark_onnx.onnx.options import apply_options
+from quark_onnx.onnx.quant_utils import name_of
+from quark_onnx.onnx.quantization.config.algorithm import (
+    AdaRoundConfig,
+    AlgoConfig,
+    AutoMixprecisionConfig,
+    CLEConfig,
+    QuarotConfig,
+    SmoothQuantConfig,
+)
+from quark_onnx.onnx.quantization.config.data_type import DataType
+from quark_onnx.onnx.quantization.config.spec import QLayerConfig, QTensorConfig
+
+logger = logging.getLogger(__name__)
+
+
+class QConfig:
+    """How a model is quantized.
+
+    Args:
+        global_config: how layers are quantized that nothing else is said of; it has ``input_tensors`` and ``weight``.
+        specific_layer_config: configurations, and the names of the nodes that have them.
+        layer_type_config: configurations, and the operator types that have them; None leaves them float.
+        exclude: nodes that stay float: names, regular expressions that begin with ``^``, and pairs of start and end
+            nodes.
+        algo_config: algorithms.
+        use_external_data_format: write large tensors beside the model.
+        kwargs: ``extra_options``, a dictionary; or the options themselves.
+    """
+
+    def __init__(
+        self,
+        global_config: QLayerConfig,
+        specific_layer_config: dict[Any, list[str]] | None = None,
+        layer_type_config: dict[Any, list[str]] | None = None,
+        exclude: list[Any] | None = None,
+        algo_config: list[AlgoConfig] | None = None,
+        use_external_data_format: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        self.global_config = global_config
+        self.specific_layer_config = specific_layer_config or {}
+        self.layer_type_config = layer_type_config or {}
+        self.exclude = exclude or []
+        self.algo_config = algo_config or []
+        self.use_external_data_format = use_external_data_format
+        self.extra_options: dict[str, Any] = {**(kwargs.pop("extra_options", None) or {}), **kwargs}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the settings as plain values; ``from_dict`` reads them back."""
+        return {
+            "global_config": self.global_config.to_dict(),
+            "specific_layer_config": _written(self.specific_layer_config),
+            "layer_type_config": _written(self.layer_type_config),
+            "exclude": self.exclude,
+            "algo_config": [algorithm.to_dict() for algorithm in self.algo_config],
+            "use_external_data_format": self.use_external_data_format,
+            "extra_options": self.extra_options,
+        }
+
+    @staticmethod
+    def from_dict(d: dict[str, Any]) -> QConfig:
+        """Return the configuration that ``to_dict`` has written.
+
+        Raises:
+            ConfigError: ``global_config`` is missing, or a value is unknown.
+        """
+        if "global_config" not in d:
+            raise ConfigError("the dictionary has no global_config")
+        return QConfig(
+            QLayerConfig.from_dict(d["global_config"]),
+            _read(d.get("specific_layer_config", [])),
+            _read(d.get("layer_type_config", [])),
+            d.get("exclude", []),
+            [AlgoConfig.from_dict(each) for each in d.get("algo_config", [])],
+            d.get("use_external_data_format", False),
+            extra_options=d.get("extra_options", {}),
+        )
+
+    @staticmethod
+    def get_default_config(config_name: str) -> Config:
+        """Return the preset of that name.
+
+        Raises:
+            ConfigError: there is none; the message has the nearest.
+        """
+        from quark_onnx.onnx.quantization.config.custom_config import get_default_config
+
+        return Config(get_default_config(config_name))
+
+    def draft(self) -> Draft:
+        """Translate into this package's terms.
+
+        Raises:
+            ConfigError: a setting has no counterpart.
+        """
+        activation, weight = self.global_config.input_tensors, self.global_config.weight
+        if activation is None or weight is None:
+            raise ConfigError("global_config of a QConfig needs input_tensors and weight")
+        options = dict(self.extra_options)
+        draft = Draft(
+            self.global_config.native_activation(),
+            legacy.narrowed(weight.native(weight=True)),
+            target="npu" if legacy.on_integer_engine(activation, weight) else "",
+            exclude=list(self.exclude),
+            algorithms=_without_rivals(self.algo_config),
+            external=self.use_external_data_format,
+        )
+        for config, names in self.specific_layer_config.items():
+            draft.overrides.append(_override(config, nodes=[pattern(name) for name in names]))
+        for config, op_types in self.layer_type_config.items():
+            draft.overrides.append(_override(config, op_types=op_types))
+        apply_options(draft, options)
+        return draft
+
+
+@dataclass
+class QuantizationConfig:
+    """The older form of a configuration; field names and defaults are AMD's."""
+
+    calibrate_method: Any = "MinMax"
+    quant_format: Any = "QDQ"
+    activation_type: Any = "QInt8"
+    weight_type: Any = "QInt8"
+    input_nodes: list[str] = field(default_factory=list)
+    output_nodes: list[str] = field(default_factory=list)
+    op_types_to_quantize: list[str] = field(default_factory=list)
+    nodes_to_quantize: list[str] = field(default_factory=list)
+    extra_op_types_to_quantize: list[str] = field(default_factory=list)
+    nodes_to_exclude: list[str] = field(default_factory=list)
+    subgraphs_to_exclude: list[Any] = field(default_factory=list)
+    specific_tensor_precision: bool = False
+    execution_providers: list[str] = field(default_factory=lambda: ["CPUExecutionProvider"])
+    per_channel: bool = False
+    reduce_range: bool = False
+    optimize_model: bool = True
+    use_dynamic_quant: bool = False
+    use_external_data_format: bool = False
+    convert_fp16_to_fp32: bool = False
+    convert_nchw_to_nhwc: bool = False
+    include_sq: bool = False
+    include_rotation: bool = False
+    include_cle: bool = True
+    include_auto_mp: bool = False
+    include_fast_ft: bool = False
+    enable_npu_cnn: bool = False
+    enable_npu_transformer: bool = False
+    debug_mode: bool = False
+    crypto_mode: bool = False
+    print_summary: bool = True
+    ignore_warnings: bool = True
+    log_severity_level: int = 1
+    extra_options: dict[str, Any] = field(default_factory=dict)
+
+    def draft(self, algorithms: Sequence[AlgoConfig] = ()) -> Draft:
+        """Translate into this package's terms.
+
+        Args:
+            algorithms: those that ``ModelQuantizer.quantize_model`` was given apart.
+
+        Raises:
+            ConfigError: a setting has no counterpart.
+        """
+        if name_of(self.quant_format) == "FixNeuron":
+            raise ConfigError("quant_format is FixNeuron, which no released provider runs; use QDQ")
+        draft = Draft(
+            None if self.use_dynamic_quant else legacy.activation(self),
+            legacy.weight(self),
+            dynamic=self.use_dynamic_quant,
+            form="operators" if name_of(self.quant_format) == "QOperator" else "qdq",
+            target="npu" if self.enable_npu_cnn else "",
+            op_types=tuple(self.op_types_to_quantize),
+            nodes=tuple(self.nodes_to_quantize),
+            exclude=[*self.nodes_to_exclude, *self.subgraphs_to_exclude],
+            input_nodes=tuple(self.input_nodes),
+            output_nodes=tuple(self.output_nodes),
+            algorithms=_without_rivals([*self._included(), *algorithms]),
+            external=self.use_external_data_format,
+        )
+        if self.enable_npu_transformer:
+            draft.op_types = draft.op_types or ("MatMul", "Gemm")
+            draft.constant_matmul = True
+        fields_as_options = {
+            "ConvertFP16ToFP32": self.convert_fp16_to_fp32,
+            "ConvertNCHWToNHWC": self.convert_nchw_to_nhwc,
+            "CryptoMode": self.crypto_mode,
+            "ExecutionProviders": list(self.execution_providers),
+            "ExtraOpTypesToQuantize": list(self.extra_op_types_to_quantize),
+        }
+        apply_options(draft, {**fields_as_options, **self.extra_options})
+        return draft
+
+    def _included(self) -> list[AlgoConfig]:
+        """The algorithms that flags ask for, in the order in which AMD Quark runs them."""
+        if self.use_dynamic_quant or self.extra_options.get("UseMatMulNBits"):
+            return []
+        wanted: list[tuple[bool, AlgoConfig]] = [
+            (self.include_cle, CLEConfig()),
+            (self.include_sq, SmoothQuantConfig()),
+            (self.include_rotation, QuarotConfig()),
+            (self.include_fast_ft, AdaRoundConfig()),
+            (self.include_auto_mp, AutoMixprecisionConfig()),
+        ]
+        return [algorithm for flag, algorithm in wanted if flag]
+
+
+class Config:
+    """The older wrapper around a configuration.
+
+    Args:
+        global_quant_config: the configuration.
+    """
+
+    def __init__(self, global_quant_config: QuantizationConfig) -> None:
+        self.global_quant_config = global_quant_config
+
+
+def pattern(name: str) -> str:
+    """Translate the name of a node or AMD's regular expression, which begins with ``^``, into a pattern.
+
+    >>> pattern("/head/conv"), pattern("^/head/.*")
+    ('/head/conv', 're:^/head/.*')
+    """
+    return f"re:{name}" if name.startswith("^") else name
+
+
+def _override(config: Any, **where: Any) -> Override:
+    """A decision for some nodes; None, or a number format, may stand for a configuration."""
+    if config is None:
+        return Override(**where, keep=True)
+    if isinstance(config, DataType):  # the older form
+        config = QLayerConfig(QTensorConfig(data_type=config), weight=QTensorConfig(data_type=config))
+    if not isinstance(config, QLayerConfig):
+        raise ConfigError(f"{config!r} is no QLayerConfig; layers are configured by one, or left float by None")
+    weight = config.native_weight()
+    return Override(
+        **where,
+        activation=config.native_activation(),
+        weight=None if weight is None else legacy.narrowed(weight),
+    )
+
+
+def _without_rivals(algorithms: Sequence[AlgoConfig]) -> list[AlgoConfig]:
+    """Of AdaRound and AdaQuant the first alone, as in AMD Quark; copies, as options change them."""
+    kept: list[AlgoConfig] = []
+    finetuned = False
+    for algorithm in algorithms:
+        if algorithm.name in ("adaround", "adaquant"):
+            if finetuned:
+                logger.warning("only one of AdaRound and AdaQuant runs; %s is left out", algorithm.name)
+                continue
+            finetuned = True
+        kept.append(type(algorithm)(**vars(algorithm)))
+    return kept
+
+
+def _written(configs: dict[Any, list[str]]) -> list[Any]:
+    return [[None if config is None else config.to_dict(), names] for config, names in configs.items()]
+
+
+def _read(pairs: list[Any]) -> dict[Any, list[str]]:
+    return {None if config is None else QLayerConfig.from_dict(config): names for config, names in pairs}

@@ -1,0 +1,58 @@
+"""The number formats of AMD Quark for ONNX, each with its name in this package."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quark_onnx.errors import ConfigError, nearest
+
+
+@dataclass(frozen=True)
+class DataType:
+    """A number format.
+
+    Attributes:
+        name: AMD's name.
+        dtype: the name in this package.
+
+    >>> parse_data_type("Int8").dtype
+    'int8'
+    """
+
+    name: str
+    dtype: str
+
+
+Int4 = DataType("Int4", "int4")
+UInt4 = DataType("UInt4", "uint4")
+Int8 = DataType("Int8", "int8")
+UInt8 = DataType("UInt8", "uint8")
+Int16 = DataType("Int16", "int16")
+UInt16 = DataType("UInt16", "uint16")
+Int32 = DataType("Int32", "int32")
+UInt32 = DataType("UInt32", "uint32")
+Float16 = DataType("Float16", "float16")
+BFloat16 = DataType("BFloat16", "bfloat16")
+BFP16 = DataType("BFP16", "bfp16")
+MX4 = DataType("MX4", "mx4")
+MX6 = DataType("MX6", "mx6")
+MX9 = DataType("MX9", "mx9")
+MXFP8E5M2 = DataType("MXFP8E5M2", "mxfp8e5m2")
+MXFP8E4M3 = DataType("MXFP8E4M3", "mxfp8e4m3")
+MXFP6E3M2 = DataType("MXFP6E3M2", "mxfp6e3m2")
+MXFP6E2M3 = DataType("MXFP6E2M3", "mxfp6e2m3")
+MXFP4E2M1 = DataType("MXFP4E2M1", "mxfp4e2m1")
+MXInt8 = DataType("MXInt8", "mxint8")
+
+DATA_TYPES = {value.name: value for value in list(globals().values()) if isinstance(value, DataType)}
+
+
+def parse_data_type(name: str) -> DataType:
+    """Return the number format of that name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if name not in DATA_TYPES:
+        raise ConfigError(f"unknown data type {name!r}{nearest(name, DATA_TYPES)}")
+    return DATA_TYPES[name]

@@ -1,0 +1,400 @@
+"""Specifications of tensors and layers, with the names, order of parameters and defaults of AMD Quark for ONNX."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any, ClassVar
+
+from calibrators import Calibrator, Entropy, LayerwisePercentile, MinMax, MinMSE, NonOverflow, Percentile
+from quark_onnx.config import QuantizationSpec
+from quark_onnx.errors import ConfigError, nearest
+from quark_onnx.onnx.quant_utils import name_of
+from quark_onnx.onnx.quantization.config import data_type as types
+from quark_onnx.onnx.quantization.config.data_type import DataType, parse_data_type
+from quark_onnx.registry import DTYPES
+
+
+class CalibMethod(Enum):
+    """How the range of a tensor is found."""
+
+    MinMax = 0
+    MinMSE = 1
+    Percentile = 2
+    Entropy = 3
+    LayerwisePercentile = 4
+    Distribution = 5
+
+
+class ScaleType(Enum):
+    """Which scales are allowed."""
+
+    Float32 = 0
+    PowerOf2 = 1
+    Int16 = 2
+
+
+class QuantGranularity(Enum):
+    """How many scales a tensor has."""
+
+    Tensor = 0
+    Channel = 1
+    Group = 2
+
+
+#: The calibrators for float scales.
+_CALIBRATORS: dict[CalibMethod, type[Calibrator]] = {
+    CalibMethod.MinMax: MinMax,
+    CalibMethod.MinMSE: MinMSE,
+    CalibMethod.Percentile: Percentile,
+    CalibMethod.Entropy: Entropy,
+    CalibMethod.LayerwisePercentile: LayerwisePercentile,
+}
+_ENUMERATIONS: dict[str, type[Enum]] = {
+    "CalibMethod": CalibMethod,
+    "ScaleType": ScaleType,
+    "QuantGranularity": QuantGranularity,
+}
+
+
+def parse_enum(text: str) -> Any:
+    """Return the member that ``to_dict`` has written, such as ``"ScaleType.Float32"``.
+
+    Raises:
+        ConfigError: there is no such member.
+    """
+    kind, _, name = text.partition(".")
+    members = _ENUMERATIONS[kind].__members__ if kind in _ENUMERATIONS else {}
+    if name not in members:
+        choices = [f"{each}.{member}" for each in _ENUMERATIONS for member in _ENUMERATIONS[each].__members__]
+        raise ConfigError(f"unknown value {text!r}{nearest(text, choices)}")
+    return members[name]
+
+
+class QTensorConfig:
+    """How a tensor is quantized.
+
+    Args:
+        symmetric: the zero point is fixed.
+        scale_type: which scales are allowed.
+        calibration_method: how the range is found.
+        quant_granularity: how many scales the tensor has; only weights have one for each channel.
+        data_type: the number format.
+    """
+
+    def __init__(
+        self,
+        symmetric: bool = True,
+        scale_type: ScaleType = ScaleType.Float32,
+        calibration_method: CalibMethod = CalibMethod.MinMax,
+        quant_granularity: QuantGranularity = QuantGranularity.Tensor,
+        data_type: DataType = types.Int8,
+    ) -> None:
+        self.symmetric = symmetric
+        self.scale_type = scale_type
+        self.calibration_method = calibration_method
+        self.quant_granularity = quant_granularity
+        self.data_type = data_type
+
+    def set_symmetric(self, symmetric: bool) -> None:
+        """Set whether the zero point is fixed."""
+        self.symmetric = symmetric
+
+    def set_scale_type(self, scale_type: ScaleType) -> None:
+        """Set which scales are allowed."""
+        self.scale_type = scale_type
+
+    def set_calibration_method(self, calibration_method: CalibMethod) -> None:
+        """Set how the range is found."""
+        self.calibration_method = calibration_method
+
+    def set_quant_granularity(self, quant_granularity: QuantGranularity) -> None:
+        """Set how many scales the tensor has."""
+        self.quant_granularity = quant_granularity
+
+    def set_data_type(self, data_type: DataType) -> None:
+        """Set the number format."""
+        self.data_type = data_type
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the settings as plain values; ``from_dict`` reads them back."""
+        return {
+            "symmetric": self.symmetric,
+            "scale_type": str(self.scale_type),
+            "calibration_method": str(self.calibration_method),
+            "quant_granularity": str(self.quant_granularity),
+            "data_type": self.data_type.name,
+        }
+
+    @staticmethod
+    def from_dict(d: dict[str, Any]) -> QTensorConfig:
+        """Return the configuration that ``to_dict`` has written.
+
+        Raises:
+            ConfigError: a value is unknown.
+        """
+        return QTensorConfig(
+            symmetric=d["symmetric"],
+            scale_type=parse_enum(d["scale_type"]),
+            calibration_method=parse_enum(d["calibration_method"]),
+            quant_granularity=parse_enum(d["quant_granularity"]),
+            data_type=parse_data_type(d["data_type"]),
+        )
+
+    def native(self, *, weight: bool) -> QuantizationSpec:
+        """Translate into this package's specification.
+
+        Args:
+            weight: whether the tensor is a weight, which AMD calibrates by its extremes unless MinMSE is asked for.
+
+        Raises:
+            ConfigError: the combination does not exist here.
+        """
+        dtype = DTYPES[self.data_type.dtype]
+        if not dtype.scaled:
+            return QuantizationSpec(dtype)
+        pow2 = self.scale_type is ScaleType.PowerOf2
+        return QuantizationSpec(
+            dtype,
+            symmetric=self.symmetric,
+            pow2=pow2,
+            per_channel=self._per_channel(weight),
+            calibrator=self._calibrator(pow2, weight),
+        )
+
+    def _per_channel(self, weight: bool) -> bool:
+        if self.quant_granularity is QuantGranularity.Group:
+            raise ConfigError(
+                "quant_granularity is Group, which AMD Quark ignores; for weights in groups take MATMUL_NBITS, or a "
+                "QConfig of this package with QuantizationSpec(block_size=...)"
+            )
+        return weight and self.quant_granularity is QuantGranularity.Channel
+
+    def _calibrator(self, pow2: bool, weight: bool) -> Calibrator:
+        if self.scale_type is ScaleType.Int16:
+            raise ConfigError("scale_type is Int16; scales of the form M / 2^N are not written, take Float32")
+        method = self.calibration_method
+        if method not in _CALIBRATORS:
+            raise ConfigError(
+                f"calibration_method is {name_of(method)}; it must be one of: "
+                f"{', '.join(known.name for known in _CALIBRATORS)}"
+            )
+        if pow2 and method is CalibMethod.MinMax:
+            return NonOverflow()
+        if weight and not pow2 and method is not CalibMethod.MinMSE:
+            return MinMax()
+        return _CALIBRATORS[method]()
+
+
+class _Preset(QTensorConfig):
+    """A specification whose defaults are those of a number format."""
+
+    _type: ClassVar[DataType]
+    _symmetric: ClassVar[bool] = True
+    _scale_type: ClassVar[ScaleType] = ScaleType.Float32
+    _method: ClassVar[CalibMethod] = CalibMethod.MinMax
+
+    def __init__(
+        self,
+        symmetric: bool | None = None,
+        scale_type: ScaleType | None = None,
+        calibration_method: CalibMethod | None = None,
+        quant_granularity: QuantGranularity = QuantGranularity.Tensor,
+        data_type: DataType | None = None,
+    ) -> None:
+        super().__init__(
+            self._symmetric if symmetric is None else symmetric,
+            scale_type or self._scale_type,
+            calibration_method or self._method,
+            quant_granularity,
+            data_type or self._type,
+        )
+
+
+class Int4Spec(_Preset):
+    """Signed 4-bit integers."""
+
+    _type = types.Int4
+
+
+class UInt4Spec(_Preset):
+    """Unsigned 4-bit integers."""
+
+    _type, _symmetric = types.UInt4, False
+
+
+class Int8Spec(_Preset):
+    """Signed 8-bit integers."""
+
+    _type, _method = types.Int8, CalibMethod.Percentile
+
+
+class XInt8Spec(Int8Spec):
+    """Signed 8-bit integers with power-of-two scales."""
+
+    _scale_type, _method = ScaleType.PowerOf2, CalibMethod.MinMSE
+
+
+class UInt8Spec(_Preset):
+    """Unsigned 8-bit integers."""
+
+    _type, _symmetric, _method = types.UInt8, False, CalibMethod.Percentile
+
+
+class Int16Spec(_Preset):
+    """Signed 16-bit integers."""
+
+    _type, _method = types.Int16, CalibMethod.Percentile
+
+
+class UInt16Spec(_Preset):
+    """Unsigned 16-bit integers."""
+
+    _type, _symmetric, _method = types.UInt16, False, CalibMethod.Percentile
+
+
+class Int32Spec(_Preset):
+    """Signed 32-bit integers."""
+
+    _type, _method = types.Int32, CalibMethod.Percentile
+
+
+class UInt32Spec(_Preset):
+    """Unsigned 32-bit integers."""
+
+    _type, _symmetric, _method = types.UInt32, False, CalibMethod.Percentile
+
+
+class Float16Spec(_Preset):
+    """IEEE half precision."""
+
+    _type = types.Float16
+
+
+class BFloat16Spec(_Preset):
+    """bfloat16."""
+
+    _type = types.BFloat16
+
+
+class BFP16Spec(_Preset):
+    """Block floating point with 8-bit mantissas and a shared exponent for 8 values."""
+
+    _type = types.BFP16
+
+
+class MX4Spec(_Preset):
+    """Microexponents of 4 bits."""
+
+    _type = types.MX4
+
+
+class MX6Spec(_Preset):
+    """Microexponents of 6 bits."""
+
+    _type = types.MX6
+
+
+class MX9Spec(_Preset):
+    """Microexponents of 9 bits."""
+
+    _type = types.MX9
+
+
+class MXFP8E5M2Spec(_Preset):
+    """OCP microscaling with FP8 E5M2 elements."""
+
+    _type = types.MXFP8E5M2
+
+
+class MXFP8E4M3Spec(_Preset):
+    """OCP microscaling with FP8 E4M3 elements."""
+
+    _type = types.MXFP8E4M3
+
+
+class MXFP6E3M2Spec(_Preset):
+    """OCP microscaling with FP6 E3M2 elements."""
+
+    _type = types.MXFP6E3M2
+
+
+class MXFP6E2M3Spec(_Preset):
+    """OCP microscaling with FP6 E2M3 elements."""
+
+    _type = types.MXFP6E2M3
+
+
+class MXFP4E2M1Spec(_Preset):
+    """OCP microscaling with FP4 E2M1 elements."""
+
+    _type = types.MXFP4E2M1
+
+
+class MXInt8Spec(_Preset):
+    """OCP microscaling with 8-bit integer elements."""
+
+    _type = types.MXInt8
+
+
+class QLayerConfig:
+    """How the tensors of a layer are quantized.
+
+    Args:
+        input_tensors: activations that the layer reads.
+        activation: the older name of ``input_tensors``.
+        weight: its weights.
+        bias: its biases.
+        output_tensors: activations that it computes.
+
+    Raises:
+        ConfigError: both ``activation`` and ``input_tensors`` are given.
+    """
+
+    def __init__(
+        self,
+        input_tensors: QTensorConfig | None = None,
+        activation: QTensorConfig | None = None,
+        weight: QTensorConfig | None = None,
+        bias: QTensorConfig | None = None,
+        output_tensors: QTensorConfig | None = None,
+    ) -> None:
+        if activation is not None and input_tensors is not None:
+            raise ConfigError("a QLayerConfig has both activation and input_tensors; give input_tensors alone")
+        self.input_tensors = activation if input_tensors is None else input_tensors
+        self.weight = weight
+        self.bias = bias
+        self.output_tensors = output_tensors
+
+    @property
+    def activation(self) -> QTensorConfig | None:
+        """The older name of ``input_tensors``."""
+        return self.input_tensors
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the settings as plain values; ``from_dict`` reads them back."""
+        parts = {name: getattr(self, name) for name in ("input_tensors", "weight", "bias", "output_tensors")}
+        return {name: None if spec is None else spec.to_dict() for name, spec in parts.items()}
+
+    @staticmethod
+    def from_dict(d: dict[str, Any]) -> QLayerConfig:
+        """Return the configuration that ``to_dict`` has written."""
+        return QLayerConfig(
+            **{name: None if spec is None else QTensorConfig.from_dict(spec) for name, spec in d.items()}
+        )
+
+    def native_activation(self) -> QuantizationSpec | None:
+        """Translate the activations' specification; None where there is none.
+
+        Raises:
+            ConfigError: inputs and outputs are given and differ; a plan holds one decision for a tensor.
+        """
+        both = [spec.native(weight=False) for spec in (self.input_tensors, self.output_tensors) if spec is not None]
+        if len(both) == 2 and both[0] != both[1]:
+            raise ConfigError(
+                f"input_tensors ({both[0]}) and output_tensors ({both[1]}) differ; configure the layers around apart"
+            )
+        return both[0] if both else None
+
+    def native_weight(self) -> QuantizationSpec | None:
+        """Translate the weights' specification; None where there is none."""
+        return None if self.weight is None else self.weight.native(weight=True)

@@ -1,0 +1,86 @@
+"""quantize_static and quantize_dynamic with the arguments of AMD Quark for ONNX."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from onnx import ModelProto
+
+from quark_onnx.errors import ConfigError, nearest
+from quark_onnx.onnx.quantization.api import choose_data
+from quark_onnx.onnx.quantization.config.config import QuantizationConfig
+from quark_onnx.onnx.run import run
+
+#: Arguments under names of older releases.
+_OLDER = {
+    "enable_dpu": "enable_npu_cnn",
+    "enable_ipu_cnn": "enable_npu_cnn",
+    "enable_ipu_transformer": "enable_npu_transformer",
+}
+
+
+def quantize_static(
+    model_input: str | Path | ModelProto,
+    model_output: str | Path | None = None,
+    calibration_data_reader: Any = None,
+    calibration_data_path: str | Path | None = None,
+    **settings: Any,
+) -> ModelProto | None:
+    """Quantize a model to integers, or to another format.
+
+    Args:
+        model_input: path of the float model, or a ModelProto, which is not changed.
+        model_output: where to write the result; None returns it.
+        calibration_data_reader: calibration data, with ``get_next``.
+        calibration_data_path: a folder of .npy files.
+        settings: fields of ``QuantizationConfig``.
+
+    Returns:
+        The quantized model if ``model_output`` is None, otherwise None.
+
+    Raises:
+        QuarkError: the model, the data or a setting is wrong; nothing is written.
+    """
+    config = QuantizationConfig(**_known(settings))
+    data = choose_data(model_input, calibration_data_reader, calibration_data_path)
+    result = run(config.draft(), model_input, data, model_output)
+    return result.model if model_output is None else None
+
+
+def quantize_dynamic(
+    model_input: str | Path | ModelProto, model_output: str | Path | None = None, **settings: Any
+) -> ModelProto | None:
+    """Quantize weights now, and activations as the model runs.
+
+    Args:
+        model_input: path of the float model, or a ModelProto, which is not changed.
+        model_output: where to write the result; None returns it.
+        settings: fields of ``QuantizationConfig``.
+
+    Returns:
+        The quantized model if ``model_output`` is None, otherwise None.
+
+    Raises:
+        QuarkError: the model or a setting is wrong; nothing is written.
+    """
+    config = QuantizationConfig(**{**_known(settings), "use_dynamic_quant": True})
+    result = run(config.draft(), model_input, None, model_output)
+    return result.model if model_output is None else None
+
+
+def _known(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings under their names of today.
+
+    Raises:
+        ConfigError: there is no such argument.
+    """
+    known = [each.name for each in fields(QuantizationConfig)]
+    result: dict[str, Any] = {}
+    for name, value in settings.items():
+        today = _OLDER.get(name, name)
+        if today not in known:
+            raise ConfigError(f"quantize_static has no argument {name!r}{nearest(name, [*known, *_OLDER])}")
+        result[today] = value
+    return result

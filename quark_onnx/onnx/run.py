@@ -1,0 +1,241 @@
+"""A draft and a model together: the native configuration, and the run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from onnx import ModelProto
+
+from calibrators.data import RandomData, open_reader
+from quark_onnx.api import quantize
+from quark_onnx.config import Override, QConfig
+from quark_onnx.convert import convert
+from quark_onnx.errors import ConfigError, nearest
+from quark_onnx.graph import Graph, Node, inlined, reach, widened
+from quark_onnx.graph.io import load
+from quark_onnx.job import Result
+from quark_onnx.onnx.draft import Draft
+from quark_onnx.onnx.quantization.config.algorithm import AutoMixprecisionConfig
+from quark_onnx.onnx.quantization.config.config import pattern
+from quark_onnx.plan import matching
+from quark_onnx.registry import RULES
+
+logger = logging.getLogger(__name__)
+
+#: Optimizers in the order in which AMD Quark runs them.
+_ORDER = ("cle", "smooth_quant", "quarot", "auto_mixprecision", "gptq", "adaround", "adaquant", "bias_correction")
+
+
+def run(draft: Draft, model: Any, data: Any, output: Any) -> Result:
+    """Quantize a model as a draft asks for.
+
+    Args:
+        draft: the request.
+        model: path of the float model, or a ModelProto.
+        data: calibration data in any form that ``quark_onnx.quantize_static`` takes; None without any.
+        output: where to write the model; None only returns it.
+
+    Raises:
+        QuarkError: the model, the data or a setting is wrong.
+    """
+    model = _converted(draft, model)
+    config = native(draft, model)
+    samples = _data(draft, data) if config.measures or config.rereads or config.search else None
+    return quantize(model, samples, config, output, external=draft.external, resume=draft.resume)
+
+
+def native(draft: Draft, model: str | Path | ModelProto) -> QConfig:
+    """Translate a draft for a model into a configuration of this package.
+
+    Names that match nothing in the model are left out with a warning, as AMD Quark leaves them out without one.
+    """
+    names = _Names(model)
+    config = QConfig.of("DYNAMIC") if draft.dynamic else QConfig.of("XINT8" if _pow2(draft) else "A8W8")
+    algorithms = sorted(draft.algorithms, key=lambda algorithm: _ORDER.index(algorithm.name))
+    activation = draft.activation
+    for algorithm in algorithms:
+        if isinstance(algorithm, AutoMixprecisionConfig):
+            activation = algorithm.narrow.native_activation() or activation
+    config = config.with_(
+        activation=config.activation if draft.dynamic else activation,
+        weight=draft.weight,
+        bias=draft.bias,
+        form="operators" if draft.dynamic else draft.form,
+        accuracy_level=draft.accuracy_level,
+        target=draft.target,
+        fix_sizes=False,  # AMD Quark leaves the batch as it is; FixShapes fixes it
+        op_types=names.known_types(draft.op_types),
+        nodes=names.known(draft.nodes),
+        safe=not draft.nodes,  # what is asked for by name is done
+        optimizers=tuple(algorithm.native() for algorithm in algorithms),
+    )
+    overrides = [Override(each, keep=True) for each in names.known(map(pattern, _single(draft.exclude)))]
+    overrides += [
+        Override(between=ends, keep=True) for ends in map(names.known_ends, _pairs(draft.exclude)) if ends is not None
+    ]
+    overrides += [override for override in map(names.known_override, draft.overrides) if override is not None]
+    outside = [*names.outside(draft.input_nodes, draft.output_nodes)]
+    if draft.constant_matmul:
+        outside += names.variable_products()
+    if outside:
+        overrides.append(Override(tuple(dict.fromkeys(outside)), keep=True))
+    return config.with_(overrides=tuple(overrides))
+
+
+class _Names:
+    """The names in a model that a script may use; the model is read when the first of them is asked for."""
+
+    def __init__(self, model: str | Path | ModelProto) -> None:
+        self._model = model
+        self._graph: Graph | None = None
+
+    @property
+    def graph(self) -> Graph:
+        """The graph as the user knows it, functions inlined."""
+        if self._graph is None:
+            self._graph = Graph.of(widened(inlined(load(self._model)))[0])
+        return self._graph
+
+    def known(self, patterns: Iterable[str]) -> tuple[str, ...]:
+        """Those that match a node."""
+        return tuple(
+            each
+            for each in patterns
+            if self._warned(each, matching(self.graph, Override(each, keep=True), strict=False))
+        )
+
+    def known_types(self, op_types: Sequence[str]) -> tuple[str, ...]:
+        """Those that the model has and that have a rule.
+
+        Raises:
+            ConfigError: none of them is left.
+        """
+        kinds = {node.kind for node in self.graph.nodes} if op_types else set()
+        found = tuple(each for each in op_types if each in kinds and each in RULES)
+        for op_type in op_types:
+            if op_type not in found:
+                logger.warning(
+                    "op_types_to_quantize: no %s is quantized; the model has none, or it has no rule", op_type
+                )
+        if op_types and not found:
+            raise ConfigError(f"op_types_to_quantize is {list(op_types)}: nothing would be quantized")
+        return found
+
+    def known_override(self, override: Override) -> Override | None:
+        """The part of an override that matches something."""
+        nodes = self.known(override.nodes)
+        kinds = {node.kind for node in self.graph.nodes}
+        op_types = tuple(each for each in override.op_types if self._warned(each, each in kinds))
+        if not nodes and not op_types:
+            return None
+        return Override(nodes, op_types, (), override.keep, override.activation, override.weight)
+
+    def known_ends(self, ends: tuple[Sequence[str], Sequence[str]]) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+        """Start and end nodes of a subgraph; None if nothing lies between them."""
+        tensors = {tensor for node in self.graph.nodes for tensor in (*node.inputs, *node.outputs)}
+        names = tensors | {node.name for node in self.graph.nodes}
+        starts, stops = (tuple(each for each in end if self._warned(each, each in names)) for end in ends)
+        if (
+            not starts
+            or not stops
+            or not matching(self.graph, Override(between=(starts, stops), keep=True), strict=False)
+        ):
+            logger.warning("exclude: no node lies between %s and %s", *ends)
+            return None
+        return starts, stops
+
+    def outside(self, inputs: Sequence[str], outputs: Sequence[str]) -> list[str]:
+        """Nodes before the input nodes and behind the output nodes."""
+        found: dict[Node, None] = {}
+        if inputs:
+            starts = self._nodes(inputs)
+            found |= _beyond(starts, self.graph.leaders)
+        if outputs:
+            found |= _beyond(self._nodes(outputs), self.graph.followers)
+        return [node.name for node in found]
+
+    def variable_products(self) -> list[str]:
+        """MatMul nodes without a constant factor."""
+        products = [node for node in self.graph.nodes if node.op_type == "MatMul"]
+        return [node.name for node in products if not any(self.graph.is_constant(each) for each in node.inputs)]
+
+    def _nodes(self, names: Sequence[str]) -> list[Node]:
+        by_name = {node.name: node for node in self.graph.nodes}
+        for name in names:
+            if name not in by_name:
+                raise ConfigError(f"no node of the model is called {name!r}{nearest(name, by_name)}")
+        return [by_name[name] for name in names]
+
+    def _warned(self, name: str, found: Any) -> bool:
+        if not found:
+            choices = [node.name for node in self.graph.nodes]
+            logger.warning("%r matches nothing in the model and has no effect%s", name, nearest(name, choices))
+        return bool(found)
+
+
+def _beyond(nodes: list[Node], step: Callable[[Node], Iterable[Node]]) -> dict[Node, None]:
+    """Nodes that steps lead to, without those that the steps start from."""
+    return {node: None for node in reach(nodes, step) if node not in nodes}
+
+
+def _single(exclude: Sequence[Any]) -> list[str]:
+    """Names and regular expressions among what is excluded."""
+    return [each for each in exclude if isinstance(each, str)]
+
+
+def _pairs(exclude: Sequence[Any]) -> list[tuple[Sequence[str], Sequence[str]]]:
+    """Pairs of start and end nodes among what is excluded; a list of pairs counts as its pairs.
+
+    Raises:
+        ConfigError: an entry is neither a name nor a pair.
+    """
+    pairs: list[tuple[Sequence[str], Sequence[str]]] = []
+    for each in exclude:
+        if isinstance(each, str):
+            continue
+        if isinstance(each, list) and all(isinstance(inner, tuple) for inner in each):
+            pairs += _pairs(each)
+            continue
+        if not isinstance(each, tuple | list) or len(each) != 2:
+            raise ConfigError(f"exclude holds {each!r}; it must be a name or a pair ([start nodes], [end nodes])")
+        starts, ends = ([end] if isinstance(end, str) else list(end) for end in each)
+        pairs.append((starts, ends))
+    return pairs
+
+
+def _pow2(draft: Draft) -> bool:
+    return draft.activation is not None and draft.activation.pow2
+
+
+def _converted(draft: Draft, model: Any) -> Any:
+    """The model after the conversions that are asked for."""
+    names: list[str] = []
+    if draft.widen:
+        names.append("float32")
+    if draft.opset is not None:
+        names.append("opset")
+    if draft.shapes:
+        names.append("fixed-shapes")
+    if not names:
+        return model
+    return convert(model, names, shapes=dict(draft.shapes), opset=draft.opset).model
+
+
+def _data(draft: Draft, data: Any) -> Any:
+    """Calibration data; random where that is asked for and no other is given.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if data is None:
+        if draft.random_shapes is None:
+            raise ConfigError(
+                "there is no calibration data: pass calibration_data_reader or calibration_data_path, or set the extra "
+                "option UseRandomData"
+            )
+        return RandomData(samples=draft.samples or 1, shapes=draft.random_shapes, ranges=draft.random_ranges)
+    return data if draft.samples is None else partial(open_reader, data, limit=draft.samples)

@@ -1,0 +1,8 @@
+"""``python -m quark_onnx.onnx.tools.convert_lstm_to_customlstm``; see the row of that name in ``table``."""
+
+import sys
+
+from quark_onnx.onnx.tools.table import main
+
+if __name__ == "__main__":
+    sys.exit(main("convert_lstm_to_customlstm"))

@@ -1,0 +1,8 @@
+"""``python -m quark_onnx.onnx.tools.convert_opset_version``; see the row of that name in ``table``."""
+
+import sys
+
+from quark_onnx.onnx.tools.table import main
+
+if __name__ == "__main__":
+    sys.exit(main("convert_opset_version"))

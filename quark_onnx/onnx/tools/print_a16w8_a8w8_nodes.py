@@ -1,0 +1,8 @@
+"""``python -m quark_onnx.onnx.tools.print_a16w8_a8w8_nodes``; see the row of that name in ``table``."""
+
+import sys
+
+from quark_onnx.onnx.tools.table import main
+
+if __name__ == "__main__":
+    sys.exit(main("print_a16w8_a8w8_nodes"))

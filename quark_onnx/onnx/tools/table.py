@@ -1,0 +1,319 @@
+"""What the tools of AMD Quark for ONNX do here: one row for each."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+from onnx.helper import tensor_dtype_to_np_dtype
+
+from calibrators.data import RandomData
+from quark_onnx.api import quantize
+from quark_onnx.config import QConfig as Native
+from quark_onnx.convert import convert
+from quark_onnx.errors import ConfigError, DataError, QuarkError
+from quark_onnx.graph import Graph
+from quark_onnx.graph.io import load
+from quark_onnx.onnx.option_effects import parse_shapes
+from quark_onnx.onnx.quantization.config.config import QConfig
+from quark_onnx.onnx.run import run
+
+#: Does the work of a tool on its options.
+Action = Callable[[argparse.Namespace], None]
+
+
+@dataclass(frozen=True)
+class Tool:
+    """One tool.
+
+    Attributes:
+        name: of the module.
+        action: does the work; None for a tool that does not exist here.
+        instead: what to do where it does not exist.
+        options: options besides the two models, with their defaults.
+    """
+
+    name: str
+    action: Action | None
+    instead: str = ""
+    options: tuple[tuple[str, Any], ...] = ()
+
+
+def main(name: str, arguments: Sequence[str] | None = None) -> int:
+    """Run a tool; return the exit code.
+
+    Args:
+        name: of the tool.
+        arguments: of the command line; None for those of the process.
+    """
+    tool = TOOLS[name]
+    if tool.action is None:
+        print(f"{name} does not exist here: {tool.instead}", file=sys.stderr)
+        return 2
+    options = _parse(tool, arguments)
+    try:
+        tool.action(options)
+    except QuarkError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _parse(tool: Tool, arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Read the options; models may be named by any of AMD's options, or stand alone in their order."""
+    parser = argparse.ArgumentParser(prog=f"python -m quark_onnx.onnx.tools.{tool.name}", allow_abbrev=False)
+    parser.add_argument("--input", "--input_model", "--input_model_path", dest="input", type=Path)
+    parser.add_argument("--output", "--output_model", "--output_model_path", dest="output", type=Path)
+    parser.add_argument("--quantized_model_path", dest="output", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--save_as_external_data", "--external_data", action="store_true", dest="external")
+    for name, default in tool.options:
+        if isinstance(default, bool):
+            parser.add_argument(f"--{name}", action="store_true", default=default)
+        else:
+            parser.add_argument(f"--{name}", type=type(default), default=default)
+    parser.add_argument("models", nargs="*")
+    options = parser.parse_args(arguments)
+    left = list(options.models)
+    if options.input is None and left:
+        options.input = Path(left.pop(0))
+    if tool.name == "convert_opset_version" and left and left[0].isdigit():
+        options.target_opset = int(left.pop(0))
+    if options.output is None and left:
+        options.output = Path(left.pop(0))
+    if left:
+        parser.error(f"unexpected: {' '.join(left)}")
+    return options
+
+
+def _models(options: argparse.Namespace) -> tuple[Path, Path]:
+    """The two models.
+
+    Raises:
+        ConfigError: one is not named.
+    """
+    if options.input is None or options.output is None:
+        raise ConfigError("name the two models: INPUT OUTPUT, or --input INPUT --output OUTPUT")
+    return options.input, options.output
+
+
+def _conversion(*names: str, **settings: Any) -> Action:
+    """A tool that is a conversion, or several in a row."""
+
+    def action(options: argparse.Namespace) -> None:
+        source, target = _models(options)
+        convert(source, list(names), target, external=options.external, **settings)
+
+    return action
+
+
+def _shapes(options: argparse.Namespace) -> None:
+    source, target = _models(options)
+    convert(source, "fixed-shapes", target, shapes=parse_shapes(options.fix_shapes), external=options.external)
+
+
+def _opset(options: argparse.Namespace) -> None:
+    source, target = _models(options)
+    convert(source, "opset", target, opset=options.target_opset, external=options.external)
+
+
+def _custom_names(options: argparse.Namespace) -> None:
+    source, target = _models(options)
+    convert(source, "vitis-names" if options.reverse_conversion else "quark-names", target)
+
+
+def _float16(options: argparse.Namespace) -> None:
+    source, target = _models(options)
+    convert(source, "float16", target, io=not options.keep_io_types, external=options.external)
+
+
+def _bfloat16(options: argparse.Namespace) -> None:
+    """Write float32 operators between casts, AMD's Q/DQ operators, or operators of bfloat16.
+
+    Raises:
+        ConfigError: the format is unknown.
+    """
+    source, target = _models(options)
+    config = Native.of("BF16")
+    configs = {"with_cast": config, "simulate_bf16": config, "customqdq": config.with_(form="vendor")}
+    if options.format == "bf16":
+        convert(source, "bfloat16", target, io=True, external=options.external)
+    elif options.format in configs:
+        quantize(source, None, configs[options.format], target, external=options.external)
+    else:
+        raise ConfigError(f"format is {options.format!r}; it must be one of: {', '.join([*configs, 'bf16'])}")
+
+
+def _block_floats(options: argparse.Namespace) -> None:
+    source, target = _models(options)
+    quantize(source, None, "BFP16", target, external=options.external)
+
+
+def _to_text(options: argparse.Namespace) -> None:
+    source, target = _models(options)
+    onnx.save(onnx.load(source), target, format="textproto")
+
+
+def _from_text(options: argparse.Namespace) -> None:
+    source, target = _models(options)
+    onnx.save(onnx.load(source, format="textproto"), target)
+
+
+def _random(options: argparse.Namespace) -> None:
+    """Quantize by a preset, with random data."""
+    source, target = _models(options)
+    config = QConfig.get_default_config(options.config)
+    draft = config.global_quant_config.draft()
+    draft.exclude += [name.strip() for name in options.exclude_nodes.split(";") if name.strip()]
+    draft.exclude += _subgraphs(options.exclude_subgraphs)
+    draft.external = options.external
+    run(draft, source, RandomData(), target)
+
+
+def _subgraphs(text: str) -> list[Any]:
+    """Pairs of start and end nodes, as in ``"[a,b],[c];[d],[e]"``.
+
+    >>> _subgraphs("[a,b],[c];[d],[e]")
+    [(['a', 'b'], ['c']), (['d'], ['e'])]
+    """
+    pairs: list[Any] = []
+    for part in filter(None, text.split(";")):
+        ends = [[name.strip() for name in end.split(",")] for end in part.strip().strip("[]").split("],[")]
+        if len(ends) != 2:
+            raise ConfigError(f"{part!r} is no subgraph; write [start nodes],[end nodes]")
+        pairs.append((ends[0], ends[1]))
+    return pairs
+
+
+def _without_initializers(options: argparse.Namespace) -> None:
+    """Take initializers out of the inputs."""
+    source, target = _models(options)
+    model = onnx.load(source)
+    constants = {tensor.name for tensor in model.graph.initializer}
+    kept = [value for value in model.graph.input if value.name not in constants]
+    del model.graph.input[:]
+    model.graph.input.extend(kept)
+    model.ir_version = max(model.ir_version, 4)  # before, every initializer had to be an input
+    onnx.save(model, target)
+
+
+def _finite_weights(options: argparse.Namespace) -> None:
+    """Replace infinite values of float initializers."""
+    source, target = _models(options)
+    model = onnx.load(source)
+    count = 0
+    for tensor in model.graph.initializer:
+        array = numpy_helper.to_array(tensor)
+        if array.dtype.kind == "f" and np.isinf(array).any():
+            limit = options.replace_inf_value
+            tensor.CopyFrom(numpy_helper.from_array(np.clip(array, -limit, limit).astype(array.dtype), tensor.name))
+            count += 1
+    onnx.save(model, target)
+    print(f"{count} initializers had infinite values")
+
+
+def _print_widths(options: argparse.Namespace) -> None:
+    """List nodes by the widths of their activations and weights."""
+    if options.input is None:
+        raise ConfigError("name the model")
+    found: dict[str, list[str]] = {"A16W8": [], "A8W8": []}
+    graph = Graph.of(load(options.input))
+    for node in graph.nodes:
+        if node.op_type not in ("Conv", "ConvTranspose", "Gemm", "MatMul"):
+            continue
+        bits = [_bits(graph, name) for name in node.inputs[:2]]
+        if bits[1] == 8 and bits[0] in (8, 16):
+            found[f"A{bits[0]}W8"].append(node.name)
+    for name, nodes in found.items():
+        print(f"{name}: {len(nodes)} nodes")
+        for node_name in nodes:
+            print(f"  {node_name}")
+
+
+def _bits(graph: Graph, tensor: str) -> int:
+    """The width of the codes that a tensor is dequantized from; 0 for others."""
+    node = graph.producer(tensor)
+    if node is None or node.op_type != "DequantizeLinear":
+        return 0
+    kind = graph.elem_type(node.inputs[0])
+    return 8 * tensor_dtype_to_np_dtype(kind).itemsize if kind else 0
+
+
+def _evaluate(options: argparse.Namespace) -> None:
+    """Compare two folders of arrays: cosine similarity, L2 distance, and peak signal-to-noise ratio."""
+    first, second = Path(options.baseline_results_folder), Path(options.quantized_results_folder)
+    names = sorted(path.name for path in first.glob("*.npy"))
+    if not names:
+        raise DataError(f"{first}: there is no .npy file")
+    for name in names:
+        if not (second / name).exists():
+            raise DataError(f"{second}: there is no {name}")
+        a, b = (np.load(folder / name, allow_pickle=False).astype(np.float64).ravel() for folder in (first, second))
+        norms = np.linalg.norm(a) * np.linalg.norm(b)
+        error = np.linalg.norm(a - b)
+        peak = 20 * np.log10(np.abs(a).max() * np.sqrt(a.size) / error) if error else np.inf
+        print(f"{name}: cosine {a @ b / norms if norms else 1.0:.6f}, L2 {error:.6g}, PSNR {peak:.2f} dB")
+
+
+_EXCLUDE = "leave the nodes out: exclude, or Override(keep=True)"
+_ROWS = (
+    Tool("convert_custom_ops", _custom_names, options=(("reverse_conversion", False),)),
+    Tool("convert_customqdq_to_qdq", _conversion("standard-qdq")),
+    Tool("convert_dynamic_to_fixed", _shapes, options=(("fix_shapes", ""),)),
+    Tool("fix_shapes", _shapes, options=(("fix_shapes", ""),)),
+    Tool("convert_fp16_to_bf16", _bfloat16, options=(("format", "with_cast"),)),
+    Tool("convert_fp32_to_bf16", _bfloat16, options=(("format", "with_cast"),)),
+    Tool("convert_fp16_to_bfp16", _block_floats),
+    Tool("convert_fp32_to_bfp16", _block_floats),
+    Tool("convert_fp16_to_fp32", _conversion("float32")),
+    Tool(
+        "convert_fp32_to_fp16",
+        _float16,
+        options=(
+            ("keep_io_types", False),
+            ("disable_shape_infer", False),
+            ("all_tensors_to_one_file", False),
+            ("not_simplify", False),
+        ),
+    ),
+    Tool("convert_onnx_to_onnxtxt", _to_text),
+    Tool("convert_onnxtxt_to_onnx", _from_text),
+    Tool("convert_opset_version", _opset, options=(("target_opset", 20),)),
+    Tool("convert_qdq_to_qop", _conversion("qdq-to-qoperator")),
+    Tool("convert_quant_to_float", _conversion("without-qdq")),
+    Tool("remove_qdq", _conversion("without-qdq")),
+    Tool("convert_s8s8_to_u8s8", _conversion("u8s8")),
+    Tool("convert_u16s8_to_s16s8", _conversion("s16s8")),
+    Tool("convert_shared_initializer_to_unique", _conversion("unique-initializers"), options=(("op_types", ""),)),
+    Tool("evaluate", _evaluate, options=(("baseline_results_folder", ""), ("quantized_results_folder", ""))),
+    Tool("print_a16w8_a8w8_nodes", _print_widths),
+    Tool(
+        "random_quantize",
+        _random,
+        options=(("config", "XINT8"), ("exclude_nodes", ""), ("exclude_subgraphs", "")),
+    ),
+    Tool("remove_initializer_from_input", _without_initializers),
+    Tool("replace_inf_weights", _finite_weights, options=(("replace_inf_value", 10000.0),)),
+    Tool("convert_a8w8_npu_to_a8w8_cpu", None, "quantize the float model again, without a target"),
+    Tool("convert_bias_int32_to_int16", None, "biases are int32, which every runtime reads and which loses nothing"),
+    Tool("convert_lstm_to_customlstm", None, "an LSTM stays one of ONNX's own, which every runtime reads"),
+    Tool("convert_nchw_to_nhwc", None, "the layout of inputs stays; open_reader(layout='nhwc') turns samples"),
+    Tool("convert_resize_fs_to_pof2s", None, "quantize with power-of-two scales: the preset XINT8"),
+    Tool("convert_u16u8_to_u8u8", None, "quantize the float model again, with the preset U8U8"),
+    Tool("insert_clip_bfloat16_qdq", None, "casts to bfloat16 do not overflow where float32 is in range"),
+    Tool("remove_bf16_cast", None, "give the provider the float32 model; it makes bfloat16 itself"),
+    Tool("remove_qdq_between_ops", None, _EXCLUDE),
+    Tool("remove_qdq_mul_add", None, _EXCLUDE),
+    Tool("replace_bfloat16_qdq_cast", None, "bfloat16 is written as Cast"),
+    Tool("save_tensor_hist", None, "use `quark-onnx analyze FLOAT QUANTIZED --html PAGE`"),
+    Tool("save_weights_hist", None, "use `quark-onnx analyze FLOAT QUANTIZED --html PAGE`"),
+)
+
+#: The tools by name.
+TOOLS = {tool.name: tool for tool in _ROWS}

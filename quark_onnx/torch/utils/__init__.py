@@ -1,0 +1,1 @@
+"""AMD Quark's module path ``quark.torch.utils``."""

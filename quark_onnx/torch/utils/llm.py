@@ -1,0 +1,220 @@
+"""What scripts for language models take from ``quark.torch.utils.llm``: models, tokenizers and calibration data."""
+
+from __future__ import annotations
+
+import logging
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from torch.utils.data import DataLoader
+
+from quark_onnx.errors import ConfigError, nearest
+from quark_onnx.torch.experts import unfuse_experts
+from quark_onnx.torch.text import read_windows
+
+__all__ = [
+    "check_compatibility_before_quantization",
+    "create_model_skeleton",
+    "get_calib_dataloader",
+    "get_loader",
+    "get_model",
+    "get_tokenizer",
+    "get_wikitext2",
+    "maybe_save_preprocessors",
+    "prepare_for_moe_quant",
+    "preprocess_for_quantization",
+    "save_model",
+    "set_seed",
+]
+
+logger = logging.getLogger(__name__)
+
+#: Element types by the names that scripts have for them.
+_TYPES = {"auto": "auto", "float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+#: Files beside the weights that a processor or a tokenizer reads.
+_PREPROCESSORS = ("preprocessor_config.json", "processor_config.json", "chat_template.json", "chat_template.jinja")
+
+
+def get_model(
+    ckpt_path: Path | str,
+    data_type: str = "auto",
+    device: str = "cuda",
+    multi_gpu: str | bool | None = False,
+    multi_device: bool = False,
+    attn_implementation: str = "eager",
+    trust_remote_code: bool = True,
+) -> tuple[Any, torch.dtype]:
+    """Return the float model of a Hugging Face folder, and its element type.
+
+    Args:
+        ckpt_path: the folder.
+        data_type: "auto", "float16", "bfloat16" or "float32".
+        device: where the model goes; the CPU if there is no GPU.
+        multi_gpu, multi_device: whether accelerate spreads the model over all devices.
+        attn_implementation: how attention is computed, by transformers' names.
+        trust_remote_code: run Python files that the folder brings along.
+
+    Raises:
+        ConfigError: the type is unknown.
+    """
+    if data_type not in _TYPES:
+        raise ConfigError(f"data_type is {data_type!r}{nearest(data_type, _TYPES)}")
+    spread: dict[str, Any] = {"device_map": "auto"} if multi_gpu or multi_device else {}
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        ckpt_path,
+        dtype=_TYPES[data_type],
+        attn_implementation=attn_implementation,
+        trust_remote_code=trust_remote_code,
+        **spread,
+    )
+    if not spread:
+        model = model.to(device_or_cpu(device))
+    return model.eval(), model.dtype
+
+
+def device_or_cpu(device: str | torch.device | None) -> str | torch.device:
+    """Return the device; the CPU, with a warning, where a GPU is asked for and there is none."""
+    if device is None:
+        return "cpu"
+    if str(device).startswith("cuda") and not torch.cuda.is_available():
+        logger.warning("device is %s, but torch sees no GPU; the CPU is used", device)
+        return "cpu"
+    return device
+
+
+def get_tokenizer(
+    ckpt_path: Path | str, max_seq_len: int = 2048, model_type: str | None = None, trust_remote_code: bool = True
+) -> Any:
+    """Return the tokenizer of a Hugging Face folder.
+
+    Args:
+        ckpt_path: the folder.
+        max_seq_len: tokens of its longest input.
+        model_type: of no use; the folder says it.
+        trust_remote_code: run Python files that the folder brings along.
+    """
+    tokenizer = transformers.AutoTokenizer.from_pretrained(
+        ckpt_path, model_max_length=max_seq_len, trust_remote_code=trust_remote_code
+    )
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def get_calib_dataloader(
+    dataset_name: str,
+    tokenizer: Any = None,
+    batch_size: int = 1,
+    num_calib_data: int = 512,
+    seqlen: int = 512,
+    device: str | torch.device | None = None,
+    drop_last: bool = True,
+    shuffle: bool = False,
+    processor: Any = None,
+) -> DataLoader[Any]:
+    """Return windows of tokens as batches of shape (batch, seqlen).
+
+    Texts are joined and cut into windows that do not overlap, whatever the name; AMD Quark pads each text for some.
+
+    Args:
+        dataset_name: a file or folder of text or token ids, or the name of a data set for the ``datasets`` package.
+        tokenizer: of transformers.
+        batch_size: windows of a batch.
+        num_calib_data: windows, at most.
+        seqlen: tokens of a window.
+        device: where batches go; the CPU if None.
+        drop_last: leave out a last batch that is not full.
+        shuffle: in another order in each pass.
+        processor: takes the place of the tokenizer where there is none.
+
+    Raises:
+        DataError: the data cannot be read, or has not enough text for a window.
+        MissingDependency: a data set is named, and ``datasets`` is not installed.
+    """
+    base = dataset_name.removesuffix("_for_awq_benchmark").removesuffix("_for_gptq_benchmark")
+    reader = tokenizer if tokenizer is not None else getattr(processor, "tokenizer", None)
+    windows = read_windows(base, reader, seqlen, num_calib_data)
+    place = device_or_cpu(device)
+    size = min(batch_size, len(windows))  # one batch that is not full is better than none
+    return DataLoader([window.to(place) for window in windows], batch_size=size, drop_last=drop_last, shuffle=shuffle)
+
+
+def get_wikitext2(tokenizer: Any, nsamples: int, seqlen: int, device: str | None, seed: int = 0) -> DataLoader[Any]:
+    """Return windows of WikiText-2; see ``get_calib_dataloader``."""
+    return get_calib_dataloader("wikitext", tokenizer, 1, nsamples, seqlen, device)
+
+
+def get_loader(
+    path: str,
+    subset: str,
+    tokenizer: Any,
+    seqlen: int = 1024,
+    num_batch: int = -1,
+    batch_size: int = 1,
+    shuffle: bool = False,
+) -> DataLoader[Any]:
+    """Return windows of tokens to evaluate with; see ``get_calib_dataloader``.
+
+    Args:
+        path: as ``dataset_name`` there.
+        subset: of no use for files; the part of a data set is that of calibration.
+        tokenizer, seqlen, batch_size, shuffle: the same.
+        num_batch: batches, at most; -1 for all.
+    """
+    count = num_batch * batch_size if num_batch > 0 else None
+    windows = read_windows(path, tokenizer, seqlen, count)
+    return DataLoader(windows, batch_size=batch_size, shuffle=shuffle)
+
+
+def prepare_for_moe_quant(model: Any, reload: bool = False) -> None:
+    """Take stacked experts apart into linear layers, in place; quantizing does so by itself."""
+    unfuse_experts(model)
+
+
+def preprocess_for_quantization(model: Any, reload: bool = False) -> None:
+    """Take stacked experts apart into linear layers, in place; quantizing does so by itself."""
+    unfuse_experts(model)
+
+
+def check_compatibility_before_quantization(model: Any, raise_on_error: bool = False) -> bool:
+    """Return True: what is not compatible is an error of quantizing, which names the layer."""
+    return True
+
+
+def create_model_skeleton(
+    model_dir: Path | str, trust_remote_code: bool = False, attn_implementation: str = "eager"
+) -> Any:
+    """Return the model of a folder without its weights, on torch's device ``meta``."""
+    config = transformers.AutoConfig.from_pretrained(model_dir, trust_remote_code=trust_remote_code)
+    with torch.device("meta"):
+        return transformers.AutoModelForCausalLM.from_config(
+            config, attn_implementation=attn_implementation, trust_remote_code=trust_remote_code
+        )
+
+
+def save_model(model: Any, tokenizer: Any, save_dir: Path | str) -> None:
+    """Write a float model and its tokenizer as a Hugging Face folder."""
+    model.save_pretrained(save_dir)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(save_dir)
+
+
+def maybe_save_preprocessors(
+    src_name_or_path: Path | str, dest_dir: Path | str, src_subfolder: str = "", trust_remote_code: bool = False
+) -> None:
+    """Copy the files of a processor from one folder to another; nothing where there are none."""
+    for name in _PREPROCESSORS:
+        source = Path(src_name_or_path) / src_subfolder / name
+        if source.is_file():
+            Path(dest_dir, name).write_bytes(source.read_bytes())
+
+
+def set_seed(seed: int) -> None:
+    """Set the seeds of Python, numpy and torch."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)

@@ -1,0 +1,80 @@
+"""Write the tables of docs/ that follow from the code: ``python scripts/tables.py``.
+
+A table stands between two comments that name it. A test compares what stands there with what is made here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from quark_onnx.onnx.options import ROWS
+from quark_onnx.onnx.quant_utils import name_of
+from quark_onnx.onnx.quantization.config.custom_config import DefaultConfigMapping
+from quark_onnx.onnx.tools.table import TOOLS
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    """Return a Markdown table."""
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def amd_options() -> str:
+    """Return the extra options of AMD Quark for ONNX, and what becomes of each."""
+    return table(("option", "here", "how, or why"), ((f"`{row.name}`", row.verdict, row.text) for row in ROWS))
+
+
+def amd_presets() -> str:
+    """Return the older presets of AMD Quark for ONNX."""
+    rows = []
+    for name, config in DefaultConfigMapping.items():
+        formats = f"{name_of(config.activation_type)} / {name_of(config.weight_type)}"
+        if config.use_dynamic_quant:
+            formats = f"each run / {name_of(config.weight_type)}"
+        if config.extra_options.get("UseMatMulNBits"):
+            formats = "float / int4 in blocks"
+        flags = ("include_fast_ft", "include_auto_mp", "enable_npu_cnn", "enable_npu_transformer")
+        rows.append((f"`{name}`", formats, config.calibrate_method, ", ".join(f for f in flags if getattr(config, f))))
+    return table(("preset", "activations / weights", "calibration", "besides CLE"), rows)
+
+
+def amd_tools() -> str:
+    """Return the tools of AMD Quark for ONNX that exist, and what to do instead of the others."""
+    return table(
+        ("tool", "here"),
+        ((f"`{tool.name}`", "yes" if tool.action else f"no: {tool.instead}") for tool in TOOLS.values()),
+    )
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "amd-options": amd_options,
+    "amd-presets": amd_presets,
+    "amd-tools": amd_tools,
+}
+
+
+def updated(text: str) -> str:
+    """Return a page with its tables made anew."""
+
+    def replaced(match: re.Match[str]) -> str:
+        return f"{match[1]}\n{TABLES[match[2]]()}\n{match[3]}"
+
+    return re.sub(r"(<!-- table: ([\w-]+) -->).*?(<!-- end -->)", replaced, text, flags=re.DOTALL)
+
+
+def main() -> None:
+    """Write all pages that have changed."""
+    for path in sorted(DOCS.glob("*.md")):
+        before = path.read_text(encoding="utf-8")
+        after = updated(before)
+        if after != before:
+            path.write_text(after, encoding="utf-8", newline="\n")
+            print(path.name)
+
+
+if __name__ == "__main__":
+    main()

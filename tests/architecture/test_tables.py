@@ -1,0 +1,32 @@
+"""The tables of docs/ that follow from the code are those that the code makes today."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [path for path in sorted((ROOT / "docs").glob("*.md")) if "<!-- table:" in path.read_text(encoding="utf-8")]
+
+
+def tables() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("tables", ROOT / "scripts" / "tables.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_tables_are_up_to_date(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert text == tables().updated(text), "run: python scripts/tables.py"
+
+
+def test_every_table_stands_in_a_page() -> None:
+    text = "".join(path.read_text(encoding="utf-8") for path in PAGES)
+    assert all(f"<!-- table: {name} -->" in text for name in tables().TABLES)

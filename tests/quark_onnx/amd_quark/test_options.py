@@ -1,0 +1,240 @@
+"""Every extra option of AMD Quark is obeyed, refused with what to do instead, or warned about; none is ignored."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from calibrators import LayerwisePercentile, MinMSE
+from calibrators.data import RandomData
+from quark_onnx import QConfig as Native
+from quark_onnx.errors import ConfigError, QuarkError
+from quark_onnx.onnx import (
+    CalibMethod,
+    Int8Spec,
+    ModelQuantizer,
+    PathDataReader,
+    QConfig,
+    QLayerConfig,
+    QuantizationConfig,
+    RandomDataReader,
+    XInt8Spec,
+)
+from quark_onnx.onnx.draft import Draft
+from quark_onnx.onnx.options import ROWS, TABLE
+from quark_onnx.onnx.quantization.config.algorithm import AdaQuantConfig
+from quark_onnx.onnx.run import native
+from tests.models import parse
+from tests.quark_onnx.amd_quark.networks import Reader, classifier, detector, transformer
+
+#: The options that AMD Quark 0.13 documents or reads.
+DOCUMENTED = """
+PreprocessYAML ShapeShifterYaml SkipPreprocess OptimizeModel SimplifyModel SimplifyModelOptions ConvertFP16ToFP32
+ConvertNCHWToNHWC ConvertOpsetVersion ConvertBNToConv ConvertReduceMeanToGlobalAvgPool SplitLargeKernelPool
+ConvertSplitToSlice FuseInstanceNorm FuseL2Norm FuseGelu FuseLayerNorm ConvertClipToRelu FoldBatchNorm FoldRelu
+ReplaceClip6Relu RemoveInputInit CopySharedInit CopyBiasInit FixShapes FillAllValueInfo InputNodes OutputNodes
+OpTypesToQuantize ExtraOpTypesToQuantize NodesToQuantize QuantizeAllOpTypes WeightsOnly MatMulConstBOnly EnableSubgraph
+ForceQuantizeNoInputCheck DedicatedQDQPair OpTypesToExcludeOutputQuantization QDQOpTypePerChannelSupportToAxis
+UseQDQContribOps UseQDQVitisCustomOps NodesToExcludeOutputQuantization AddQDQPairToWeight EnableDualQuantNodePairs
+DedicateDQNode RemoveQDQConvClip RemoveQDQConvRelu RemoveQDQConvLeakyRelu RemoveQDQConvPRelu RemoveQDQConvGelu
+RemoveQDQMulAdd RemoveQDQInstanceNorm RemoveFusedQDQ RemoveQDQBetweenOps ActivationSymmetric WeightSymmetric
+CalibTensorRangeSymmetric CalibMovingAverage CalibMovingAverageConstant Percentile LWPMetric PercentileCandidates
+LWPUseHistogram NumBins NumQuantizedBins Scenario MinMSEModePof2Scale WeightCalibrateMethod MinMSEModeFloatScale
+CalibDataSize CalibWorkerNum CalibOptimizeMem CalibOptimizeDisk CalibPassthroughOpTypes UseRandomData
+RandomDataReaderInputShape RandomDataReaderInputDataRange SaveTensorHistFig SaveAndRestore TensorsRangeFile
+QuantizationPreference TensorQuantOverrides MixedPrecisionTensor SpecificTensorPrecision NodesWithMixedPrecision
+QuantizeBias Int32Bias Int16Bias AdjustBiasScale AdjustWeightScaleForInt32Bias Int16Scale UsePowerOf2Scale
+QuantizeFP16 UseFP32Scale ActivationScaled WeightScaled UseUnsignedReLU AlignConcat AlignPool AlignPad AlignSlice
+AlignTranspose AlignReshape AlignEltwiseQuantType SimulateDPU ConvertLeakyReluToDPUVersion
+ConvertSigmoidToHardSigmoid ConvertHardSigmoidToDPUVersion ConvertAvgPoolToDPUVersion ConvertReduceMeanToDPUVersion
+ConvertClipToDPUVersion ConvertSoftmaxToDPUVersion ConvertInstanceNormToDPUVersion NPULimitationCheck MaxLoopNum
+AdjustShiftCut AdjustShiftBias AdjustShiftRead AdjustShiftWrite AdjustHardSigmoid AdjustShiftSwish EnableNPUCnn
+BF16WithClip BF16QDQToCast EnableVaimlBF16 BFPAttributes MXAttributes RefineBlockAxis UseMatMulNBits
+MatMulNBitsParams UseGPTQ GPTQParams BiasCorrection SmoothAlpha CLEBalanceMethod CLESteps CLEWeightThreshold
+CLEScaleAppendBias CLEScaleUseThreshold CLETotalLayerDiffThreshold FastFinetune AutoMixprecision RMatrixDim
+UseRandomHad RConfigPath ExecutionProviders TmpDir UserCustomOpLibPath CryptoMode EncryptionAlgorithm DebugMode
+PrintSummary IgnoreWarnings EvalMetrics EvalDataReader
+"""
+
+
+def draft_of(*, spec: Any = None, **options: Any) -> Draft:
+    chosen = spec or Int8Spec()
+    return QConfig(QLayerConfig(chosen, weight=Int8Spec()), extra_options=options).draft()
+
+
+def config_of(model: onnx.ModelProto, **options: Any) -> Native:
+    return native(draft_of(**options), model)
+
+
+def test_every_documented_option_has_a_row() -> None:
+    assert sorted(set(DOCUMENTED.split()) - set(TABLE)) == []
+    assert len(TABLE) == len(ROWS)
+    assert all(row.text for row in ROWS)
+    assert all((row.apply is not None) == (row.verdict == "obeyed") for row in ROWS)
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.verdict == "refused"], ids=lambda row: row.name)
+def test_a_refused_option_says_what_to_do(row: Any) -> None:
+    for value in row.harmless:
+        draft_of(**{row.name: value})
+    with pytest.raises(ConfigError, match=f"extra option {row.name}='asked' is not supported: "):
+        draft_of(**{row.name: "asked"})
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.verdict == "not needed"], ids=lambda row: row.name)
+def test_an_option_without_effect_says_so(row: Any, caplog: pytest.LogCaptureFixture) -> None:
+    before = draft_of()
+    with caplog.at_level(logging.WARNING):
+        for value in row.harmless:
+            assert draft_of(**{row.name: value}) == before
+        assert not caplog.records
+        assert draft_of(**{row.name: "asked"}) == before
+    assert f"extra option {row.name}='asked' has no effect here: " in caplog.text
+
+
+def test_an_unknown_option_is_named_with_the_nearest(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        draft_of(ActivationSymetric=True)
+    assert "'ActivationSymetric' is unknown" in caplog.text
+    assert "ActivationSymmetric" in caplog.text
+
+
+def test_formats_and_ranges() -> None:
+    model = classifier()
+    assert not config_of(model, ActivationSymmetric=False).activation.symmetric  # type: ignore[union-attr]
+    assert not config_of(model, WeightSymmetric=False).weight.symmetric  # type: ignore[union-attr]
+    assert not config_of(model, QuantizeBias=False).bias
+    assert config_of(model, WeightsOnly=True).activation is None
+    assert config_of(model, Percentile=99.5).activation.calibrator.percentile == 99.5  # type: ignore[union-attr]
+    chosen = config_of(model, WeightCalibrateMethod="MinMSE").weight
+    assert chosen is not None
+    assert isinstance(chosen.calibrator, MinMSE)
+    layerwise = Int8Spec(calibration_method=CalibMethod.LayerwisePercentile)
+    chosen = config_of(model, spec=layerwise, PercentileCandidates=[99.9, 99.0, 100.0]).activation
+    assert chosen is not None
+    assert chosen.calibrator == LayerwisePercentile(99.0, 100.0, 3)
+
+
+def test_the_part_that_is_quantized(caplog: pytest.LogCaptureFixture) -> None:
+    model = detector()
+    kept = native(draft_of(InputNodes=["conv2"], OutputNodes=["flat"]), model).overrides
+    assert sorted(kept[0].nodes) == ["conv1", "decode1", "decode2", "relu1"]
+    with pytest.raises(ConfigError, match="no node of the model is called 'conv3'"):
+        config_of(model, InputNodes=["conv3"])
+    with caplog.at_level(logging.WARNING):
+        assert config_of(model, OpTypesToQuantize=["Conv", "NonMaxSuppression"]).op_types == ("Conv",)
+        assert config_of(model, NodesToQuantize=["conv1", "conv9"]).nodes == ("conv1",)
+    assert "NonMaxSuppression" in caplog.text
+    assert "'conv9' matches nothing" in caplog.text
+    with pytest.raises(ConfigError, match="nothing would be quantized"):
+        config_of(model, OpTypesToQuantize=["NonMaxSuppression"])
+    kept = config_of(transformer(), MatMulConstBOnly=True).overrides
+    assert sorted(kept[0].nodes) == ["back", "score"]
+
+
+def test_the_target(caplog: pytest.LogCaptureFixture) -> None:
+    model = classifier()
+    on_engine = QConfig(QLayerConfig(XInt8Spec(), weight=XInt8Spec()))
+    assert native(on_engine.draft(), model).target == "npu"
+    off = QConfig(QLayerConfig(XInt8Spec(), weight=XInt8Spec()), EnableNPUCnn=False)
+    assert native(off.draft(), model).target == ""
+    assert native(on_engine.draft(), model).fix_sizes is False
+
+
+def test_data(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A limit, and random data with shapes and ranges; without any, the message says what to set."""
+    model = classifier()
+    onnx.save(model, tmp_path / "float.onnx")
+    config = QConfig(QLayerConfig(Int8Spec(), weight=Int8Spec()))
+    with pytest.raises(ConfigError, match=r"there is no calibration data.*UseRandomData"):
+        ModelQuantizer(config).quantize_model(model)
+    with pytest.raises(QuarkError, match="nowhere does not exist"):
+        ModelQuantizer(config).quantize_model(model, calibration_data_path=tmp_path / "nowhere")
+    reader = Reader(model)
+    limited = QConfig(QLayerConfig(Int8Spec(), weight=Int8Spec()), CalibDataSize=4)
+    ModelQuantizer(limited).quantize_model(model, calibration_data_reader=reader)
+    assert reader.next <= 4
+    draft = draft_of(UseRandomData=True, RandomDataReaderInputShape={"x": [3, 4, 8, 8]})
+    assert draft.random_shapes == {"x": [3, 4, 8, 8]}
+    drawn = RandomDataReader(model, {"x": [3, 4, 8, 8]}, {"x": [-2.0, 5.0]}).get_next()
+    assert drawn is not None
+    assert drawn["x"].shape == (3, 4, 8, 8)
+    assert drawn["x"].min() >= -2 and drawn["x"].max() < 5 and drawn["x"].max() > 4
+
+
+def test_files(tmp_path: Path) -> None:
+    """One folder of arrays, or one for each input; as many of each."""
+    model = parse("g (float[1,2] a, float[1,2] b) => (float[1,2] y) { y = Add (a, b) }")
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        for i in range(3):
+            np.save(tmp_path / name / f"{i}.npy", np.full((1, 2), i + len(name), np.float32))
+    reader = PathDataReader(model, tmp_path)
+    assert len(reader) == 3
+    samples = list(iter(reader.get_next, None))
+    assert [sample["a"][0, 0] for sample in samples] == [1, 2, 3]
+    (tmp_path / "b" / "2.npy").unlink()
+    with pytest.raises(QuarkError, match="different numbers of files"):
+        PathDataReader(model, tmp_path)
+    with pytest.raises(QuarkError, match=r"there is no .npy file for the input 'x'"):
+        PathDataReader(classifier(), tmp_path / "nowhere")
+
+
+def test_random_data_checks_what_it_is_given() -> None:
+    with pytest.raises(QuarkError, match="no input 'z'"):
+        RandomDataReader(classifier(), {"z": [1]}).get_next()
+    with pytest.raises(QuarkError, match="the model says"):
+        RandomDataReader(classifier(), {"x": [1, 2, 8, 8]}).get_next()
+    with pytest.raises(Exception, match=r"must be \(least, greatest\)"):
+        RandomData(ranges={"x": (3.0, 1.0)})
+
+
+def test_fast_finetune_names_its_algorithm_and_its_settings() -> None:
+    config = QuantizationConfig(include_fast_ft=True, include_cle=False)
+    config.extra_options["FastFinetune"] = {"OptimAlgorithm": "adaquant", "NumIterations": 7, "LRAdjust": None}
+    [algorithm] = config.draft().algorithms
+    assert isinstance(algorithm, AdaQuantConfig)
+    assert algorithm.num_iterations == 7
+    config.extra_options["FastFinetune"] = {"NumIteration": 7}
+    with pytest.raises(ConfigError, match=r"FastFinetune has no 'NumIteration'.*NumIterations"):
+        config.draft()
+
+
+def test_matmul_nbits() -> None:
+    parameters = {"Algorithm": "HQQ", "GroupSize": 32, "Bits": 4, "AccuracyLevel": 4}
+    config = config_of(transformer(), UseMatMulNBits=True, MatMulNBitsParams=parameters)
+    assert config.weight is not None
+    assert (config.weight.dtype.name, config.weight.block_size, config.weight.solver) == ("uint4", 32, "hqq")
+    assert config.accuracy_level == 4 and config.activation is None and config.form == "operators"
+
+
+def test_conversions_come_first(tmp_path: Path) -> None:
+    model = classifier()
+    config = QConfig(
+        QLayerConfig(Int8Spec(), weight=Int8Spec()),
+        extra_options={"FixShapes": "x:[2,4,8,8]", "ConvertOpsetVersion": 19},
+    )
+    result = ModelQuantizer(config).quantize_model(model, None, Reader(model))
+    assert result is not None
+    assert [dim.dim_value for dim in result.graph.input[0].type.tensor_type.shape.dim] == [2, 4, 8, 8]
+    assert result.opset_import[0].version == 19
+
+
+def test_a_config_survives_its_dictionary() -> None:
+    model = classifier()
+    config = QConfig(
+        QLayerConfig(XInt8Spec(), weight=Int8Spec()),
+        specific_layer_config={QLayerConfig(Int8Spec(), weight=Int8Spec()): ["conv2"]},
+        layer_type_config={None: ["Relu"]},
+        exclude=["^fc.*"],
+        algo_config=[AdaQuantConfig(num_iterations=9)],
+        extra_options={"Percentile": 99.9},
+    )
+    again = QConfig.from_dict(config.to_dict())
+    assert native(again.draft(), model) == native(config.draft(), model)
+    assert again.to_dict() == config.to_dict()
