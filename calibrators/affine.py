@@ -48,6 +48,8 @@ def params_for(range_: Range, grid: Grid, axis: int | None = None, *, short: int
     else:
         scale = stored(_legal((hi - lo) / grid.levels, grid), grid)  # first: the zero point must belong to it
         zero = np.rint(grid.qmin - lo / scale)
+        # between equal ends zero lies halfway between two codes: it is the upper one, 0 of int8 and 128 of uint8
+        zero = np.where(lo == -hi, (grid.qmin + grid.qmax + 1) // 2, zero)
     zero = np.clip(zero, grid.qmin, grid.qmax)
     scale = _lowered(scale, zero, lo, hi, grid)
     if axis is None:

@@ -8,7 +8,7 @@
 
 from quark_onnx.analysis import Analysis, Comparison, SearchResult, Space, analyze, compare, search
 from quark_onnx.api import quantize, quantize_dynamic, quantize_static, quantize_weights
-from quark_onnx.config import Override, QConfig, QuantizationSpec
+from quark_onnx.config import Override, QConfig, QuantizationSpec, TensorOverride
 from quark_onnx.convert import Converted, convert
 from quark_onnx.errors import QuarkError
 from quark_onnx.job import Result
@@ -50,6 +50,7 @@ __all__ = [
     "SearchResult",
     "SmoothQuant",
     "Space",
+    "TensorOverride",
     "analyze",
     "compare",
     "convert",

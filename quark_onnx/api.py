@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable
 from concurrent.futures import Executor
 from functools import wraps
@@ -12,15 +13,26 @@ from typing import Any, Protocol, overload
 from onnx import ModelProto
 
 from calibrators.isolation import isolated
+from calibrators.shown import short
 from quark_onnx.config import QConfig
 from quark_onnx.errors import ConfigError, crash_errors, nearest
 from quark_onnx.graph import Graph, gather_constants, inlined, widened
 from quark_onnx.graph.io import load
 from quark_onnx.job import Job, Result, run
-from quark_onnx.onnxruntime_spelling import is_onnxruntime_call, translate
+from quark_onnx.onnxruntime_spelling import (
+    Call,
+    CallError,
+    is_dynamic_call,
+    is_static_call,
+    translate_dynamic,
+    translate_static,
+    write_cache,
+)
 from quark_onnx.passes import CLEANING
 from quark_onnx.plan import Plan, select
 from quark_onnx.steps import clean, make_plan
+
+logger = logging.getLogger(__name__)
 
 #: What a user may write for a configuration.
 Config = QConfig | str | Path | dict[str, Any]
@@ -107,6 +119,7 @@ def _names_folder(value: object) -> bool:
     return isinstance(value, str | Path) and value != "" and "\0" not in str(value)
 
 
+@overload
 def quantize_dynamic(
     model: str | Path | ModelProto,
     config: Config = "DYNAMIC",
@@ -114,8 +127,23 @@ def quantize_dynamic(
     *,
     progress: bool | None = False,
     isolate: bool = False,
-) -> ModelProto:
+) -> ModelProto: ...
+
+
+@overload
+def quantize_dynamic(
+    model_input: str | Path | ModelProto,
+    model_output: str | Path,
+    *onnxruntime_positional: Any,
+    **onnxruntime_keywords: Any,
+) -> ModelProto: ...
+
+
+def quantize_dynamic(*arguments: Any, **keywords: Any) -> ModelProto:
     """Quantize weights now, and what they are multiplied by as the model runs. No data is needed.
+
+    Called as ``quantize_dynamic(model, config="DYNAMIC", output=None, *, progress=False, isolate=False)``, or with the
+    arguments of ``onnxruntime.quantization.quantize_dynamic``, which are translated.
 
     Args:
         config: its weights and overrides count; activations become uint8 with a scale that each run computes, and
@@ -135,6 +163,20 @@ def quantize_dynamic(
     >>> [node.op_type for node in quantize_dynamic(dense).graph.node]
     ['DynamicQuantizeLinear', 'MatMulInteger', 'Cast', 'Mul', 'Mul']
     """
+    if is_dynamic_call(arguments, keywords):
+        isolate = keywords.pop("isolate", False)
+        return _quantize_call(translate_dynamic(arguments, keywords), isolate=isolate)
+    return _quantize_dynamic(*arguments, **_checked(_quantize_dynamic, "quantize_dynamic", arguments, keywords))
+
+
+def _quantize_dynamic(
+    model: str | Path | ModelProto,
+    config: Config = "DYNAMIC",
+    output: str | Path | None = None,
+    *,
+    progress: bool | None = False,
+    isolate: bool = False,
+) -> ModelProto:
     config, dynamic = QConfig.of(config), QConfig.of("DYNAMIC")
     if config.activation is None or not config.activation.dynamic:
         config = config.with_(activation=dynamic.activation, form=dynamic.form)
@@ -220,19 +262,49 @@ def quantize_static(*arguments: Any, **keywords: Any) -> ModelProto:
     Raises:
         QuarkError: the model, the data or a setting is wrong, or the result misses ``config.min_sqnr``.
     """
-    if is_onnxruntime_call(arguments, keywords):
+    if is_static_call(arguments, keywords):
         isolate = keywords.pop("isolate", False)  # which onnxruntime does not have
-        theirs = translate(arguments, keywords)
-        return quantize(
-            theirs.model, theirs.data, theirs.config, theirs.output, external=theirs.external, isolate=isolate
-        ).model
+        return _quantize_call(translate_static(arguments, keywords), isolate=isolate)
+    call = _checked(quantize, "quantize_static", arguments, keywords)
+    return quantize(*arguments, **call).model
+
+
+def _checked(
+    function: Callable[..., Any], name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]
+) -> dict[str, Any]:
+    """The keywords of a call, held against a signature.
+
+    Raises:
+        ConfigError: they do not fit; the message has the nearest name.
+    """
+    known = inspect.signature(function).parameters
     try:
-        call = inspect.signature(quantize).bind(*arguments, **keywords)
+        inspect.signature(function).bind(*arguments, **keywords)
     except TypeError as error:
-        odd = next((name for name in keywords if name not in inspect.signature(quantize).parameters), "")
-        hint = nearest(odd, inspect.signature(quantize).parameters) if odd else ""
-        raise ConfigError(f"quantize_static(model, data, config, output): {error}{hint}") from error
-    return quantize(*call.args, **call.kwargs).model
+        odd = next((keyword for keyword in keywords if keyword not in known), "")
+        positional = [each.name for each in known.values() if each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+        hint = nearest(odd, known) if odd else ""
+        raise ConfigError(f"{name}({', '.join(positional)}): {error}{hint}") from error
+    return keywords
+
+
+def _quantize_call(call: Call, *, isolate: bool) -> ModelProto:
+    """Do what was asked for in onnxruntime's spelling; what it names and safety would spare is done, with a warning."""
+    if call.data is None and call.config.measures and not call.config.tensors:
+        raise CallError("calibration_data_reader is None; a static range is measured on data, or read from a cache")
+    if not call.config.safe:
+        spared = plan_for(call.model, call.config.with_(safe=True)).kept
+        done = [name for name in spared if name not in plan_for(call.model, call.config).kept]
+        if done:
+            logger.warning(
+                "%d nodes are quantized because they are asked for by name, though few bits are known to ruin such: %s",
+                len(done),
+                short(done),
+            )
+    result = quantize(call.model, call.data, call.config, call.output, external=call.external, isolate=isolate)
+    if call.cache is not None:
+        write_cache(call.cache, result.model, call.method, smooth=bool(call.config.optimizers))
+    return result.model
 
 
 def plan_for(model: str | Path | ModelProto, config: Config = "A8W8") -> Plan:

@@ -34,15 +34,16 @@ from quark_onnx.plan.blocks import describe_blocks
 from quark_onnx.progress import Progress
 from quark_onnx.registry import TARGETS
 from quark_onnx.report import Report, summarize, verdicts
-from quark_onnx.run_data import Planned, RunData
 from quark_onnx.steps import (
     Before,
     Finished,
     HoldOut,
     Limits,
     Params,
+    Planned,
     Ranges,
     Reference,
+    RunData,
     accept_biases,
     all_plans,
     calibrate,
@@ -80,6 +81,7 @@ from quark_onnx.steps import (
     solve_biases,
     spare_movers,
     stretch,
+    unmeasured,
     wanted,
     worst_sqnr,
 )
@@ -100,9 +102,11 @@ class Result:
 def run(job: Job, data: Any, executor: Executor | None, progress: bool | None) -> Result:
     """From the data to the finished model."""
     config = job.config
-    if data is None and not config.measures:
+    if data is None and (not config.measures or config.tensors):
         made_up = RunData(probe(job.graph, job.reference))
-        return job.finish(job.plan(made_up, progress), {}, made_up, progress)
+        known = job.plan(made_up, progress)
+        if not unmeasured(known.graph, known.plan):
+            return job.finish(known, {}, made_up, progress)
     reader = reader_for(job.graph, data, config)
     first = first_sample(reader)
     least = len(data) if isinstance(data, list | tuple) else None  # each may be a batch of several samples
@@ -262,7 +266,7 @@ class Job:
         solve_biases(graph, plan, params)
         graph = accept_biases(graph, corrected, plan, params, self.reference, [*data.held_out, *few], notes)
         notes += params.notes
-        result = insert(graph, plan, params, vendor=config.form == "vendor", lower=config.form != "operators")
+        result = insert(graph, plan, params, form=config.pairs, lower=config.form != "operators")
         del params  # of a large model they are large
         inside = quantize_insides(result, planned.insides, config)
         notes += inside

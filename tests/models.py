@@ -457,13 +457,13 @@ def nameless() -> ModelProto:
 def name_collisions() -> ModelProto:
     """The names that a quantizer would like to use are taken, one by a value_info and one inside a subgraph."""
     return parse(
-        """g (float[N,4] x, bool c) => (float[N,4] y) <float[N,4] x_dequantized> {
-            [x_QuantizeLinear] x_quantized = Relu (x)
+        """g (float[N,4] x, bool c) => (float[N,4] y) <float[N,4] x_DequantizeLinear_Output> {
+            [x_QuantizeLinear] x_QuantizeLinear_Output = Relu (x)
             [w_scale] h = MatMul (x, w)
-            [sum] x_dequantized = Add (h, x_quantized)
+            [sum] x_DequantizeLinear_Output = Add (h, x_QuantizeLinear_Output)
             [if] y = If (c) <
-                then_branch = a () => (float[N,4] w_quantized) { w_quantized = Add (x_dequantized, x) },
-                else_branch = b () => (float[N,4] x_scale) { x_scale = Relu (x_dequantized) }
+                then_branch = a () => (float[N,4] w_quantized) { w_quantized = Add (x_DequantizeLinear_Output, x) },
+                else_branch = b () => (float[N,4] x_scale) { x_scale = Relu (x_DequantizeLinear_Output) }
             >
         }""",
         w=weight(4, 4),

@@ -4,6 +4,7 @@ from quark_onnx.config.presets import A8W8, A16W8, S8S8, XINT8
 from quark_onnx.config.qconfig import FORMS, Override, QConfig
 from quark_onnx.config.serialize import from_dict, load_yaml, to_dict, to_yaml
 from quark_onnx.config.spec import QuantizationSpec, format_calibrator, parse_calibrator
+from quark_onnx.config.tensors import TensorOverride, TensorOverrides
 
 __all__ = [
     "A8W8",
@@ -14,6 +15,8 @@ __all__ = [
     "Override",
     "QConfig",
     "QuantizationSpec",
+    "TensorOverride",
+    "TensorOverrides",
     "format_calibrator",
     "from_dict",
     "load_yaml",

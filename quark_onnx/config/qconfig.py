@@ -11,6 +11,7 @@ from calibrators import Best
 from calibrators.base import is_number
 from calibrators.shown import short
 from quark_onnx.config.spec import QuantizationSpec, check_names
+from quark_onnx.config.tensors import TensorOverride
 from quark_onnx.config.text import format_call, parse_call
 from quark_onnx.dtypes import INT8, UINT8
 from quark_onnx.errors import ConfigError, nearest
@@ -26,6 +27,19 @@ _LEAST_OPSET = 11
 _GREATEST_SQNR = 1e4
 #: The default of ``QConfig.embedding``.
 AUTO = "auto"
+_SWITCHES = (
+    "bias",
+    "safe",
+    "fix_sizes",
+    "keep_existing",
+    "keep_initializer_inputs",
+    "prepare",
+    "functions",
+    "contrib",
+    "movers",
+    "clipping",
+    "bodies",
+)
 #: How the result is written.
 FORMS = ("qdq", "operators", "vendor")
 
@@ -160,6 +174,7 @@ class QConfig:
             int8 with a scale for each row where those have fewer bits, and float where a layer that stays float has the
             same values; None keeps tables float.
         overrides: other decisions for some nodes; a later one wins over an earlier one.
+        tensors: other decisions for some tensors, which win over those for nodes; see ``TensorOverride``.
         op_types: only these operators are quantized; empty means every operator that has a rule.
         nodes: only these nodes (names, globs or regular expressions) are quantized; empty means all.
         exclude: node names, globs or regular expressions that stay float; short for an Override with ``keep``.
@@ -180,6 +195,11 @@ class QConfig:
         form: "qdq" leaves operators between Q/DQ pairs; "operators" writes those of ONNX and onnxruntime that compute
             on codes (MatMulInteger, ConvInteger, MatMulNBits), where there are any; "vendor" writes Q/DQ pairs, also
             those of 16-bit floats, as ExtendedQuantizeLinear and ExtendedDequantizeLinear of AMD's domain.
+        contrib: write all pairs of integers in the com.microsoft domain, also where ONNX's own would do.
+        float_results: operators of these types do not ask for their results to be quantized; their readers may.
+        movers: operators that only move values are quantized also where what they read would be float.
+        clipping: a Relu or Clip goes where saturation does the same; False keeps it, with a pair in front.
+        bodies: the bodies of If, Loop and Scan are quantized, too.
         accuracy_level: attribute of the MatMulNBits nodes that the form "operators" writes: the lowest precision that
             onnxruntime may compute in. 0 leaves the choice to it, 1 is float32, 2 float16, 3 bfloat16, 4 int8.
         functions: nodes of a vendor's domain carry a body of standard operators, so that every runtime runs them.
@@ -197,6 +217,7 @@ class QConfig:
     bias: bool = True
     embedding: QuantizationSpec | str | None = AUTO
     overrides: tuple[Override, ...] = ()
+    tensors: tuple[TensorOverride, ...] = ()
     op_types: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
@@ -209,6 +230,11 @@ class QConfig:
     keep_initializer_inputs: bool = False
     prepare: bool = True
     form: str = "qdq"
+    contrib: bool = False
+    float_results: tuple[str, ...] = ()
+    movers: bool = False
+    clipping: bool = True
+    bodies: bool = True
     accuracy_level: int = 0
     functions: bool = True
     max_opset: int | None = None
@@ -219,6 +245,7 @@ class QConfig:
             raise ConfigError(f"overrides is {short(self.overrides)}; it must be a list of Override")
         object.__setattr__(self, "overrides", tuple(self.overrides))
         object.__setattr__(self, "op_types", _strings(self.op_types, "op_types"))
+        object.__setattr__(self, "float_results", _strings(self.float_results, "float_results"))
         object.__setattr__(self, "nodes", _strings(self.nodes, "nodes"))
         object.__setattr__(self, "exclude", _strings(self.exclude, "exclude"))
         for name in ("activation", "weight"):
@@ -230,12 +257,18 @@ class QConfig:
         object.__setattr__(self, "optimizers", _optimizers(self.optimizers))
         if self.form not in FORMS:
             raise ConfigError(f"form is {short(self.form)}; it must be one of: {', '.join(FORMS)}")
-        for name in ("bias", "safe", "fix_sizes", "keep_existing", "keep_initializer_inputs", "prepare", "functions"):
+        for name in _SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} is {short(getattr(self, name))}; it must be true or false")
         for override in self.overrides:
             if not isinstance(override, Override):
                 raise ConfigError(f"overrides holds {short(override)}, which is not an Override")
+        if not isinstance(self.tensors, list | tuple):
+            raise ConfigError(f"tensors is {short(self.tensors)}; it must be a list of TensorOverride")
+        object.__setattr__(self, "tensors", tuple(self.tensors))
+        for tensor in self.tensors:
+            if not isinstance(tensor, TensorOverride):
+                raise ConfigError(f"tensors holds {short(tensor)}, which is not a TensorOverride")
         _check_granularity(self.activation, self.weight)
         if self.activation is not None and self.activation.dynamic and self.form == "operators":
             for spec in (self.weight, *(override.weight for override in self.overrides)):
@@ -337,6 +370,11 @@ class QConfig:
         if self.weight.dtype.scaled and self.weight.dtype.bits < INT8.bits:
             return QuantizationSpec(INT8, per_channel=True, narrow=True, scale=self.weight.scale)
         return self.weight
+
+    @property
+    def pairs(self) -> str:
+        """How Q/DQ pairs are written: by the form, or "contrib"."""
+        return "contrib" if self.contrib else self.form
 
     @property
     def measures(self) -> bool:

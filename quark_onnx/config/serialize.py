@@ -12,6 +12,7 @@ from calibrators.limits import read_text
 from calibrators.shown import short
 from quark_onnx.config.qconfig import AUTO, Override, QConfig
 from quark_onnx.config.spec import QuantizationSpec, check_names
+from quark_onnx.config.tensors import TensorOverride
 from quark_onnx.config.text import format_call
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.registry import PRESETS
@@ -28,7 +29,7 @@ def to_dict(config: QConfig) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, QConfig | Override | QuantizationSpec):
+    if isinstance(value, QConfig | Override | TensorOverride | QuantizationSpec):
         return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
@@ -61,7 +62,19 @@ def from_dict(data: dict[str, Any]) -> QConfig:
         if not isinstance(changes["overrides"], list | tuple):
             raise ConfigError(f"overrides is {short(changes['overrides'])}; it must be a list")
         changes["overrides"] = tuple(_override(item, base) for item in changes["overrides"])
+    if isinstance(changes.get("tensors"), list | tuple):
+        changes["tensors"] = tuple(_tensor_override(item) for item in changes["tensors"])
     return base.with_(**changes)
+
+
+def _tensor_override(data: Any) -> TensorOverride:
+    if isinstance(data, TensorOverride):
+        return data
+    settings = dict(_mapping(data, "an override of tensors"))
+    check_names(settings, TensorOverride)
+    if "tensors" not in settings:
+        raise ConfigError("an override of tensors names none; give tensors")
+    return TensorOverride(**settings)
 
 
 def _override(data: Any, base: QConfig) -> Override:

@@ -7,6 +7,7 @@ from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.halves import HALVES, Narrowing, add_narrow, cast_interface, widened
 from quark_onnx.graph.inlined import inlined
 from quark_onnx.graph.node import Node
+from quark_onnx.graph.parameters import add_parameter
 from quark_onnx.graph.shape_arithmetic import ShapeArithmetic
 from quark_onnx.graph.store import Store, store_for
 from quark_onnx.graph.walk import reach
@@ -19,6 +20,7 @@ __all__ = [
     "ShapeArithmetic",
     "Store",
     "add_narrow",
+    "add_parameter",
     "cast_interface",
     "channels_last",
     "describe_closed",

@@ -2,12 +2,13 @@
 
 from quark_onnx.plan.entries import BiasOf, Entry, Keep, Quantize, SameAs, Use, fused_into
 from quark_onnx.plan.explain import explain
-from quark_onnx.plan.plan import OVERRIDABLE, Plan
+from quark_onnx.plan.plan import OVERRIDABLE, Asked, Plan
 from quark_onnx.plan.select import EXCLUDED, NodeSpec, looks_up, matching, select
 
 __all__ = [
     "EXCLUDED",
     "OVERRIDABLE",
+    "Asked",
     "BiasOf",
     "Entry",
     "Keep",

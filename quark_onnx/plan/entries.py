@@ -9,7 +9,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from calibrators import QParams, rows
-from quark_onnx.config import QuantizationSpec, format_calibrator
+from quark_onnx.config import QuantizationSpec, TensorOverride, format_calibrator
 from quark_onnx.dtypes import BODY_OPSET, Block, Scaled
 
 
@@ -39,6 +39,7 @@ class Quantize:
         bounds: the range, where it is known without measuring.
         flat: blocks run over all axes from ``axis`` on, as if these were one.
         note: why it is not what was asked for, empty if it is.
+        given: what the user has said of this tensor.
     """
 
     spec: QuantizationSpec
@@ -46,6 +47,7 @@ class Quantize:
     bounds: tuple[float, float] | None = None
     flat: bool = False
     note: str = field(default="", compare=False)
+    given: TensorOverride | None = None
 
     @property
     def min_opset(self) -> int:
@@ -95,6 +97,7 @@ class Quantize:
         if s.dynamic:
             return " ".join([*words, "dynamic"])
         words += [f"[{self.bounds[0]:g}, {self.bounds[1]:g}]" if self.bounds else format_calibrator(s.calibrator)]
+        words[-1:] = ["as given"] if self.given and self.given.known else words[-1:]
         return " ".join(words)
 
 

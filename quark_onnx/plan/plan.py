@@ -2,22 +2,39 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field, replace
+
 import numpy as np
 from onnx import TensorProto
 
-from quark_onnx.config import QuantizationSpec
+from quark_onnx.config import QuantizationSpec, TensorOverrides
 from quark_onnx.dtypes import Block, Integer
 from quark_onnx.errors import PlanError
 from quark_onnx.graph import Graph, Node, ShapeArithmetic
 from quark_onnx.plan.blocks import in_blocks
 from quark_onnx.plan.entries import BiasOf, Entry, Keep, Quantize, SameAs, Use
 from quark_onnx.plan.integer import has_integer_product, with_one_zero_point
-from quark_onnx.plan.select import NodeSpec
+from quark_onnx.plan.select import EXCLUDED, NodeSpec
 
 #: Constants from here on mean "never", as in attention masks; a scale that spans them leaves nothing for real values.
 HUGE = 1e4
 #: Why an initializer stays float that is an input as well.
 OVERRIDABLE = "it is an input, whose stored value callers may override (keep_initializer_inputs)"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the user has said beyond nodes.
+
+    Attributes:
+        tensors: of single tensors.
+        silent: operator types that do not ask for their results to be quantized.
+        clipping: a Relu or Clip may go where saturation does the same.
+    """
+
+    tensors: TensorOverrides = field(default_factory=TensorOverrides)
+    silent: tuple[str, ...] = ()
+    clipping: bool = True
 
 
 class Plan:
@@ -33,6 +50,7 @@ class Plan:
         fuses: operators that compute on codes will be written.
         aligns: what is pooled has to keep its scale, as the integer engine of the target wants it.
         shapes: which tensors are shape arithmetic and never quantized.
+        asked: what the user has said of single tensors, and of kinds of operators.
     """
 
     def __init__(
@@ -44,6 +62,7 @@ class Plan:
         fuses: bool = False,
         aligns: bool = False,
         shapes: ShapeArithmetic | None = None,
+        asked: Asked | None = None,
     ) -> None:
         self.graph = graph
         self.specs = specs
@@ -51,6 +70,7 @@ class Plan:
         self.fuses = fuses
         self.aligns = aligns
         self.shapes = shapes or ShapeArithmetic.of(graph)
+        self.asked = asked or Asked()
         self.entries: dict[Use, Entry] = {}
         self.kept: dict[str, str] = {}
         self.spoken: set[str] = set()
@@ -74,6 +94,8 @@ class Plan:
             return
         for tensor in tensors:
             if spec is None or self.ineligible(tensor) or not self._holds(tensor, spec):
+                continue
+            if node.kind in self.asked.silent and tensor in node.outputs:
                 continue
             axis = self._axis(tensor, along) if isinstance(spec.dtype, Block) else None
             if spec.per_channel and bounds is None:
@@ -137,7 +159,16 @@ class Plan:
         """
         origin, present = self.entry(self.use(source, node)), self.entries.get(Use(result))
         spec = self.specs[node].activation
-        if spec is None or not isinstance(origin, Quantize) or self.ineligible(result):
+        if (
+            spec is None
+            or not isinstance(origin, Quantize)
+            or self.ineligible(result)
+            or node.kind in self.asked.silent
+        ):
+            return
+        given = self.asked.tensors.of(result)
+        if given is not None and (given.decides or given.keep):
+            self._put(node, result, Quantize(origin.spec))
             return
         if not origin.spec.dtype.scaled:
             if self._holds(result, origin.spec):
@@ -172,7 +203,15 @@ class Plan:
 
     def without(self, kind: type[Entry]) -> Plan:
         """A copy that lacks the entries of one kind: their tensors stay float."""
-        copy = Plan(self.graph, self.specs, safe=self.safe, fuses=self.fuses, aligns=self.aligns, shapes=self.shapes)
+        copy = Plan(
+            self.graph,
+            self.specs,
+            safe=self.safe,
+            fuses=self.fuses,
+            aligns=self.aligns,
+            shapes=self.shapes,
+            asked=self.asked,
+        )
         copy.entries = {use: entry for use, entry in self.entries.items() if not isinstance(entry, kind)}
         copy.kept, copy.spoken = dict(self.kept), set(self.spoken)
         return copy
@@ -267,8 +306,24 @@ class Plan:
         if tensor in tensors and not stays and not self.ineligible(tensor) and not self.graph.is_constant(tensor):
             self.entries[Use(tensor, node.name)] = Quantize(spec)
 
+    def _given(self, entry: Quantize, tensor: str, reader: str) -> Entry:
+        """What the rules want of a tensor, changed by what the user has said of it, as a node reads it."""
+        given = self.asked.tensors.of(tensor, reader)
+        if given is None:
+            return entry
+        if given.keep:
+            return Keep(EXCLUDED)
+        axis = entry.axis if given.axis is None else self._axis(tensor, given.axis)
+        spec = given.applied(entry.spec)
+        return replace(entry, spec=spec, axis=axis, flat=entry.flat and spec.block_size > 0, given=given)
+
     def _put(self, node: Node, tensor: str, entry: Entry) -> None:
         everybody = Use(tensor)
+        if isinstance(entry, Quantize) and self.asked.tensors:
+            plain, entry = self._given(entry, tensor, ""), self._given(entry, tensor, node.name)
+            if everybody not in self.entries and plain != entry:  # another format, which starts from the first
+                self.entries[everybody] = plain
+                self.spoken.add(tensor)
         present = self.entries.get(everybody)
         if self.graph.producer(tensor) is node:
             self.spoken.add(tensor)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from quark_onnx.config import Override, QConfig, QuantizationSpec
+from quark_onnx.config import Override, QConfig, QuantizationSpec, TensorOverrides
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.graph import Graph, Node, reach
 from quark_onnx.graph.node import inner_nodes
@@ -43,6 +43,8 @@ def select(graph: Graph, config: QConfig, *, strict: bool = True) -> dict[Node, 
     Raises:
         ConfigError: a pattern matches nothing in the graph; the message has the nearest name.
     """
+    if strict and config.tensors:
+        _check_tensors(graph, config)
     weights = {True: config.table, False: config.weight}
     chosen = {node: NodeSpec(config.activation, weights[looks_up(graph, node)]) for node in graph.nodes}
     if config.op_types:
@@ -98,6 +100,13 @@ def looks_up(graph: Graph, node: Node) -> bool:
     if node.kind == "Gather":
         return node.attribute("axis", 0) == 0 and graph.is_constant(node.inputs[0])
     return node.kind == "com.microsoft::EmbedLayerNormalization"
+
+
+def _check_tensors(graph: Graph, config: QConfig) -> None:
+    """Raise an error for the first override of tensors that names none of the graph."""
+    known = {name for node in (*graph.nodes, *inner_nodes(graph.nodes)) for name in (*node.inputs, *node.outputs)}
+    if missing := TensorOverrides(config.tensors).unmatched(known):
+        raise ConfigError(f"no tensor of the model matches {missing[0]!r}{nearest(missing[0], known)}")
 
 
 def matching(graph: Graph, override: Override, *, strict: bool) -> dict[Node, None]:

@@ -31,6 +31,8 @@ def clipping(node: Node, plan: Plan) -> None:
 
 def _computing(node: Node, plan: Plan) -> Node | None:
     """What computes an activation together with its own result; None if it is computed apart."""
+    if not plan.asked.clipping:
+        return None
     source = node.inputs[0]
     producer = plan.graph.producer(source)
     alone = plan.graph.consumers(source) == [node] and not plan.graph.is_output(source)

@@ -1,7 +1,7 @@
 """quantize_static in reading order, one file a step."""
 
 from quark_onnx.steps.bodies import OLD_DOMAIN, RENAMED, define_functions, with_bodies
-from quark_onnx.steps.calibrate import HoldOut, Ranges, calibrate, stretch
+from quark_onnx.steps.calibrate import HoldOut, Ranges, calibrate, stretch, unmeasured
 from quark_onnx.steps.destination import destination, keeps_weights_beside
 from quark_onnx.steps.dynamic import quantized_before, read_floats
 from quark_onnx.steps.finish import Finished, check, finish, hand_back
@@ -21,6 +21,7 @@ from quark_onnx.steps.probe import probe
 from quark_onnx.steps.read import first_sample, input_specs, reader_for
 from quark_onnx.steps.refine import refine
 from quark_onnx.steps.run import Reference, Sample
+from quark_onnx.steps.run_data import Planned, RunData
 from quark_onnx.steps.search import search
 from quark_onnx.steps.settle import Limits, settle
 from quark_onnx.steps.share import share_transposed
@@ -39,8 +40,10 @@ __all__ = [
     "Inside",
     "Limits",
     "Params",
+    "Planned",
     "Ranges",
     "Reference",
+    "RunData",
     "Sample",
     "accept_biases",
     "all_plans",
@@ -85,6 +88,7 @@ __all__ = [
     "spare_movers",
     "stretch",
     "tolerated",
+    "unmeasured",
     "wanted",
     "with_bodies",
     "worst_sqnr",

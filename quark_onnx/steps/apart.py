@@ -48,7 +48,7 @@ def from_readers(plan: Plan, use: Use, dtype: Scaled, params: QParams) -> bool:
 
     There is no product of 8-bit codes with floats of 8 bits, or with integers of 2 or 32; beside them a float bias
     becomes an int32 that overflows. Rows of 2-bit codes that do not fill their bytes are misread. A product with a
-    matrix of codes on the left takes no zero points of its own for each row.
+    matrix of codes on the left takes no zero points of its own for each row. Products of integers know no blocks.
     """
     graph = plan.graph
     readers = [node for node in graph.consumers(use.tensor) if plan.use(use.tensor, node) == use]
@@ -63,6 +63,8 @@ def from_readers(plan: Plan, use: Use, dtype: Scaled, params: QParams) -> bool:
         unpacked = plan.fuses and params.block_size in BLOCK_SIZES  # by an operator that does it right
         products = not unpacked and any(node.kind in ("MatMul", "Gemm") for node in weighted)
         return (uneven and products) or any(_reads_integers(plan, node) for node in weighted)
+    if params.block_size and dtype.bits == _BYTE and any(_reads_integers(plan, node) for node in weighted):
+        return True
     left = any(node.kind == "MatMul" and node.inputs[0] == use.tensor for node in weighted)
     return left and params.axis is not None and bool(np.any(params.zero_point))
 

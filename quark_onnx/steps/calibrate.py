@@ -24,6 +24,7 @@ Ranges = dict[Use, Statistic]
 
 #: Statistics that merge to what would have been found in all values, whatever their order.
 _EXACT = (Extremes, Histogram)
+_ZERO = "it was zero throughout calibration: there is no range to measure"
 #: One sample in so many is held out, from the middle of each stretch, and at most so many in all.
 _EVERY, _AT_MOST = 20, 4
 #: Of a recurrent model, one sample in so many, all of them from one stretch, and at most so many.
@@ -126,6 +127,11 @@ def _statistics(
     return known
 
 
+def unmeasured(graph: Graph, plan: Plan) -> bool:
+    """Whether there are tensors whose range only data can tell."""
+    return bool(_wanted(graph, plan))
+
+
 def _ranges(graph: Graph, plan: Plan, insides: Sequence[Inside], found: Iterator[Statistic]) -> Ranges:
     """What was found, by use; in the order in which a scope lists what it watches."""
     ranges: Ranges = {}
@@ -135,6 +141,8 @@ def _ranges(graph: Graph, plan: Plan, insides: Sequence[Inside], found: Iterator
         statistic = statistics[observation]
         for use in readers:
             entry, reason = plan.entries[use], _unfit(statistic)
+            if reason == _ZERO and isinstance(entry, Quantize) and entry.given and entry.given.min_range:
+                reason = ""
             if reason and isinstance(entry, Quantize) and entry.bounds is None:
                 plan.keep(use.tensor, reason)
             elif not reason:
@@ -146,7 +154,8 @@ def _ranges(graph: Graph, plan: Plan, insides: Sequence[Inside], found: Iterator
 
 
 def _measured(graph: Graph, use: Use, entry: Quantize) -> bool:
-    return entry.spec.measured and not graph.is_constant(use.tensor)
+    known = entry.given is not None and entry.given.known
+    return entry.spec.measured and not known and not graph.is_constant(use.tensor)
 
 
 def _unfit(statistic: Statistic) -> str:
@@ -155,7 +164,7 @@ def _unfit(statistic: Statistic) -> str:
     if statistic.nonfinite:
         return "it held NaN or infinite values during calibration"
     if not (statistic.lo.any() or statistic.hi.any()):
-        return "it was zero throughout calibration: there is no range to measure"
+        return _ZERO
     return ""
 
 

@@ -16,7 +16,7 @@ from quark_onnx.config import QuantizationSpec
 from quark_onnx.dtypes import INT32, Block, Float4, Half, Integer, Scaled
 from quark_onnx.functions import DOMAIN, float4, mx
 from quark_onnx.fusions.base import CONTRIB
-from quark_onnx.graph import Graph, Node, add_narrow
+from quark_onnx.graph import Graph, Node, add_narrow, add_parameter
 from quark_onnx.graph.clipping import clip_bounds
 from quark_onnx.graph.moved import pair_moved
 from quark_onnx.kernels.blockfloat import ELEMENTS, EXPONENTS, better_mx
@@ -26,6 +26,11 @@ from quark_onnx.steps.blocks import lower_blocks
 from quark_onnx.steps.opsets import newest_with_pairs
 from quark_onnx.steps.solve import Params
 
+#: What onnxruntime appends to the name of a tensor for its codes and for what they stand for; its debugging tools go by
+#: these names.
+QUANTIZED, DEQUANTIZED = "_QuantizeLinear_Output", "_DequantizeLinear_Output"
+#: Types of scales and zero points that have fields of their own in a TensorProto.
+_PLAIN = tuple(np.dtype(name) for name in ("float32", "int8", "uint8", "int16", "uint16", "int32"))
 #: First opsets whose DequantizeLinear has a scale for each channel, and for each block.
 _AXIS_OPSET, _BLOCK_OPSET = 13, 21
 
@@ -40,7 +45,7 @@ class _Scale:
     zero_point: str
 
 
-def insert(graph: Graph, plan: Plan, params: Params, *, vendor: bool = False, lower: bool = True) -> Graph:
+def insert(graph: Graph, plan: Plan, params: Params, *, form: str = "qdq", lower: bool = True) -> Graph:
     """A copy of ``graph`` in which every planned tensor passes through a Q/DQ pair or is stored quantized.
 
     An activation gets one pair, which everybody reads; a reader with an entry of its own gets a second pair behind it.
@@ -50,11 +55,11 @@ def insert(graph: Graph, plan: Plan, params: Params, *, vendor: bool = False, lo
         graph: the float graph.
         plan: what becomes of its tensors.
         params: the scales.
-        vendor: write all pairs as operators of that domain, instead of those of ONNX where it has them.
+        form: how pairs are written, ``QConfig.pairs``.
         lower: write weights in blocks so that onnxruntime reads them at any opset; without it they are left in a form
             that only ``fuse`` understands.
     """
-    writer = _Writer(graph, plan, params, vendor=vendor)
+    writer = _Writer(graph, plan, params, form)
     writer.drop_clipping()
     writer.write_all()
     if lower:
@@ -75,8 +80,9 @@ def insert_live(graph: Graph, plan: Plan, params: Params, live: Iterable[Use]) -
 
 
 class _Writer:
-    def __init__(self, graph: Graph, plan: Plan, params: Params, *, vendor: bool = False) -> None:
-        self.vendor = vendor
+    def __init__(self, graph: Graph, plan: Plan, params: Params, form: str = "qdq") -> None:
+        self.vendor = form == "vendor"
+        self.contributed = form == "contrib"
         self.graph = graph.copy()
         self.plan = plan
         self.params = params
@@ -131,8 +137,15 @@ class _Writer:
             result = self._form(source, use, tensor if value != tensor and not use.node else "")
             if use.node is None:
                 quantized = result
-            for node in readers[use]:
+            for place, node in enumerate(readers[use]):
+                if place and self._dedicated(use):
+                    result = self._form(source, use, "")
                 self.graph.replace_input(node, tensor, result)
+
+    def _dedicated(self, use: Use) -> bool:
+        """Whether each reader of a tensor is to have a pair of its own."""
+        given = self.plan.asked.tensors.of(use.tensor, use.node or "")
+        return given is not None and given.dedicated
 
     def _form(self, source: str, use: Use, result: str) -> str:
         """Write what becomes of a tensor under a use; the name of the value, ``result`` if it is given."""
@@ -147,7 +160,8 @@ class _Writer:
             return self._block(source, use, entry, entry.spec.dtype, result)
         if isinstance(entry, Quantize) and entry.spec.dynamic:
             return self._dynamic(source)
-        if constant:
+        given = self.plan.asked.tensors.of(use.tensor, use.node or "")
+        if constant and (given is None or given.stored or isinstance(entry, BiasOf)):
             return self._constant(use.tensor, use, root)
         return self._pair(source, use, self._scale(root), result)
 
@@ -165,14 +179,14 @@ class _Writer:
         quantized = uses[0].node is None and isinstance(self.plan.entry(uses[0]), Quantize)
         if producer is None or not quantized or not self.graph.is_output(tensor):
             return tensor
-        name = self.graph.fresh(f"{tensor}_float")
+        name = self.graph.fresh(f"{tensor}_QuantizeLinear_Input")
         self.graph.set_output(producer, producer.outputs.index(tensor), name)
         return name
 
     def _pair(self, source: str, use: Use, scale: _Scale, result: str = "") -> str:
         """Append Q and DQ to a tensor; the name of what DQ computes, ``result`` if it is given."""
-        result = result or self.graph.fresh(f"{use_name(use)}_dequantized")
-        codes = self.graph.fresh(f"{use_name(use)}_quantized")
+        result = result or self.graph.fresh(f"{use_name(use)}{DEQUANTIZED}")
+        codes = self.graph.fresh(f"{use_name(use)}{QUANTIZED}")
         apart = is_small(scale.dtype) or scale.params.axis is not None  # which no operator on codes knows
         plain = self.graph.fresh(f"{use_name(use)}_plain") if apart else result
         producer = self.graph.producer(source)
@@ -195,7 +209,7 @@ class _Writer:
         """Compute scale and codes of a tensor at each run, once for all who read them; the name of what DQ computes."""
         if source not in self._dynamics:
             parts = [self.graph.fresh(f"{source}_{part}") for part in ("quantized", "scale", "zero_point")]
-            result = self.graph.fresh(f"{source}_dequantized")
+            result = self.graph.fresh(f"{source}{DEQUANTIZED}")
             self.graph.add("DynamicQuantizeLinear", [source], parts, name=f"{source}_DynamicQuantizeLinear")
             self.graph.add("DequantizeLinear", parts, [result], name=f"{source}_DequantizeLinear")
             self._dynamics[source] = result
@@ -275,7 +289,7 @@ class _Writer:
         flat = isinstance(entry, Quantize) and entry.flat
         lines = (*array.shape[: scale.params.axis], -1)
         name = self.graph.add_constant(f"{use_name(use)}_quantized", codes.reshape(lines) if flat else codes)
-        result = self.graph.fresh(f"{use_name(use)}_dequantized")
+        result = self.graph.fresh(f"{use_name(use)}{DEQUANTIZED}")
         self._node("DequantizeLinear", [name, scale.scale, scale.zero_point], result, use, scale)
         if flat:
             result = self._reshaped(result, array.shape)
@@ -295,7 +309,7 @@ class _Writer:
         if root not in self._scales:
             entry, params = self.plan.entries[root], self.params.table[root]
             dtype = entry.spec.codes if isinstance(entry, Quantize) else INT32
-            zero = self.graph.add_constant(f"{use_name(root)}_zero_point", params.zero_point.astype(dtype.numpy))
+            zero = self._parameter(f"{use_name(root)}_zero_point", params.zero_point.astype(dtype.numpy))
             self._scales[root] = _Scale(dtype, params, self._store(root, params), zero)
         return self._scales[root]
 
@@ -303,8 +317,13 @@ class _Writer:
         """Write the scale of a root; its name."""
         entry = self.plan.entries[root]
         if not isinstance(entry, Quantize) or entry.spec.scale == "float32":
-            return self.graph.add_constant(f"{use_name(root)}_scale", params.scale)
+            return self._parameter(f"{use_name(root)}_scale", params.scale)
         return add_narrow(self.graph, f"{use_name(root)}_scale", params.scale.astype(np.float16))
+
+    def _parameter(self, name: str, array: NDArray[Any]) -> str:
+        """Write a scale or a zero point; those of blocks are large."""
+        plain = array.ndim <= 1 and array.dtype in _PLAIN
+        return add_parameter(self.graph, name, array) if plain else self.graph.add_constant(name, array)
 
     def _node(self, op_type: str, inputs: list[str], output: str, use: Use, scale: _Scale) -> None:
         params, dtype = scale.params, scale.dtype
@@ -319,7 +338,7 @@ class _Writer:
             attributes.setdefault("axis", 0)  # onnx's evaluator does not know the default of a function's attribute
         elif not known or (self.vendor and not params.block_size and dtype.bits >= 8 and isinstance(dtype, Integer)):
             op_type, domain = f"Extended{op_type}", DOMAIN
-        elif not _least_opset(dtype, params) <= self.graph.opset <= newest_with_pairs():
+        elif self.contributed or not _least_opset(dtype, params) <= self.graph.opset <= newest_with_pairs():
             domain = CONTRIB
         if domain:
             self.graph.import_domain(domain)

@@ -65,7 +65,7 @@ def plan_insides(
         shapes: which tensors are shape arithmetic; None to find out, which is right for a graph that is no body.
         recurrent: states that run from step to step; None for those that the graph's interface tells of.
     """
-    if not any(node.has_subgraph for node in graph.nodes):
+    if not config.bodies or not any(node.has_subgraph for node in graph.nodes):
         return []
     shapes = shapes or ShapeArithmetic.of(graph)
     outer = states(graph) if recurrent is None else recurrent

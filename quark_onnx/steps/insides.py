@@ -27,7 +27,7 @@ def quantize_insides(graph: Graph, insides: Sequence[Inside], config: QConfig) -
         found = guard(inner, plan, inside.ranges) if config.safe else []
         params = solve(inner, plan, inside.ranges)
         solve_biases(inner, plan, params)
-        result = insert(inner, plan, params, vendor=config.form == "vendor", lower=config.form != "operators")
+        result = insert(inner, plan, params, form=config.pairs, lower=config.form != "operators")
         deeper = quantize_insides(result, inside.insides, config)
         count = sum(isinstance(entry, Quantize) for entry in plan.entries.values())
         if count or deeper:

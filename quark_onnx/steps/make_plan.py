@@ -9,10 +9,10 @@ import numpy as np
 
 import quark_onnx.rules
 import quark_onnx.targets  # noqa: F401  (importing registers rules and targets)
-from quark_onnx.config import QConfig
+from quark_onnx.config import QConfig, TensorOverrides
 from quark_onnx.graph import Graph, ShapeArithmetic, overridable, reach
 from quark_onnx.graph.states import State, states
-from quark_onnx.plan import OVERRIDABLE, BiasOf, Keep, Plan, Quantize, SameAs, Use, looks_up, select
+from quark_onnx.plan import OVERRIDABLE, Asked, BiasOf, Keep, Plan, Quantize, SameAs, Use, looks_up, select
 from quark_onnx.registry import RULES, TARGETS
 from quark_onnx.rules import WEIGHTED
 from quark_onnx.rules.passthrough import HANDING_ON, REARRANGING
@@ -37,7 +37,15 @@ def make_plan(
     """
     aligns = bool(config.target) and TARGETS[config.target].integer_engine
     specs = select(graph, config, strict=strict)
-    plan = Plan(graph, specs, safe=config.safe, fuses=config.form == "operators", aligns=aligns, shapes=shapes)
+    plan = Plan(
+        graph,
+        specs,
+        safe=config.safe,
+        fuses=config.form == "operators",
+        aligns=aligns,
+        shapes=shapes,
+        asked=Asked(TensorOverrides(config.tensors), config.float_results, config.clipping),
+    )
     for name in overridable(graph):
         plan.keep(name, OVERRIDABLE)
     if config.safe and not config.target:
@@ -57,6 +65,8 @@ def make_plan(
         elif why := plan.shapes.computed_by(node):
             plan.keep_node(node, why)
         else:
+            if config.movers and node.kind in HANDING_ON:
+                plan.activation(node, node.inputs[0])
             rule(node, plan)
     _spare_tied(plan)
     _hand_on(plan)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +13,10 @@ from numpy.typing import NDArray
 from calibrators import Grid, QParams, Range, params_for
 from calibrators.affine import stored
 from calibrators.grid import SMALLEST_SCALE
+from calibrators.shown import short
 from quark_onnx.config import QuantizationSpec
 from quark_onnx.dtypes import Integer
+from quark_onnx.errors import ConfigError
 from quark_onnx.graph import Graph
 from quark_onnx.kernels.hqq import half_quadratic
 from quark_onnx.kernels.nbits import round_to_nearest
@@ -57,7 +60,9 @@ def solve(graph: Graph, plan: Plan, ranges: Ranges) -> Params:
     params = Params()
     for use, entry in list(plan.entries.items()):
         if isinstance(entry, Quantize) and entry.spec.measured:
-            if _beyond_half(graph, ranges, use, entry):
+            if entry.given is not None and entry.given.scale:
+                params.table[use] = _given_params(graph, use, entry)
+            elif _beyond_half(graph, ranges, use, entry):
                 plan.entries[use] = Keep("its scale is beyond what a float16 holds")
             elif isinstance(entry.spec.dtype, Integer) and entry.spec.block_size and _all_codes(entry.spec):
                 params.table[use] = _in_blocks(graph, use, entry, entry.spec.dtype)
@@ -120,7 +125,55 @@ def _params(graph: Graph, use: Use, entry: Quantize, found: Range) -> QParams:
     return entry.placed(params, tuple(graph.initializers[use.tensor].dims)) if entry.spec.block_size else params
 
 
+def _given_params(graph: Graph, use: Use, entry: Quantize) -> QParams:
+    """The scale and zero point that the user has given.
+
+    Raises:
+        ConfigError: they do not fit the format, or there is not one for each channel.
+    """
+    given, grid = entry.given, entry.spec.grid
+    assert given is not None
+    scale, zero = np.asarray(given.scale, np.float32), np.asarray(given.zero_point, np.int64)
+    if zero.min() < grid.qmin or zero.max() > grid.qmax:
+        raise ConfigError(
+            f"zero_point of {use} is {short(given.zero_point)}; {entry.spec.dtype.name} has codes from {grid.qmin} to "
+            f"{grid.qmax}"
+        )
+    shape = graph.shape(use.tensor)
+    axis = entry.axis if scale.size > 1 or (entry.axis is not None and shape and shape[entry.axis] == 1) else None
+    if scale.size > 1 and (entry.axis is None or not shape or shape[entry.axis] != scale.size):
+        raise ConfigError(
+            f"scale of {use} has {scale.size} numbers; it must be one, or one for each channel of an axis"
+        )
+    if axis is None:
+        return QParams(scale[0], zero[0])
+    return QParams(scale, np.broadcast_to(zero, scale.shape), axis)
+
+
 def _range(graph: Graph, ranges: Ranges, use: Use, entry: Quantize) -> Range:
+    found = _found_range(graph, ranges, use, entry)
+    if entry.given is None:
+        return found
+    low, high = entry.given.bounds(found.lo, found.hi)
+    if entry.given.snapped and not graph.is_constant(use.tensor):
+        low, high = _snapped(low, high, entry.spec.grid)
+    shape = graph.shape(use.tensor)
+    if entry.axis is not None and shape and max(low.size, high.size) == 1 and not entry.spec.block_size:
+        low, high = (np.broadcast_to(end, (int(shape[entry.axis] or 1),)) for end in (low, high))
+    return Range(low, high)
+
+
+def _snapped(low: NDArray[np.float64], high: NDArray[np.float64], grid: Grid) -> tuple[Any, Any]:
+    """Widen a range that reaches below zero so that zero is the middle code."""
+    below = (grid.levels + 1) // 2
+    above = grid.levels - below
+    scale = np.maximum(-low / below, high / above)
+    return np.where(low < 0, -below * scale, low), np.where(low < 0, above * scale, high)
+
+
+def _found_range(graph: Graph, ranges: Ranges, use: Use, entry: Quantize) -> Range:
+    if entry.given is not None and entry.given.low and entry.given.high:
+        return Range(np.zeros(1), np.zeros(1))
     if entry.bounds is not None:
         return bounded.within(entry.bounds, ranges.get(use))
     calibrator = entry.spec.calibrator
@@ -172,8 +225,17 @@ def _make_room(graph: Graph, plan: Plan, params: Params, use: Use, entry: BiasOf
             plan.entries[use] = Keep("it does not have one value for each channel of the weight")
             return
         least = least.reshape(entry.repeat, -1).max(axis=0)
-    short = least > w.scale
-    if short.any():
+    low = least > w.scale
+    if low.any():
+        if (
+            isinstance(weight, Quantize)
+            and weight.given is not None
+            and (weight.given.scale or not weight.given.raised)
+        ):
+            plan.entries[use] = Keep(
+                "an int32 does not hold it with the scale of its weight, which is not to be raised"
+            )
+            return
         own = _own_weight(graph, plan, use, entry, root)
         if own is None:
             plan.entries[use] = Keep("its scale would be that of a weight which is computed or has other readers")
@@ -181,12 +243,12 @@ def _make_room(graph: Graph, plan: Plan, params: Params, use: Use, entry: BiasOf
         weight = plan.entries[own]
         pow2 = isinstance(weight, Quantize) and weight.spec.pow2
         least = np.exp2(np.ceil(np.log2(least))) if pow2 else least
-        raised = np.where(short, least, w.scale)
+        raised = np.where(low, least, w.scale)
         raised = _up(raised if w.axis is not None else raised.max())
         if isinstance(weight, Quantize) and weight.spec.scale == "float16":
             raised = stored(raised.astype(np.float64), weight.spec.grid).astype(np.float32)
         params.table[own] = w.with_scale(raised)
-        params.raised[root.tensor] = params.raised.get(root.tensor, 0) + int(short.sum())
+        params.raised[root.tensor] = params.raised.get(root.tensor, 0) + int(low.sum())
 
 
 def _own_weight(graph: Graph, plan: Plan, use: Use, entry: BiasOf, root: Use) -> Use | None:

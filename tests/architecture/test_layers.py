@@ -21,14 +21,13 @@ functions
 dtypes
 config graph
 plan
-rules passes fusions optimizers targets onnxruntime_spelling
-report
+rules passes fusions optimizers targets
+report onnxruntime_spelling
 steps
-run_data
 job
 api convert
 analysis npu torch
-onnx
+onnx compat_onnxruntime
 vai_q_onnx
 quark_onnx
 cli

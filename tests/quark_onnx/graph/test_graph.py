@@ -154,7 +154,7 @@ def test_an_initializer_that_cannot_be_read_is_named() -> None:
 def test_fresh_names_avoid_every_name_there_is() -> None:
     graph = Graph.of(name_collisions())
     # a tensor, a node, a value_info, and two tensors inside a subgraph
-    for name in ("x_quantized", "x_QuantizeLinear", "x_dequantized", "w_quantized", "x_scale"):
+    for name in ("x_QuantizeLinear_Output", "x_QuantizeLinear", "x_DequantizeLinear_Output", "w_quantized", "x_scale"):
         assert graph.fresh(name) == f"{name}_1"
     assert graph.fresh("new") == "new" and graph.fresh("new") == "new_1" and graph.fresh("new") == "new_2"
 

@@ -48,13 +48,14 @@ def text(model: ModelProto) -> list[str]:
 def test_a_layer() -> None:
     stages = Stages.of(conv_relu())
     assert sorted(text(stages.model)) == [
-        "b_dequantized = DequantizeLinear (b_quantized, b_scale, b_zero_point)",
-        "w_dequantized = DequantizeLinear (w_quantized, w_scale, w_zero_point)",
-        "x_dequantized = DequantizeLinear (x_quantized, x_scale, x_zero_point)",
-        "x_quantized = QuantizeLinear (x, x_scale, x_zero_point)",
-        "y = DequantizeLinear (y_quantized, y_scale, y_zero_point)",
-        "y_float = Conv (x_dequantized, w_dequantized, b_dequantized)",
-        "y_quantized = QuantizeLinear (y_float, y_scale, y_zero_point)",
+        "b_DequantizeLinear_Output = DequantizeLinear (b_quantized, b_scale, b_zero_point)",
+        "w_DequantizeLinear_Output = DequantizeLinear (w_quantized, w_scale, w_zero_point)",
+        "x_DequantizeLinear_Output = DequantizeLinear (x_QuantizeLinear_Output, x_scale, x_zero_point)",
+        "x_QuantizeLinear_Output = QuantizeLinear (x, x_scale, x_zero_point)",
+        "y = DequantizeLinear (y_QuantizeLinear_Output, y_scale, y_zero_point)",
+        "y_QuantizeLinear_Input = Conv (x_DequantizeLinear_Output, w_DequantizeLinear_Output, "
+        "b_DequantizeLinear_Output)",
+        "y_QuantizeLinear_Output = QuantizeLinear (y_QuantizeLinear_Input, y_scale, y_zero_point)",
     ]
     types = {t.name: t.data_type for t in stages.model.graph.initializer}
     assert (types["x_zero_point"], types["w_quantized"], types["b_quantized"]) == (
@@ -85,7 +86,9 @@ def test_constants_are_stored_to_within_half_a_step(config: QConfig) -> None:
     stages = Stages.of(residual(), config)
     for tensor in ("w1", "b1", "w2", "b2", "w3", "b3"):
         original = stages.graph.constant(tensor)
-        (stored,) = evaluate(stages.model, f"{tensor}_dequantized", {"x": np.zeros((1, 4, 8, 8), np.float32)})
+        (stored,) = evaluate(
+            stages.model, f"{tensor}_DequantizeLinear_Output", {"x": np.zeros((1, 4, 8, 8), np.float32)}
+        )
         step = np.atleast_1d(stages.params.table[Use(tensor)].scale).reshape(-1, *[1] * (stored.ndim - 1))
         assert original is not None and (np.abs(stored - original) <= 0.501 * step).all()
 
@@ -96,18 +99,21 @@ def test_constants_are_stored_to_within_half_a_step(config: QConfig) -> None:
 def test_a_shared_weight_is_stored_once() -> None:
     lines = text(Stages.of(shared_weight()).model)
     assert sum("w_quantized" in line for line in lines) == 1
-    assert sum("w_dequantized" in line and "MatMul" in line for line in lines) == 2
+    assert sum("w_DequantizeLinear_Output" in line and "MatMul" in line for line in lines) == 2
 
 
 def test_a_shared_bias_is_stored_for_each_layer() -> None:
     lines = text(Stages.of(shared_bias()).model)
-    assert "b_dequantized = DequantizeLinear (b_quantized, b_scale, b_zero_point)" in lines
-    assert "b_second_dequantized = DequantizeLinear (b_second_quantized, b_second_scale, b_second_zero_point)" in lines
+    assert "b_DequantizeLinear_Output = DequantizeLinear (b_quantized, b_scale, b_zero_point)" in lines
+    assert (
+        "b_second_DequantizeLinear_Output = DequantizeLinear (b_second_quantized, b_second_scale, b_second_zero_point)"
+        in lines
+    )
 
 
 def test_an_activation_that_many_read_is_quantized_once() -> None:
     lines = text(Stages.of(residual()).model)
-    assert sum(line.startswith("x_quantized") for line in lines) == 1
+    assert sum(line.startswith("x_QuantizeLinear_Output") for line in lines) == 1
 
 
 MIXED = "g (float[N,4] x) => (float[N,4] y) { [first] h = Add (x, x) [second] y = Mul (h, h) }"
@@ -119,11 +125,13 @@ def test_a_reader_of_another_format_gets_a_second_pair() -> None:
     model = Stages.of(parse(MIXED, opset=21, ir_version=10), config).model
     lines = text(model)
     assert lines[-5:] == [
-        "h_second_quantized = QuantizeLinear (h_dequantized, h_second_scale, h_second_zero_point)",
-        "h_second_dequantized = DequantizeLinear (h_second_quantized, h_second_scale, h_second_zero_point)",
-        "y_float = Mul (h_second_dequantized, h_second_dequantized)",
-        "y_quantized = QuantizeLinear (y_float, y_scale, y_zero_point)",
-        "y = DequantizeLinear (y_quantized, y_scale, y_zero_point)",
+        "h_second_QuantizeLinear_Output = QuantizeLinear (h_DequantizeLinear_Output, h_second_scale, "
+        "h_second_zero_point)",
+        "h_second_DequantizeLinear_Output = DequantizeLinear (h_second_QuantizeLinear_Output, h_second_scale, "
+        "h_second_zero_point)",
+        "y_QuantizeLinear_Input = Mul (h_second_DequantizeLinear_Output, h_second_DequantizeLinear_Output)",
+        "y_QuantizeLinear_Output = QuantizeLinear (y_QuantizeLinear_Input, y_scale, y_zero_point)",
+        "y = DequantizeLinear (y_QuantizeLinear_Output, y_scale, y_zero_point)",
     ]
     types = {t.name: t.data_type for t in model.graph.initializer}
     assert types["h_zero_point"] == TensorProto.UINT8 and types["h_second_zero_point"] == TensorProto.UINT16
@@ -137,14 +145,14 @@ def test_names_that_are_taken_are_avoided() -> None:
     after = Stages.of(model).model
     feeds = samples(model)[0]
     np.testing.assert_allclose(run(after, feeds)[0], run(model, feeds)[0], atol=0.1)
-    assert "x_quantized_1 = QuantizeLinear (x, x_scale_1, x_zero_point)" in text(after)
+    assert "x_QuantizeLinear_Output_1 = QuantizeLinear (x, x_scale_1, x_zero_point)" in text(after)
 
 
 def test_an_output_that_others_read_keeps_its_name() -> None:
     lines = text(Stages.of(inner_output()).model)
-    assert "h_float = Conv (x_dequantized, w_dequantized)" in lines
-    assert "h = DequantizeLinear (h_quantized, h_scale, h_zero_point)" in lines
-    assert "y_float = Relu (h)" in lines or "y = Relu (h)" in lines
+    assert "h_QuantizeLinear_Input = Conv (x_DequantizeLinear_Output, w_DequantizeLinear_Output)" in lines
+    assert "h = DequantizeLinear (h_QuantizeLinear_Output, h_scale, h_zero_point)" in lines
+    assert "y_QuantizeLinear_Input = Relu (h)" in lines or "y = Relu (h)" in lines
 
 
 def test_an_input_that_is_an_output_too_keeps_its_value() -> None:
@@ -221,7 +229,7 @@ def test_the_axis_is_written_per_channel_only() -> None:
         axes = [
             next((a.i for a in node.attribute if a.name == "axis"), None)
             for node in model.graph.node
-            if node.output[0] == "w_dequantized"
+            if node.output[0] == "w_DequantizeLinear_Output"
         ]
         assert axes == expected
 
@@ -246,7 +254,7 @@ def test_codes_are_those_of_the_onnx_operators() -> None:
     model = parse("g (float[64] x) => (float[64] y) { y = Add (x, x) }")
     stages = Stages.of(model)
     x = 3 * normal(64)
-    (found,) = evaluate(stages.model, "x_dequantized", {"x": x})
+    (found,) = evaluate(stages.model, "x_DequantizeLinear_Output", {"x": x})
     entry = stages.plan.entries[Use("x")]
     assert isinstance(entry, Quantize)
     np.testing.assert_array_equal(found, fake_quantize(x, stages.params.table[Use("x")], entry.spec.grid))

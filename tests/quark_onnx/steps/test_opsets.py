@@ -143,7 +143,7 @@ def test_shapes_behind_pairs_of_another_domain_are_known() -> None:
     model, data = two_layers(17)
     quantized = Graph.of(quantize(model, data, WIDE.with_(max_opset=17)).model)
     behind = {node.outputs[0]: node for node in quantized.nodes if node.kind == "com.microsoft::DequantizeLinear"}
-    assert "x_dequantized" in behind and domains(quantized.to_model()) == {"", "com.microsoft"}
+    assert "x_DequantizeLinear_Output" in behind and domains(quantized.to_model()) == {"", "com.microsoft"}
     for name, node in behind.items():
         assert quantized.elem_type(node.inputs[0]) == TensorProto.UINT16
         assert quantized.shape(name) == quantized.shape(node.inputs[0]) == ("N", 8 if name.startswith("x") else 6)

@@ -8,12 +8,14 @@ from quark_onnx.config import QConfig
 from quark_onnx.graph import Graph
 from quark_onnx.optimizers import Samples
 from quark_onnx.plan import Plan
-from quark_onnx.steps import HoldOut, Inside, Sample
+from quark_onnx.steps.calibrate import HoldOut
+from quark_onnx.steps.inside import Inside
+from quark_onnx.steps.run import Sample
 
 
 @dataclass(frozen=True)
 class RunData:
-    """The calibration data of a run.
+    """The data of a run.
 
     Attributes:
         sample: the first one, or one made up; None if the model runs on none.
@@ -32,7 +34,6 @@ class RunData:
 
     @property
     def held_out(self) -> list[Sample]:
-        """The samples that nothing is calibrated on."""
         return self.held.samples if self.held else []
 
     @property

@@ -1,0 +1,208 @@
+"""Run onnxruntime's own quantization tests against ``quark_onnx.compat_onnxruntime``.
+
+    python benchmarks/ort_own_tests.py path/to/onnxruntime
+
+The tests are those of a checkout of onnxruntime, which is not part of this project; nothing is fetched. They run twice
+in a temporary folder: as they are, and with the package name replaced. Of those that pass as they are, the rest must be
+in ``DIFFERENT``, with the reason; for these the accuracy of both results is printed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+TESTS = "onnxruntime/test/python/quantization"
+#: How many have to pass, as pytest counts.
+LEAST = 250
+
+_RANGE = "the range of Sigmoid and Softmax is known, [0, 1]; onnxruntime measures it, and clips other data"
+_RESULT = "the result of a product that no integer operator reads stays float, instead of being rounded once more"
+_CODES = "operators compute on codes that onnxruntime leaves float, or the other way about, where these are better"
+_CLIP = "Clip or Relu is done by saturation, or what was zero throughout calibration stays float"
+_STATE = "inputs and outputs of the same shape are taken for a state that runs from step to step, and stay float"
+_SEVEN = (
+    "codes of a reduced range stay within 7 bits; onnxruntime's reach 128 of 0..127, and the tolerance is tuned to it"
+)
+_DYNAMIC = (
+    "quantize_dynamic has MatMulInteger and ConvInteger alone; what else is asked for stays float, with a warning"
+)
+_EIGHT = "float8 is scaled by the greatest value, onnxruntime by the deviation, which is nearer on these models: to do"
+_MOVED = "one pair where onnxruntime writes two or three; a tensor that is only moved has no pair of its own"
+_COS = "there is no rule for Cos and Sin, which stay float, with a warning"
+_SIX = "symmetric codes of 7 bits are -63..63; onnxruntime's are -64..64"
+_BIAS = "a bias is int32 with the product of the scales, whatever an override of it asks for, with a warning"
+_QUANTIZED = "layers whose weights are quantized already stay as they are, activations included"
+_BLOCKS = "weights of four axes have blocks here, and the result runs; onnxruntime has none"
+_SHAPES = "types that inference does not tell are taken for float; there is nothing to raise an error for"
+_ORDER = "initializers stand in another order"
+_PAD = "Pad moves codes; onnxruntime measures what comes out of it"
+_BODY = "bodies are quantized in both forms, and every calibrator runs on a model with bodies"
+_ZERO = "a tensor that was zero throughout calibration has no range, and stays float"
+
+#: Tests that pass with onnxruntime and not with this package, by the end of their names, and why that is right.
+DIFFERENT: dict[str, str] = {
+    "TestMinimumRealRangeOption.test_default": _ZERO,
+    "TestOpAttention.test_quantize_attention": _DYNAMIC,
+    "TestConcatModel.test_quantize_concat": _CODES,
+    "TestOpEmbedLayerNormalization.test_quantize_batch_size_1": _DYNAMIC,
+    "TestOpEmbedLayerNormalization.test_quantize_batch_size_1_empty_segment": _DYNAMIC,
+    "TestOpEmbedLayerNormalization.test_quantize_batch_size_2": _DYNAMIC,
+    "TestOpEmbedLayerNormalization.test_quantize_batch_size_2_empty_segment": _DYNAMIC,
+    "TestOpFlatten.test_quantize_flatten": _RESULT,
+    "TestOpFlatten.test_quantize_flatten_s8s8": _RESULT,
+    "TestOpGlobalAveragePool.test_quantize_gavgpool": _CODES,
+    "TestOpGlobalAveragePool.test_quantize_gavgpool_s8s8": _CODES,
+    "TestOpGemm.test_quantize_gemm": _RESULT,
+    "TestOpGemm.test_quantize_qdq_gemm_e4m3fn_p3": _EIGHT,
+    "TestOpGemm.test_quantize_qdq_gemm_e4m3fn_same": _EIGHT,
+    "TestOpGemm.test_quantize_qdq_gemm_s8s8": _RESULT,
+    "TestOpInstanceNormalization.test_quantize_instance_normalization": _CODES,
+    "TestOpInstanceNormalization.test_quantize_instance_normalization_s8s8": _CODES,
+    "TestOpMatMul.test_quantize_matmul_e4m3fn_p3": _EIGHT,
+    "TestOpMatMul.test_quantize_matmul_e4m3fn_same": _EIGHT,
+    "TestOpMatMul.test_quantize_matmul_s8s8": _RESULT,
+    "TestOpMatMul.test_quantize_matmul_s8s8_distribution": _RESULT,
+    "TestOpMatMul.test_quantize_matmul_s8s8_entropy": _RESULT,
+    "TestOpMatMul.test_quantize_matmul_s8s8_percentile": _RESULT,
+    "TestOpMatMul.test_quantize_matmul_u8u8": _RESULT,
+    "TestOpQuatizerPad.test_dynamic_mode_constant_default": _SEVEN,
+    "TestOpQuatizerPad.test_dynamic_mode_constant_value": _SEVEN,
+    "TestOpQuatizerPad.test_dynamic_mode_edge": _SEVEN,
+    "TestOpQuatizerPad.test_dynamic_mode_reflect": _SEVEN,
+    "TestOpQuatizerPad.test_static_mode_constant_default": _SEVEN,
+    "TestOpQuatizerPad.test_static_mode_constant_value": _SEVEN,
+    "TestOpQuatizerPad.test_static_mode_constant_value_edge_case": _SEVEN,
+    "TestOpQuatizerPad.test_static_mode_edge": _SEVEN,
+    "TestOpQuatizerPad.test_static_mode_reflect": _SEVEN,
+    "TestQDQPad.test_qdq_pad_qparams": _PAD,
+    "TestOpRelu.test_quantize_gemm": _RESULT,
+    "TestOpRelu.test_quantize_qdq_relu_s8s8": _CLIP,
+    "TestOpReshape.test_quantize_reshape": _RESULT,
+    "TestOpReshape.test_quantize_reshape_s8s8": _RESULT,
+    "TestTopKModel.test_quantize_topk_u8u8": _MOVED,
+    "TestOpTranspose.test_quantize_transpose": _RESULT,
+    "TestOpTranspose.test_quantize_transpose_s8s8": _RESULT,
+    "TestWhereModel.test_quantize_where_u8u8": _CODES,
+    "TestWhereModel.test_quantize_where_u8u8_no_force_quantize_no_input_check": _CODES,
+    "TestQDQ4bit.test_int4_qdq_conv": _ORDER,
+    "TestQDQExtraOptions.test_qdq_extra_options_2": _ORDER,
+    "TestQDQExtraOptions.test_qdq_keep_removable_activations_option": _CLIP,
+    "TestQDQFormatConvClip.test_quantize_conv_without_bias": _CLIP,
+    "TestQDQFormatConvRelu.test_quantize_conv_without_bias": _CLIP,
+    "TestQDQMixedPrecision.test_16bit_subgraph": _COS,
+    "TestQDQMixedPrecision.test_add_tensor_qdq_ops_case_1": _COS,
+    "TestQDQMixedPrecision.test_add_tensor_qdq_ops_case_2": _COS,
+    "TestQDQMixedPrecision.test_add_tensor_qdq_ops_case_3": _COS,
+    "TestQDQMixedPrecision.test_add_tensor_qdq_ops_case_4": _COS,
+    "TestQDQMixedPrecision.test_add_tensor_qdq_ops_case_5": _COS,
+    "TestQDQPrequantWeights.test_quantize_with_prequantized_input": _QUANTIZED,
+    "TestQDQPrequantWeights.test_quantize_with_prequantized_weights": _QUANTIZED,
+    "TestQDQRemovableActivation.test_activation_only": _CLIP,
+    "TestQDQBlockSize.test_block_size_rank4_weight_raises": _BLOCKS,
+    "TestQuantIssues.test_dynamic_quantize_per_channel_emits_axis_attribute": _DYNAMIC,
+    "TestQuantizerShapeInference.test_com_microsoft": _SHAPES,
+    "TestAdd.test_tensor_quant_overrides": _STATE,
+    "TestAddSideBySide.test_dedicated_qdq_pair": _STATE,
+    "TestAddSideBySide.test_nodes_to_exclude": _STATE,
+    "TestIfGraph.test_calibration_method": _BODY,
+    "TestIfGraph.test_enable_subgraph": _BODY,
+    "TestMatMul.test_matmul_const_b_only": _RESULT,
+    "TestMatMulConstB.test_add_qdq_pair_to_weight": _RESULT,
+    "TestMatMulConstB.test_exlude_output_quantization": _RESULT,
+    "TestMatMulConstB.test_per_channel_quant": _RESULT,
+    "TestWhere.test_force_quantize_no_input_check": _STATE,
+    "TestWhere.test_quant_format": _STATE,
+    "TestRestrictedAsymmetricFlag.test_all_zero_activations_zp_is_qmin": _ZERO,
+    "TestTensorQuantOverridesOption.test_qdq_default": _RANGE,
+    "TestTensorQuantOverridesOption.test_qdq_default_per_channel": _RANGE,
+    "TestTensorQuantOverridesOption.test_qdq_overrides1": _SIX,
+    "TestTensorQuantOverridesOption.test_qdq_overrides_per_channel1": _BIAS,
+    "TestTensorQuantOverridesOption.test_qdq_overrides_per_channel2": _BIAS,
+}
+
+
+def run(folder: Path, files: Sequence[str] = (".",), notes: Path | None = None) -> tuple[dict[str, bool], int]:
+    """Run tests of a folder: whether each passed with all its subtests, and how many pytest itself counts as passed.
+
+    It counts a test as passed of which only subtests fail. Those that were skipped are left out.
+    """
+    report = folder / "report.xml"
+    plugins = ["-p", "benchmarks._ort_compare"] if notes else []
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment |= {"ORT_COMPARE_NOTES": str(notes)} if notes else {}
+    (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
+    options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", *plugins, f"--junitxml={report}", *files]
+    command = [sys.executable, "-m", "pytest", *options]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    counted = re.findall(r"\b(\d+) passed", done.stdout)
+    found: dict[str, bool] = {}
+    for case in ElementTree.parse(report).iter("testcase"):
+        name = f"{case.get('classname')}.{case.get('name')}"
+        kinds = {child.tag for child in case}
+        if "skipped" not in kinds:
+            found[name] = found.get(name, True) and not kinds & {"failure", "error"}
+    return found, int(counted[-1]) if counted else 0
+
+
+def copy(source: Path, folder: Path, *, replace: bool) -> None:
+    """Copy the tests, with the package name replaced or not."""
+    folder.mkdir()
+    for path in source.glob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        if replace:
+            text = re.sub(r"onnxruntime\.quantization", "quark_onnx.compat_onnxruntime", text)
+            text = text.replace(
+                "from onnxruntime import quantization", "from quark_onnx import compat_onnxruntime as quantization"
+            )
+        (folder / path.name).write_text(text, encoding="utf-8")
+
+
+def accuracy(notes: Path) -> dict[str, tuple[float, float]]:
+    """The least accuracy of this package and of onnxruntime in each test, in decibels."""
+    found = defaultdict(list)
+    for line in notes.read_text(encoding="utf-8").splitlines() if notes.exists() else ():
+        entry = json.loads(line)
+        path, *names = entry["test"].split("::")
+        found[".".join([path.removesuffix(".py"), *names])].append((entry["ours"], entry["theirs"]))
+    return {name: min(pairs) for name, pairs in found.items()}
+
+
+def main(arguments: list[str]) -> int:
+    """Compare; the exit status is 1 where a test fails that is not in the list."""
+    source = Path(arguments[0], TESTS) if arguments else None
+    if source is None or not source.is_dir():
+        print(f"skipped: give the path of a checkout of onnxruntime, with {TESTS} in it")
+        return 0
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        copy(source, folder / "theirs", replace=False)
+        copy(source, folder / "ours", replace=True)
+        (before, theirs), (after, ours) = run(folder / "theirs"), run(folder / "ours")
+        passing = sorted(test for test, passed in before.items() if passed)
+        kept = [test for test in passing if after.get(test)]
+        files = sorted({f"{test.partition('.')[0]}.py" for test in passing if not after.get(test)})
+        run(folder / "ours", files, folder / "notes.jsonl")  # apart: what is done for the numbers may disturb a test
+        measured = accuracy(folder / "notes.jsonl")
+    print(f"pytest counts {ours} tests as passed, and {theirs} with onnxruntime itself")
+    print(f"with all their subtests {len(kept)} pass of the {len(passing)} that pass with onnxruntime itself\n")
+    unknown = []
+    for test in (test for test in passing if not after.get(test)):
+        reason = next((why for end, why in DIFFERENT.items() if test.endswith(end)), "")
+        unknown += [] if reason else [test]
+        pair = "ours {:.2f} dB, onnxruntime {:.2f} dB".format(*measured[test]) if test in measured else "no numbers"
+        print(f"{test}\n    {reason or 'NOT IN THE LIST'}\n    {pair}")
+    return 1 if unknown or ours < LEAST else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

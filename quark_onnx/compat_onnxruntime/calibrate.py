@@ -1,0 +1,17 @@
+"""Readers, ranges and calibrators: onnxruntime's own; ranges that they measure are understood by our quantizers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quark_onnx.compat_onnxruntime.mirror import Mirror
+
+_theirs = Mirror("calibrate")
+
+
+def __getattr__(name: str) -> Any:
+    return _theirs(name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_theirs.names()]

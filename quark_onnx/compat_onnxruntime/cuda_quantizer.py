@@ -1,0 +1,17 @@
+"""Weights packed for GPUs: onnxruntime's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quark_onnx.compat_onnxruntime.mirror import Mirror
+
+_theirs = Mirror("cuda_quantizer")
+
+
+def __getattr__(name: str) -> Any:
+    return _theirs(name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_theirs.names()]

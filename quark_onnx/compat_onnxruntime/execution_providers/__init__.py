@@ -1,0 +1,1 @@
+"""Settings for single execution providers."""

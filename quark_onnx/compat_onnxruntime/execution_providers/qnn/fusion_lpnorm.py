@@ -1,0 +1,17 @@
+"""Part of the settings for Qualcomm's NPUs: onnxruntime's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quark_onnx.compat_onnxruntime.mirror import Mirror
+
+_theirs = Mirror("execution_providers.qnn.fusion_lpnorm")
+
+
+def __getattr__(name: str) -> Any:
+    return _theirs(name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_theirs.names()]

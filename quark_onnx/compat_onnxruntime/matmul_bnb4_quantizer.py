@@ -1,0 +1,17 @@
+"""Weights in FP4 and NF4 (bitsandbytes): onnxruntime's own; this package has no such format."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quark_onnx.compat_onnxruntime.mirror import Mirror
+
+_theirs = Mirror("matmul_bnb4_quantizer")
+
+
+def __getattr__(name: str) -> Any:
+    return _theirs(name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_theirs.names()]

@@ -1,0 +1,18 @@
+"""Weights of 2, 4 and 8 bits in blocks: onnxruntime's configurations, our quantizer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quark_onnx.compat_onnxruntime.mirror import Mirror
+from quark_onnx.compat_onnxruntime.weights import MatMulNBitsQuantizer as MatMulNBitsQuantizer
+
+_theirs = Mirror("matmul_nbits_quantizer")
+
+
+def __getattr__(name: str) -> Any:
+    return _theirs(name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_theirs.names()]

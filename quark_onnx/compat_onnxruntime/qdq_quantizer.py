@@ -1,0 +1,18 @@
+"""QDQQuantizer: our quantizer under the interface of onnxruntime's class."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quark_onnx.compat_onnxruntime.mirror import Mirror
+from quark_onnx.compat_onnxruntime.quantizers import QDQQuantizer as QDQQuantizer
+
+_theirs = Mirror("qdq_quantizer")
+
+
+def __getattr__(name: str) -> Any:
+    return _theirs(name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_theirs.names()]

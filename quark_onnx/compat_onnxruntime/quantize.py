@@ -1,0 +1,86 @@
+"""The three calls: quantize_static, quantize_dynamic, and quantize with a configuration of either."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from inspect import signature
+from typing import Any
+
+from onnxruntime.quantization import DynamicQuantConfig, StaticQuantConfig
+from onnxruntime.quantization.quantize import quantize_dynamic as _their_dynamic
+from onnxruntime.quantization.quantize import quantize_static as _their_static
+
+from quark_onnx.api import quantize_dynamic as _dynamic
+from quark_onnx.api import quantize_static as _static
+from quark_onnx.compat_onnxruntime.mirror import Mirror
+from quark_onnx.compat_onnxruntime.weights import MatMulNBitsQuantizer
+
+_theirs = Mirror("quantize")
+
+
+def _like(function: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorator: shows the signature of the installed onnxruntime."""
+
+    def decorate(own: Callable[..., None]) -> Callable[..., None]:
+        own.__signature__ = signature(function)  # type: ignore[attr-defined]
+        return own
+
+    return decorate
+
+
+@_like(_their_static)
+def quantize_static(*arguments: Any, **keywords: Any) -> None:
+    """Quantize with ranges that are measured on calibration data; arguments are those of onnxruntime."""
+    _static(**_by_name(_their_static, arguments, keywords))
+
+
+@_like(_their_dynamic)
+def quantize_dynamic(*arguments: Any, **keywords: Any) -> None:
+    """Quantize weights, and activations as the model runs; arguments are those of onnxruntime."""
+    _dynamic(**_by_name(_their_dynamic, arguments, keywords))
+
+
+def quantize(model_input: Any, model_output: Any, quant_config: Any) -> None:
+    """Quantize as a configuration says.
+
+    Args:
+        quant_config: a StaticQuantConfig, a DynamicQuantConfig, or one for weights alone.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    settings = dict(vars(quant_config)) if hasattr(quant_config, "__dict__") else {}
+    if isinstance(quant_config, StaticQuantConfig):
+        quantize_static(model_input, model_output, **settings)
+    elif isinstance(quant_config, DynamicQuantConfig):
+        settings.pop("activation_type")
+        quantize_dynamic(model_input, model_output, **settings)
+    elif hasattr(quant_config, "algorithm"):
+        model = model_input if not hasattr(model_input, "__fspath__") else str(model_input)
+        quantizer = MatMulNBitsQuantizer(model, algo_config=quant_config)
+        quantizer.process()
+        quantizer.model.save_model_to_file(model_output, True)
+    else:
+        raise TypeError(
+            f"quant_config is a {type(quant_config).__name__}; it must be a StaticQuantConfig, a DynamicQuantConfig or "
+            "a configuration of matmul_nbits_quantizer"
+        )
+
+
+def _by_name(function: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> dict[str, Any]:
+    """All arguments of a call as keywords; the translation holds their names against those it knows."""
+    names = list(signature(function).parameters)
+    if len(arguments) > len(names):
+        raise TypeError(f"{function.__name__} takes {len(names)} positional arguments, and {len(arguments)} were given")
+    positional = dict(zip(names, arguments, strict=False))
+    if twice := positional.keys() & keywords.keys():
+        raise TypeError(f"{function.__name__} got multiple values for argument {sorted(twice)[0]!r}")
+    return positional | keywords
+
+
+def __getattr__(name: str) -> Any:
+    return _theirs(name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_theirs.names()]

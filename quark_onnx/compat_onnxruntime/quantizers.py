@@ -1,0 +1,92 @@
+"""QDQQuantizer and ONNXQuantizer: a model, ranges and options in, a quantized model in ``model``."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from onnx import ModelProto
+from onnxruntime.quantization import CalibrationMethod, QuantFormat, TensorsData, save_tensors_data
+from onnxruntime.quantization.onnx_model import ONNXModel
+from onnxruntime.quantization.quant_utils import QuantizationMode, QuantType
+
+from quark_onnx.api import quantize_dynamic, quantize_static
+
+
+class _Quantizer:
+    """What both have in common.
+
+    Attributes:
+        model: an ONNXModel, quantized once ``quantize_model`` has run.
+    """
+
+    def __init__(self, model: Any, settings: dict[str, Any], ranges: Any) -> None:
+        self.model = model if isinstance(model, ONNXModel) else ONNXModel(model)
+        self._settings = settings
+        self._ranges = ranges
+
+    def quantize_model(self) -> ModelProto:
+        """Quantize the model with the ranges that were given; the result is in ``model``, too."""
+        with tempfile.TemporaryDirectory() as folder:
+            output = Path(folder, "quantized.onnx")
+            if self._ranges is None:
+                quantized = quantize_dynamic(self.model.model, output, **self._settings)
+            else:
+                cache = Path(folder, "ranges.json")
+                ranges = self._ranges
+                if not isinstance(ranges, TensorsData):
+                    ranges = TensorsData(CalibrationMethod.MinMax, dict(ranges))
+                save_tensors_data(ranges, cache)
+                self._settings |= {"calibrate_method": ranges.calibration_method}
+                quantized = quantize_static(self.model.model, output, calibration_cache_path=cache, **self._settings)
+        self.model = ONNXModel(quantized)
+        return quantized
+
+
+class QDQQuantizer(_Quantizer):
+    """Writes Q/DQ pairs."""
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        given = dict(zip(_QDQ, arguments, strict=False)) | keywords
+        model, ranges = given.pop("model"), given.pop("tensors_range", None)
+        super().__init__(model, _settings(given) | {"quant_format": QuantFormat.QDQ}, ranges)
+
+
+class ONNXQuantizer(_Quantizer):
+    """Writes operators on codes; dynamic ones with the mode IntegerOps."""
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        given = dict(zip(_OPERATORS, arguments, strict=False)) | keywords
+        mode, _ = given.pop("mode", QuantizationMode.QLinearOps), given.pop("static", None)
+        model, ranges = given.pop("model"), given.pop("tensors_range", None)
+        settings = _settings(given)
+        if mode == QuantizationMode.IntegerOps:
+            settings.pop("activation_type", None)
+            ranges = None
+        else:
+            settings["quant_format"] = QuantFormat.QOperator
+        super().__init__(model, settings, ranges)
+
+
+def _settings(given: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of a quantizer as those of a call."""
+    settings = {name: value for name, value in given.items() if name not in ("weight_qType", "activation_qType")}
+    for name in ("weight", "activation"):
+        settings[f"{name}_type"] = given.get(f"{name}_qType", QuantType.QInt8)
+    return settings
+
+
+_QDQ = (
+    "model",
+    "per_channel",
+    "reduce_range",
+    "weight_qType",
+    "activation_qType",
+    "tensors_range",
+    "nodes_to_quantize",
+    "nodes_to_exclude",
+    "op_types_to_quantize",
+    "extra_options",
+)
+_OPERATORS = (*_QDQ[:3], "mode", "static", *_QDQ[3:])

@@ -1,0 +1,17 @@
+"""onnxruntime's own registries of operators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quark_onnx.compat_onnxruntime.mirror import Mirror
+
+_theirs = Mirror("registry")
+
+
+def __getattr__(name: str) -> Any:
+    return _theirs(name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_theirs.names()]

@@ -1,0 +1,17 @@
+"""Checks of ``TensorQuantOverrides``: onnxruntime's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quark_onnx.compat_onnxruntime.mirror import Mirror
+
+_theirs = Mirror("tensor_quant_overrides")
+
+
+def __getattr__(name: str) -> Any:
+    return _theirs(name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_theirs.names()]

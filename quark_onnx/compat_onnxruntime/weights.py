@@ -1,0 +1,122 @@
+"""MatMulNBitsQuantizer: weights of 2, 4 and 8 bits in blocks, for onnxruntime's configurations of the algorithms."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import onnx
+from onnxruntime.quantization import matmul_nbits_quantizer as _theirs
+from onnxruntime.quantization.onnx_model import ONNXModel
+from onnxruntime.quantization.quant_utils import QuantFormat
+
+from quark_onnx.api import quantize
+from quark_onnx.config import QConfig, QuantizationSpec, TensorOverride
+from quark_onnx.onnxruntime_spelling import CallError
+from quark_onnx.optimizers import GPTQ
+
+logger = logging.getLogger(__name__)
+
+#: onnxruntime's parameters after the model, with their defaults.
+_DEFAULTS: dict[str, Any] = {
+    "bits": 4,
+    "block_size": 128,
+    "is_symmetric": False,
+    "accuracy_level": None,
+    "nodes_to_exclude": None,
+    "nodes_to_include": None,
+    "quant_format": QuantFormat.QOperator,
+    "op_types_to_quantize": None,
+    "quant_axes": None,
+    "channel_wised_quantize": False,
+    "algo_config": None,
+}
+
+
+class MatMulNBitsQuantizer:
+    """Quantizes the constant weights of MatMul, and of Gather, when ``process`` is called.
+
+    Attributes:
+        model: an ONNXModel, quantized once ``process`` has run.
+        algo_config: how; built from the other arguments where none is given.
+    """
+
+    def __init__(self, model: Any, *arguments: Any, **keywords: Any) -> None:
+        given = dict(zip(_DEFAULTS, arguments, strict=False)) | keywords
+        for name in given:
+            if name not in _DEFAULTS:
+                raise TypeError(f"MatMulNBitsQuantizer has no argument {name!r}")
+        settings = _DEFAULTS | given
+        self.model_path = str(model) if not isinstance(model, onnx.ModelProto | ONNXModel) else None
+        loaded = onnx.load(self.model_path) if self.model_path else model
+        self.model = loaded if isinstance(loaded, ONNXModel) else ONNXModel(loaded)
+        for name, value in settings.items():
+            setattr(self, name, value)
+        if settings["algo_config"] is None:
+            apart = ("nodes_to_exclude", "nodes_to_include", "algo_config")
+            self.algo_config = _theirs.DefaultWeightOnlyQuantConfig(
+                **{name: value for name, value in settings.items() if name not in apart}
+            )
+        self._settings = settings
+
+    def process(self) -> None:
+        """Quantize; the result is in ``model``."""
+        config, data = self._config()
+        quantized = quantize(self.model_path or self.model.model, data, config).model
+        self.model = ONNXModel(quantized)
+
+    def _config(self) -> tuple[QConfig, Any]:
+        algo, settings = self.algo_config, self._settings
+        weight, optimizers, data = _weight(algo, settings)
+        types = tuple(algo.op_types_to_quantize or ("MatMul",))
+        written = algo.quant_format.name
+        changes: dict[str, Any] = {"form": "operators" if written == "QOperator" else "qdq", "op_types": types}
+        nodes = list(self.model.model.graph.node)
+        customized = getattr(algo, "customized_weight_config", None) or {}
+        overrides = tuple(
+            TensorOverride(
+                node.input[1], dtype=f"{'int' if weight.symmetric else 'uint'}{customized[node.name]['bits']}"
+            )
+            for node in nodes
+            if node.name in customized and "bits" in customized[node.name]
+        )
+        named, present = settings["nodes_to_include"] or (), {node.name for node in nodes}
+        excluded = set(settings["nodes_to_exclude"] or ())
+        for name in sorted({*named, *excluded} - present):
+            logger.warning("no node of the model is called %r", name)
+        if named:
+            excluded |= {node.name for node in nodes if node.op_type in types and node.name not in named}
+        level = getattr(algo, "accuracy_level", None) or settings["accuracy_level"]
+        changes |= {"accuracy_level": int(level or 0)}
+        changes |= {"exclude": tuple(sorted(excluded & present)), "tensors": overrides, "optimizers": optimizers}
+        return QConfig(None, weight, **changes), data
+
+
+def _weight(algo: Any, settings: dict[str, Any]) -> tuple[QuantizationSpec, tuple[Any, ...], Any]:
+    """How weights are quantized, what improves them, and the data for that.
+
+    Raises:
+        CallError: the algorithm is not known here; the message has the alternative.
+    """
+    name = algo.algorithm
+    bits = getattr(algo, "bits", settings["bits"])
+    block_size = getattr(algo, "block_size", settings["block_size"])
+    symmetric = bool(getattr(algo, "is_symmetric", settings["is_symmetric"]))
+    if getattr(algo, "channel_wised_quantize", settings["channel_wised_quantize"]):
+        return QuantizationSpec(_dtype(bits, symmetric), symmetric=symmetric, per_channel=True), (), None
+    spec = QuantizationSpec(_dtype(bits, symmetric), symmetric=symmetric, block_size=block_size)
+    if name in ("DEFAULT", "RTN", "k_quant"):
+        if name == "k_quant":
+            logger.warning("k_quant: blocks are solved for by rounding to nearest, or choose HQQ")
+        return spec, (), None
+    if name == "HQQ":
+        return spec.with_(dtype=_dtype(bits, False), symmetric=False, solver="hqq"), (), None
+    if name == "GPTQ":
+        if algo.calibration_data_reader is None:
+            raise CallError("GPTQ needs a calibration_data_reader")
+        return spec, (GPTQ(damping=algo.percdamp, act_order=bool(algo.actorder)),), algo.calibration_data_reader
+    raise CallError(f"the algorithm {name!r} is not known; known: DEFAULT, RTN, k_quant, HQQ, GPTQ")
+
+
+def _dtype(bits: int, symmetric: bool) -> str:
+    return f"{'int' if symmetric else 'uint'}{bits}"

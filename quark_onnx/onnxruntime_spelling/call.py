@@ -1,0 +1,199 @@
+"""Calls of quantize_static and quantize_dynamic in onnxruntime's spelling, in this package's terms."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quark_onnx.config import QConfig, QuantizationSpec
+from quark_onnx.errors import nearest
+from quark_onnx.onnxruntime_spelling.cache import read_cache
+from quark_onnx.onnxruntime_spelling.names import CalibrationMethod, QuantFormat, QuantType
+from quark_onnx.onnxruntime_spelling.options import calibrator_for
+from quark_onnx.onnxruntime_spelling.request import CallError, Request, flag, format_of, logger, name_of, names
+from quark_onnx.onnxruntime_spelling.selection import choose
+from quark_onnx.onnxruntime_spelling.table import apply
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call in onnxruntime's spelling, in this package's terms.
+
+    Attributes:
+        cache: where the ranges are to be written that were measured; None to leave them.
+        method: the calibration method.
+    """
+
+    model: Any
+    data: Any
+    config: QConfig
+    output: Any
+    external: bool
+    cache: Path | None = None
+    method: Any = None
+
+
+def is_static_call(positional: tuple[Any, ...], keywords: Mapping[str, Any]) -> bool:
+    """Whether arguments follow onnxruntime's spelling: its keywords, or a data reader in third place."""
+    return any(name in _STATIC.parameters for name in keywords) or (
+        len(positional) > 2 and hasattr(positional[2], "get_next")
+    )
+
+
+def is_dynamic_call(positional: tuple[Any, ...], keywords: Mapping[str, Any]) -> bool:
+    """Whether arguments follow onnxruntime's spelling: its keywords, or a path of a model in second place."""
+    second = positional[1] if len(positional) > 1 else None
+    written = isinstance(second, str | Path) and Path(second).suffix.lower() not in ("", ".yaml", ".yml")
+    return written or any(name in _DYNAMIC.parameters for name in keywords)
+
+
+def translate_static(positional: tuple[Any, ...], keywords: Mapping[str, Any]) -> Call:
+    """The same request as a model, data, a QConfig and an output.
+
+    Raises:
+        ConfigError: an option is unknown, or stands for something that this package does not do.
+    """
+    a = _bound("quantize_static", _STATIC, positional, keywords)
+    options = _options(a["extra_options"])
+    form = _form(a["quant_format"])
+    _check_types(a, form)
+    if set(names(a, "calibration_providers")) - {"CPUExecutionProvider"}:
+        logger.warning("calibration_providers is %s, but calibration runs on the CPU", a["calibration_providers"])
+    activation = QuantizationSpec(
+        format_of(a["activation_type"]), symmetric=False, calibrator=calibrator_for(a["calibrate_method"], options)
+    )
+    request = Request(a, options, False, activation, _weight(a), data=a["calibration_data_reader"])
+    request.changes |= {"form": form, "bodies": False, "keep_existing": True}
+    choose(request)
+    cached = read_cache(request)
+    apply(request)
+    if request.data is None and a["calibration_cache_path"] is not None and not cached:
+        raise CallError("calibration_data_reader is None, and there is no file at calibration_cache_path yet")
+    cache = None if cached or a["calibration_cache_path"] is None else Path(a["calibration_cache_path"])
+    return _call(request, cache)
+
+
+def translate_dynamic(positional: tuple[Any, ...], keywords: Mapping[str, Any]) -> Call:
+    """As ``translate_static``, for activations with a scale that each run computes."""
+    a = _bound("quantize_dynamic", _DYNAMIC, positional, keywords)
+    dynamic = QConfig.of("DYNAMIC")
+    assert dynamic.activation is not None
+    request = Request(a, _options(a["extra_options"]), True, dynamic.activation, _weight(a))
+    request.changes |= {"form": "operators", "bodies": False, "keep_existing": True}
+    choose(request)
+    apply(request)
+    return _call(request)
+
+
+def _call(request: Request, cache: Path | None = None) -> Call:
+    a, changes = request.arguments, dict(request.changes)
+    exclude = (*changes.pop("exclude", ()), *request.exclude)
+    if request.tensors:
+        changes["tensors"] = tuple(request.tensors)
+    config = QConfig(request.activation, request.weight, exclude=tuple(dict.fromkeys(exclude)), **changes)
+    external = _bool(a, "use_external_data_format")
+    return Call(a["model_input"], request.data, config, a["model_output"], external, cache, a.get("calibrate_method"))
+
+
+def _bound(
+    function: str, signature: inspect.Signature, positional: tuple[Any, ...], keywords: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    for name in keywords:
+        if name not in signature.parameters:
+            raise CallError(f"{function} has no argument {name!r}{nearest(name, signature.parameters)}")
+    try:
+        bound = signature.bind(*positional, **keywords)
+    except TypeError as error:
+        raise CallError(f"{function} in onnxruntime's spelling: {error}") from error
+    bound.apply_defaults()
+    return bound.arguments
+
+
+def _options(given: Any) -> dict[str, Any]:
+    if not isinstance(given, Mapping | None):
+        raise CallError(f"extra_options is {given!r}; it must be a dictionary")
+    return dict(given or {})
+
+
+def _weight(a: Mapping[str, Any]) -> QuantizationSpec:
+    """How weights are quantized: formats with a sign symmetrically, without the least code of 8 bits."""
+    weight_type = format_of(a["weight_type"])
+    symmetric = not weight_type.startswith("u")
+    return QuantizationSpec(
+        weight_type,
+        symmetric=symmetric,
+        narrow=symmetric and weight_type.startswith("int"),
+        per_channel=flag(a["per_channel"], "per_channel"),
+        reduce_range=flag(a["reduce_range"], "reduce_range"),
+    )
+
+
+def _form(value: Any) -> str:
+    """The form of the result; None is QDQ, as for onnxruntime."""
+    written = "QDQ" if value is None else name_of(value)
+    if written not in QuantFormat.__members__:
+        raise CallError(
+            f"quant_format is {value!r}; it must be QuantFormat.QDQ or QuantFormat.QOperator"
+            f"{nearest(written, QuantFormat.__members__)}"
+        )
+    return "qdq" if written == "QDQ" else "operators"
+
+
+def _check_types(a: Mapping[str, Any], form: str) -> None:
+    """Raise an error for types that do not go together."""
+    activation, weight = format_of(a["activation_type"]), format_of(a["weight_type"])
+    if (activation == "fp8e4m3") != (weight == "fp8e4m3"):
+        raise CallError(f"activation_type is {activation} and weight_type {weight}; float8 is for both, or for none")
+    if (activation, weight) == ("int8", "uint8"):
+        raise CallError(
+            "activation_type is int8 and weight_type uint8, of which onnxruntime has no products; choose others"
+        )
+    if activation == "fp8e4m3" and name_of(a["calibrate_method"]) != "Distribution":
+        raise CallError("calibrate_method must be Distribution for float8, as onnxruntime has it")
+    if activation != "fp8e4m3" and name_of(a["calibrate_method"]) == "Distribution":
+        logger.warning("calibrate_method Distribution is for float8; ranges of integers are measured as with MinMax")
+    if form == "operators" and any(name.endswith("16") for name in (activation, weight)):
+        raise CallError("16-bit types are written between Q/DQ pairs alone: use QuantFormat.QDQ")
+
+
+def _bool(a: Mapping[str, Any], argument: str) -> bool:
+    if isinstance(value := a[argument], bool):
+        return value
+    raise CallError(f"{argument} is {value!r}; it must be True or False")
+
+
+def _signature(
+    model_input: Any,
+    model_output: Any,
+    calibration_data_reader: Any = None,
+    quant_format: Any = QuantFormat.QDQ,
+    op_types_to_quantize: Any = None,
+    per_channel: bool = False,
+    reduce_range: bool = False,
+    activation_type: Any = QuantType.QInt8,
+    weight_type: Any = QuantType.QInt8,
+    nodes_to_quantize: Any = None,
+    nodes_to_exclude: Any = None,
+    use_external_data_format: bool = False,
+    calibrate_method: Any = CalibrationMethod.MinMax,
+    calibration_providers: Any = None,
+    extra_options: Any = None,
+    calibration_cache_path: Any = None,
+) -> None:
+    """onnxruntime's parameters and defaults."""
+
+
+_STATIC = inspect.signature(_signature)
+_OF_STATIC = (
+    "calibration_data_reader",
+    "quant_format",
+    "activation_type",
+    "calibrate_method",
+    "calibration_providers",
+    "calibration_cache_path",
+)
+#: onnxruntime orders the parameters of both functions alike.
+_DYNAMIC = _STATIC.replace(parameters=[p for name, p in _STATIC.parameters.items() if name not in _OF_STATIC])

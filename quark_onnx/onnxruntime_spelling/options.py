@@ -1,0 +1,228 @@
+"""Extra options that are obeyed: what each of them changes in a request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from onnx import TensorProto
+
+from calibrators import CalibrationError, Calibrator, Entropy, MinMax, Percentile
+from calibrators.base import is_number
+from quark_onnx.config import TensorOverride
+from quark_onnx.errors import nearest
+from quark_onnx.onnxruntime_spelling.request import CallError, Request, flag, logger, name_of
+from quark_onnx.optimizers import SmoothQuant
+from quark_onnx.rules.base import WEIGHTED
+
+#: What an option does to a request.
+Handler = Callable[[Request, Any], None]
+
+#: What a calibration method is here, and which options are its settings.
+_CALIBRATORS: dict[str, tuple[type[Calibrator], dict[str, str]]] = {
+    "MinMax": (MinMax, {"CalibMovingAverage": "moving_average", "CalibMovingAverageConstant": "constant"}),
+    "Entropy": (Entropy, {}),
+    "Percentile": (Percentile, {"CalibPercentile": "percentile"}),
+    "Distribution": (MinMax, {}),
+}
+_OF_CALIBRATION = ("CalibMovingAverage", "CalibMovingAverageConstant", "CalibPercentile")
+
+
+def calibrator_for(method: Any, options: Mapping[str, Any]) -> Calibrator:
+    """The calibrator of a method, with the options that are its settings.
+
+    Raises:
+        CallError: the method is not known, or a setting is wrong.
+    """
+    name = name_of(method)
+    if name not in _CALIBRATORS:
+        raise CallError(f"calibrate_method {name!r} is not known{nearest(name, _CALIBRATORS)}")
+    calibrator, of_method = _CALIBRATORS[name]
+    for option in _OF_CALIBRATION:
+        if options.get(option) and option not in of_method:
+            logger.warning("extra option %s has no effect with calibrate_method %s", option, name)
+    given = {setting: option for option, setting in of_method.items() if options.get(option) is not None}
+    try:
+        return calibrator(**{setting: options[option] for setting, option in given.items()})
+    except CalibrationError as error:
+        raise CallError(f"extra options {', '.join(given.values())}: {error}") from error
+
+
+def nothing(request: Request, value: Any) -> None:
+    """Read elsewhere, or true in any case."""
+
+
+def activation_symmetric(request: Request, value: Any) -> None:
+    """Symmetric codes for activations."""
+    symmetric = flag(value, "extra option ActivationSymmetric")
+    if not request.dynamic:
+        request.activation = request.activation.with_(symmetric=symmetric)
+    elif symmetric:
+        logger.warning("extra option ActivationSymmetric has no effect: DynamicQuantizeLinear computes zero points")
+
+
+def calibration_symmetric(request: Request, value: Any) -> None:
+    """A symmetric range is one of symmetric codes."""
+    if flag(value, "extra option CalibTensorRangeSymmetric"):
+        request.activation = request.activation.with_(symmetric=True)
+
+
+def weight_symmetric(request: Request, value: Any) -> None:
+    """Symmetric codes for weights; those of 8 bits leave out the least."""
+    if value is not None:
+        symmetric = flag(value, "extra option WeightSymmetric")
+        request.weight = request.weight.with_(symmetric=symmetric, narrow=symmetric)
+
+
+def restricted(request: Request, value: Any) -> None:
+    """Zero points of uint8 activations at the least code or in the middle."""
+    if flag(value, "extra option ActivationRestrictedAsymmetric"):
+        if request.activation.dtype.name == "uint8" and not request.dynamic:
+            request.tensors.append(TensorOverride("*", snapped=True))
+        else:
+            logger.warning(
+                "extra option ActivationRestrictedAsymmetric has no effect: it is for static uint8 activations"
+            )
+
+
+def quantize_bias(request: Request, value: Any) -> None:
+    """Biases of 32 bits, or float ones."""
+    request.changes["bias"] = flag(value, "extra option QuantizeBias")
+
+
+def const_b_only(request: Request, value: Any) -> None:
+    """Products of two activations stay float."""
+    only = flag(value, "extra option MatMulConstBOnly")
+    if request.dynamic:
+        if not only:
+            logger.warning(
+                "extra option MatMulConstBOnly is False; products of two activations stay float all the same"
+            )
+        return
+    if only:
+        products = [node for node in request.nodes_of("MatMul") if not request.graph.is_constant(node.input(1))]
+        request.exclude += [node.name for node in products]
+
+
+def float_results(request: Request, value: Any) -> None:
+    """Operators whose results are not quantized for their own sake."""
+    request.changes["float_results"] = tuple(value or ())
+
+
+def pair_for_weights(request: Request, value: Any) -> None:
+    """Float weights with a Q/DQ pair."""
+    if flag(value, "extra option AddQDQPairToWeight"):
+        request.tensors.append(TensorOverride("*", stored=False))
+
+
+def dedicated(request: Request, value: Any) -> None:
+    """A pair for each reader."""
+    if flag(value, "extra option DedicatedQDQPair"):
+        request.tensors.append(TensorOverride("*", dedicated=True))
+
+
+def keep_clipping(request: Request, value: Any) -> None:
+    """Relu and Clip stay."""
+    request.changes["clipping"] = not flag(value, "extra option QDQKeepRemovableActivations")
+
+
+def keep_weight_scales(request: Request, value: Any) -> None:
+    """No weight's scale is raised for a bias."""
+    if flag(value, "extra option QDQDisableWeightAdjustForInt32Bias"):
+        request.tensors.append(TensorOverride("*", raised=False))
+
+
+def least_range(request: Request, value: Any) -> None:
+    """Ranges are at least so wide."""
+    if not is_number(value) or value < 0:
+        raise CallError(f"extra option MinimumRealRange is {value!r}; it must be a number, 0 or more")
+    request.tensors.append(TensorOverride("*", min_range=float(value)))
+
+
+def move_floats(request: Request, value: Any) -> None:
+    """Operators that only move values are quantized wherever they stand."""
+    request.changes["movers"] = flag(value, "extra option ForceQuantizeNoInputCheck")
+
+
+def bodies(request: Request, value: Any) -> None:
+    """Bodies of If, Loop and Scan are quantized."""
+    request.changes["bodies"] = flag(value, "extra option EnableSubgraph")
+
+
+def contributed(request: Request, value: Any) -> None:
+    """Pairs in the com.microsoft domain."""
+    request.changes["contrib"] = flag(value, "extra option UseQDQContribOps")
+
+
+def blocks(request: Request, value: Any) -> None:
+    """Weights in blocks."""
+    request.weight = request.weight.with_(block_size=value, narrow=False, per_channel=False)
+
+
+def default_type(request: Request, value: Any) -> None:
+    """The type of tensors of which shape inference tells none: they are taken for float."""
+    if value not in (None, TensorProto.FLOAT):
+        raise CallError(
+            f"extra option DefaultTensorType is {value!r}; tensors of unknown type are taken for float, and no other "
+            "type is quantized: convert the model to float32 (quark_onnx.convert)"
+        )
+
+
+def strides(request: Request, value: Any) -> None:
+    """The reader is asked for the data in ranges of so many samples."""
+    reader = request.data
+    if type(value) is not int or value < 1:
+        raise CallError(f"extra option CalibStridedMinMax is {value!r}; it must be a number of samples")
+    if not hasattr(reader, "set_range") or not hasattr(reader, "__len__"):
+        raise CallError("extra option CalibStridedMinMax needs a reader with __len__ and set_range")
+    if len(reader) % value:
+        raise CallError(f"extra option CalibStridedMinMax is {value}, of which {len(reader)} samples are no multiple")
+    request.data = _Strided(reader, value)
+
+
+class _Strided:
+    """Reads data in ranges of a reader's samples."""
+
+    def __init__(self, reader: Any, stride: int) -> None:
+        self._reader = reader
+        self._stride = stride
+
+    def __iter__(self) -> Iterator[Any]:
+        for start in range(0, len(self._reader), self._stride):
+            self._reader.set_range(start_index=start, end_index=start + self._stride)
+            while (sample := self._reader.get_next()) is not None:
+                yield sample
+
+
+def smooth(request: Request, value: Any) -> None:
+    """SmoothQuant with its alpha; factors are folded, or also inserted."""
+    if not flag(value, "extra option SmoothQuant"):
+        return
+    if request.data is None:
+        raise CallError("extra option SmoothQuant needs a calibration_data_reader")
+    alpha = request.options.get("SmoothQuantAlpha", 0.5)
+    folding = flag(request.options.get("SmoothQuantFolding", True), "extra option SmoothQuantFolding")
+    if not folding:
+        logger.warning("extra option SmoothQuantFolding is False; factors are folded all the same where they can be")
+    request.changes["optimizers"] = (SmoothQuant(alpha=alpha, insert=True),)
+
+
+def fixed_sigmoid(request: Request, value: Any) -> None:
+    """The result of a Sigmoid has the scale 1/256 and the zero point 0, as Android's interface wants it."""
+    if flag(value, "extra option extra.Sigmoid.nnapi"):
+        results = [node.outputs[0] for node in request.nodes_of("Sigmoid")]
+        if results:
+            request.tensors.append(TensorOverride(results, dtype="uint8", scale=1 / 256, zero_point=0))
+
+
+def channel_axes(request: Request, value: Any) -> None:
+    """The axis of the channels of weights, by the operator that reads them."""
+    if not isinstance(value, Mapping):
+        raise CallError(f"extra option QDQOpTypePerChannelSupportToAxis is {value!r}; it must be a dictionary")
+    if not request.weight.per_channel:
+        return
+    for op_type, axis in value.items():
+        for node in request.nodes_of(op_type):
+            weights = [name for name in node.inputs[1:2] if name and request.graph.is_constant(name)]
+            if node.kind in WEIGHTED and weights:
+                request.tensors.append(TensorOverride(weights, axis=axis))

@@ -1,0 +1,98 @@
+"""``TensorQuantOverrides``: what it says of a tensor, as a TensorOverride."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from quark_onnx.config import TensorOverride
+from quark_onnx.errors import nearest
+from quark_onnx.onnxruntime_spelling.request import CallError, Request, flag, format_of, logger
+
+_KEYS = ("quant_type", "axis", "scale", "zero_point", "symmetric", "reduce_range", "rmin", "rmax", "convert")
+#: Operators whose third input is a bias.
+_BIASED = ("Conv", "ConvTranspose", "Gemm")
+
+
+def tensor_overrides(request: Request, value: Any) -> None:
+    """Add what is said of each tensor.
+
+    Raises:
+        CallError: a tensor or a key is unknown, or keys do not go together.
+    """
+    if not isinstance(value, Mapping):
+        raise CallError(f"extra option TensorQuantOverrides is {value!r}; it must be a dictionary by tensor names")
+    known = {name for node in request.graph.nodes for name in (*node.inputs, *node.outputs)}
+    for tensor, given in value.items():
+        if tensor not in known:
+            raise CallError(
+                f"TensorQuantOverrides: tensor {tensor!r} is not present in the model{nearest(str(tensor), known)}"
+            )
+        if any(node.kind in _BIASED and node.input(2) == tensor for node in request.graph.consumers(tensor)):
+            logger.warning(
+                "TensorQuantOverrides: %r is a bias, which gets the product of two scales all the same", tensor
+            )
+            continue
+        channels = [given] if isinstance(given, Mapping) else list(given or ())
+        if channels:
+            _check(request, tensor, channels)
+            request.tensors += _overrides(request, tensor, channels)
+
+
+def _check(request: Request, tensor: str, channels: Sequence[Any]) -> None:
+    where = f"TensorQuantOverrides[{tensor!r}]"
+    for channel in channels:
+        if not isinstance(channel, Mapping):
+            raise CallError(f"{where} holds {channel!r}; it must be a dictionary")
+        for key in channel:
+            if key not in _KEYS:
+                raise CallError(f"{where} has no key {key!r}{nearest(str(key), _KEYS)}")
+        if ("scale" in channel) != ("zero_point" in channel):
+            raise CallError(f"Must provide both 'scale' and 'zero_point', or none of them: {where}")
+        for key in ("symmetric", "reduce_range", "rmin", "rmax"):
+            if key in channel and "scale" in channel:
+                raise CallError(f"{where}: option(s) [{key}] are invalid with 'scale' and 'zero_point'")
+    first = channels[0]
+    if len(channels) > 1 and "axis" not in first:
+        raise CallError(f"{where} has {len(channels)} channels, and no 'axis' in the first of them")
+    constant = request.graph.is_constant(tensor)
+    if "reduce_range" in first and not constant:
+        raise CallError(f"{where}: option 'reduce_range' is for initializers, and this is an activation")
+    if "convert" in first and constant:
+        raise CallError(f"{where}: option 'convert' is for activations, and this is an initializer")
+    for key in ("quant_type", "symmetric", "reduce_range"):
+        if len({str(channel.get(key)) for channel in channels}) > 1:
+            raise CallError(f"{where}: option {key!r} must be the same for all channels")
+
+
+def _overrides(request: Request, tensor: str, channels: Sequence[Mapping[str, Any]]) -> list[TensorOverride]:
+    first = channels[0]
+    found = [TensorOverride(tensor, **_settings(tensor, channels))]
+    if "convert" in first:
+        converted = dict(first["convert"])
+        readers = converted.pop("recv_nodes", None)
+        named = sorted(readers) if readers else [node.name for node in request.graph.consumers(tensor)]
+        _check(request, tensor, [converted])
+        if named:
+            found.append(TensorOverride(tensor, named, **_settings(tensor, [converted])))
+    return found
+
+
+def _settings(tensor: str, channels: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Arguments of a TensorOverride."""
+    first, settings = channels[0], dict[str, Any]()
+    if "quant_type" in first:
+        settings["dtype"] = format_of(first["quant_type"])
+    if "axis" in first:
+        settings["axis"] = first["axis"]
+    for key in ("symmetric", "reduce_range"):
+        if key in first:
+            settings[key] = flag(first[key], f"{key} of {tensor!r}")
+    for key, name in (("scale", "scale"), ("zero_point", "zero_point"), ("rmin", "low"), ("rmax", "high")):
+        if key in first:
+            settings[name] = [_number(channel[key]) for channel in channels]
+    return settings
+
+
+def _number(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") else value

@@ -1,0 +1,93 @@
+"""The table of extra options: which there are, their defaults, and what becomes of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from quark_onnx.errors import nearest
+from quark_onnx.onnxruntime_spelling import options as obeyed
+from quark_onnx.onnxruntime_spelling.options import Handler
+from quark_onnx.onnxruntime_spelling.overrides import tensor_overrides
+from quark_onnx.onnxruntime_spelling.request import Request, logger
+
+
+@dataclass(frozen=True)
+class Option:
+    """An extra option of onnxruntime.
+
+    Attributes:
+        defaults: values that ask for nothing.
+        effect: what it becomes here.
+        handle: changes a request accordingly.
+    """
+
+    defaults: tuple[Any, ...]
+    effect: str
+    handle: Handler
+
+
+OPTIONS: dict[str, Option] = {
+    "extra.Sigmoid.nnapi": Option(
+        (False,), "`TensorOverride(results, scale=1/256, zero_point=0)`", obeyed.fixed_sigmoid
+    ),
+    "ActivationSymmetric": Option((), "`activation.symmetric`", obeyed.activation_symmetric),
+    "ActivationRestrictedAsymmetric": Option((False,), '`TensorOverride("*", snapped=True)`', obeyed.restricted),
+    "WeightSymmetric": Option((None,), "`weight.symmetric`", obeyed.weight_symmetric),
+    "EnableSubgraph": Option((), "`bodies`", obeyed.bodies),
+    "ForceQuantizeNoInputCheck": Option((), "`movers`", obeyed.move_floats),
+    "MatMulConstBOnly": Option((), "`exclude` of products of two activations", obeyed.const_b_only),
+    "AddQDQPairToWeight": Option((False,), '`TensorOverride("*", stored=False)`', obeyed.pair_for_weights),
+    "OpTypesToExcludeOutputQuantization": Option((None, []), "`float_results`", obeyed.float_results),
+    "DedicatedQDQPair": Option((False,), '`TensorOverride("*", dedicated=True)`', obeyed.dedicated),
+    "QDQOpTypePerChannelSupportToAxis": Option((None, {}), "`TensorOverride(weights, axis=...)`", obeyed.channel_axes),
+    "QuantizeBias": Option((), "`bias`", obeyed.quantize_bias),
+    "UseQDQContribOps": Option((), "`contrib`", obeyed.contributed),
+    "QDQKeepRemovableActivations": Option((), "`clipping=False`", obeyed.keep_clipping),
+    "QDQDisableWeightAdjustForInt32Bias": Option(
+        (False,),
+        '`TensorOverride("*", raised=False)`; a bias that then exceeds int32 stays float instead of overflowing',
+        obeyed.keep_weight_scales,
+    ),
+    "BlockSize": Option((0, None), "`weight.block_size`", obeyed.blocks),
+    "MinimumRealRange": Option((None,), '`TensorOverride("*", min_range=...)`', obeyed.least_range),
+    "TensorQuantOverrides": Option(
+        (None, {}), "a `TensorOverride` for each tensor, two with `convert`", tensor_overrides
+    ),
+    "DefaultTensorType": Option((None,), "float, as always; another type is refused", obeyed.default_type),
+    "CalibTensorRangeSymmetric": Option((None,), "`activation.symmetric`", obeyed.calibration_symmetric),
+    "CalibMovingAverage": Option((), "`MinMax(moving_average=...)`", obeyed.nothing),
+    "CalibMovingAverageConstant": Option((), "`MinMax(constant=...)`", obeyed.nothing),
+    "CalibPercentile": Option((), "`Percentile(percentile=...)`", obeyed.nothing),
+    "CalibMaxIntermediateOutputs": Option((), "always so: one sample is alive at a time", obeyed.nothing),
+    "CalibStridedMinMax": Option((None, 0), "the reader is asked for ranges of so many samples", obeyed.strides),
+    "SmoothQuant": Option((False,), "`optimizers=(SmoothQuant(...),)`", obeyed.smooth),
+    "SmoothQuantAlpha": Option((), "`SmoothQuant(alpha=...)`", obeyed.nothing),
+    "SmoothQuantFolding": Option((), "factors are folded where they can be, and inserted elsewhere", obeyed.nothing),
+    "DisableShapeInference": Option((), "shape inference is never fatal", obeyed.nothing),
+}
+
+
+def apply(request: Request) -> None:
+    """Let each extra option change a request; values at their defaults are accepted, and unknown ones warned of.
+
+    Raises:
+        CallError: an option is refused, or its value is wrong.
+    """
+    for name, value in request.options.items():
+        if name not in OPTIONS:
+            logger.warning(
+                "unknown extra option %r has no effect, as in onnxruntime%s", name, nearest(str(name), OPTIONS)
+            )
+            continue
+        option = OPTIONS[name]
+        if not any(
+            value is default or (type(value) is type(default) and value == default) for default in option.defaults
+        ):
+            option.handle(request, value)
+
+
+def option_table() -> str:
+    """The table in Markdown, for the documentation."""
+    rows = ["| extra option | here |", "| --- | --- |"]
+    return "\n".join([*rows, *(f"| {name} | {option.effect} |" for name, option in OPTIONS.items())])

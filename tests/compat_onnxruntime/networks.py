@@ -1,0 +1,143 @@
+"""Small float models, and data for them, for scripts that quantize."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+
+Feeds = dict[str, NDArray[Any]]
+
+
+def _model(
+    nodes: list[Any], x: tuple[Any, ...], y: tuple[Any, ...], weights: dict[str, Any], **settings: Any
+) -> ModelProto:
+    kind = settings.get("kind", TensorProto.FLOAT)
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", kind, x)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, y)],
+        [numpy_helper.from_array(np.asarray(value), name) for name, value in weights.items()],
+    )
+    imports = [helper.make_opsetid("", settings.get("opset", 17)), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=imports, ir_version=9)
+
+
+def _normal(*shape: int, seed: int, scale: float = 1.0) -> NDArray[np.float32]:
+    return (np.random.default_rng(seed).standard_normal(shape) * scale).astype(np.float32)
+
+
+def convolutions(opset: int = 17) -> ModelProto:
+    """Conv, Relu, MaxPool, Conv, Add, Relu, GlobalAveragePool, Flatten, Gemm: an image classifier."""
+    node = helper.make_node
+    nodes = [
+        node("Conv", ["x", "w1", "b1"], ["c1"], "conv1", pads=[1, 1, 1, 1]),
+        node("Relu", ["c1"], ["r1"], "relu1"),
+        node("MaxPool", ["r1"], ["m"], "pool", kernel_shape=[2, 2], strides=[2, 2]),
+        node("Conv", ["m", "w2", "b2"], ["c2"], "conv2", pads=[1, 1, 1, 1]),
+        node("Add", ["c2", "m"], ["s"], "add"),
+        node("Relu", ["s"], ["r2"], "relu2"),
+        node("GlobalAveragePool", ["r2"], ["p"], "mean"),
+        node("Flatten", ["p"], ["f"], "flatten"),
+        node("Gemm", ["f", "w3", "b3"], ["y"], "fc"),
+    ]
+    weights = {
+        "w1": _normal(8, 3, 3, 3, seed=1, scale=0.3),
+        "b1": _normal(8, seed=2, scale=0.1),
+        "w2": _normal(8, 8, 3, 3, seed=3, scale=0.2),
+        "b2": _normal(8, seed=4, scale=0.1),
+        "w3": _normal(8, 5, seed=5, scale=0.5),
+        "b3": _normal(5, seed=6, scale=0.1),
+    }
+    return _model(nodes, ("N", 3, 12, 12), ("N", 5), weights, opset=opset)
+
+
+def attention() -> ModelProto:
+    """Projections, scores, Softmax and a feed-forward part with Sigmoid and Mul: a decoder's layer in small."""
+    node = helper.make_node
+    nodes = [
+        node("MatMul", ["x", "wq"], ["q"], "q_proj"),
+        node("MatMul", ["x", "wk"], ["k"], "k_proj"),
+        node("MatMul", ["x", "wv"], ["v"], "v_proj"),
+        node("Transpose", ["k"], ["kt"], "turn", perm=[0, 2, 1]),
+        node("MatMul", ["q", "kt"], ["scores"], "scores"),
+        node("Softmax", ["scores"], ["p"], "softmax", axis=-1),
+        node("MatMul", ["p", "v"], ["o"], "context"),
+        node("MatMul", ["o", "wo"], ["h"], "o_proj"),
+        node("Add", ["h", "x"], ["r"], "residual"),
+        node("MatMul", ["r", "wu"], ["u"], "up"),
+        node("Sigmoid", ["u"], ["g"], "gate"),
+        node("Mul", ["u", "g"], ["a"], "silu"),
+        node("MatMul", ["a", "wd"], ["y"], "down"),
+    ]
+    size = 32
+    weights = {name: _normal(size, size, seed=at, scale=0.18) for at, name in enumerate(("wq", "wk", "wv", "wo"))}
+    weights |= {"wu": _normal(size, 64, seed=7, scale=0.18), "wd": _normal(64, size, seed=8, scale=0.13)}
+    return _model(nodes, ("N", 6, size), ("N", 6, size), weights)
+
+
+def embedding() -> ModelProto:
+    """Gather from a table, MatMul, Tanh, MatMul: words to features."""
+    node = helper.make_node
+    nodes = [
+        node("Gather", ["table", "x"], ["e"], "look_up"),
+        node("MatMul", ["e", "w1"], ["h"], "hidden"),
+        node("Tanh", ["h"], ["t"], "tanh"),
+        node("MatMul", ["t", "w2"], ["y"], "head"),
+    ]
+    weights = {
+        "table": _normal(50, 32, seed=1),
+        "w1": _normal(32, 64, seed=2, scale=0.18),
+        "w2": _normal(64, 16, seed=3, scale=0.13),
+    }
+    return _model(nodes, ("N", 7), ("N", 7, 16), weights, kind=TensorProto.INT64)
+
+
+def branches() -> ModelProto:
+    """Two Add and a Softmax, and an If one of whose branches multiplies."""
+    node, w = helper.make_node, _normal(16, 16, seed=9, scale=0.25)
+    result = helper.make_tensor_value_info("z", TensorProto.FLOAT, None)
+    then = helper.make_graph([node("MatMul", ["b", "w"], ["z"], "inner")], "then", [], [result])
+    other = helper.make_graph([node("Identity", ["b"], ["z"], "same")], "other", [], [result])
+    nodes = [
+        node("Add", ["x", "k"], ["a"], "add1"),
+        node("Softmax", ["a"], ["s"], "softmax1", axis=-1),
+        node("Add", ["s", "x"], ["b"], "add2"),
+        node("If", ["yes"], ["c"], "if", then_branch=then, else_branch=other),
+        node("MatMul", ["c", "w"], ["y"], "matmul"),
+    ]
+    weights = {"k": _normal(16, seed=1), "w": w, "yes": np.array(True)}
+    return _model(nodes, ("N", 16), ("N", 16), weights)
+
+
+def stream() -> ModelProto:
+    """A residual stream into a LayerNormalization, which few bits are known to ruin."""
+    node = helper.make_node
+    nodes = [
+        node("MatMul", ["x", "w"], ["h"], "matmul"),
+        node("Add", ["h", "x"], ["r"], "add"),
+        node("LayerNormalization", ["r", "gain", "bias"], ["y"], "norm"),
+    ]
+    weights = {"w": _normal(16, 16, seed=1, scale=0.25), "gain": np.ones(16, "f"), "bias": np.zeros(16, "f")}
+    return _model(nodes, ("N", 16), ("N", 16), weights)
+
+
+def samples(model: ModelProto, count: int = 24, seed: int = 0) -> list[Feeds]:
+    """Random data for a model's input ``x``; each sample is a batch of four."""
+    random, [value] = np.random.default_rng(seed), model.graph.input
+    shape = [dim.dim_value or 4 for dim in value.type.tensor_type.shape.dim]
+    if value.type.tensor_type.elem_type == TensorProto.INT64:
+        return [{"x": random.integers(0, 50, shape)} for _ in range(count)]
+    return [{"x": random.standard_normal(shape).astype(np.float32)} for _ in range(count)]
+
+
+def save(model: ModelProto, folder: Path) -> Path:
+    """Write a model as ``float.onnx``."""
+    path = folder / "float.onnx"
+    onnx.save_model(model, str(path))
+    return path

@@ -1,0 +1,93 @@
+"""The modules and names of onnxruntime.quantization are all there, and what quantizes is ours."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import onnxruntime.quantization as theirs
+import pytest
+
+import quark_onnx.compat_onnxruntime as ours
+
+MODULES = [
+    "base_quantizer",
+    "calibrate",
+    "cuda_quantizer",
+    "fusions",
+    "matmul_bnb4_quantizer",
+    "matmul_nbits_quantizer",
+    "onnx_model",
+    "onnx_quantizer",
+    "preprocess",
+    "qdq_loss_debug",
+    "qdq_quantizer",
+    "quant_utils",
+    "quantize",
+    "registry",
+    "shape_inference",
+    "static_quantize_runner",
+    "tensor_quant_overrides",
+    "execution_providers.qnn",
+    "execution_providers.qnn.fusion_lpnorm",
+    "execution_providers.qnn.fusion_spacetodepth",
+    "execution_providers.qnn.mixed_precision_overrides_utils",
+    "execution_providers.qnn.preprocess",
+    "execution_providers.qnn.quant_config",
+]
+#: What quantizes.
+OWN = {
+    "quantize": ("quantize", "quantize_static", "quantize_dynamic"),
+    "qdq_quantizer": ("QDQQuantizer",),
+    "onnx_quantizer": ("ONNXQuantizer",),
+    "matmul_nbits_quantizer": ("MatMulNBitsQuantizer",),
+    "static_quantize_runner": ("main",),
+}
+
+
+@pytest.mark.parametrize("name", ["", *MODULES])
+def test_every_name_is_there(name: str) -> None:
+    suffix = f".{name}" if name else ""
+    mirrored = importlib.import_module(f"{ours.__name__}{suffix}")
+    original = importlib.import_module(f"{theirs.__name__}{suffix}")
+    for known in (known for known in vars(original) if not known.startswith("_")):
+        found = getattr(mirrored, known)
+        own = known in OWN.get(name or "quantize", ()) or (not name and known == "QDQQuantizer")
+        if own:
+            assert found is not getattr(original, known)
+        elif not inspect.ismodule(found) and known not in ("quantize", "annotations"):
+            assert known in dir(mirrored)
+    with pytest.raises(AttributeError):
+        _ = mirrored.quantise_static
+
+
+def test_signatures_are_theirs() -> None:
+    for name in ("quantize_static", "quantize_dynamic"):
+        assert inspect.signature(getattr(ours, name)) == inspect.signature(getattr(theirs, name))
+
+
+def test_what_is_no_configuration_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="quant_config is a dict"):
+        ours.quantize("m.onnx", str(tmp_path / "q.onnx"), {})
+    with pytest.raises(TypeError, match="multiple values for argument 'model_input'"):
+        ours.quantize_static("m", "q", model_input="m")
+
+
+def test_the_native_package_does_not_import_the_mirror() -> None:
+    code = "import quark_onnx, sys; sys.exit('quark_onnx.compat_onnxruntime' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_enumerations_of_the_root_package_read_names() -> None:
+    import quark_onnx
+
+    assert quark_onnx.QuantType.from_string("QUInt4").tensor_type == theirs.QuantType.QUInt4.tensor_type
+    assert [str(kind) for kind in quark_onnx.QuantFormat] == ["QOperator", "QDQ"]
+    assert {kind.name: kind.value for kind in quark_onnx.QuantType} == {
+        kind.name: kind.value for kind in theirs.QuantType
+    }
+    with pytest.raises(ValueError, match="'QInt7' is none of"):
+        quark_onnx.QuantType.from_string("QInt7")

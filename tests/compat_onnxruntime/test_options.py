@@ -1,0 +1,166 @@
+"""Options that no pattern has: caches, strides, bare names of contributed operators, and the documented table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime.quantization as theirs
+import pytest
+from onnx import TensorProto, numpy_helper, parser
+
+import quark_onnx
+import quark_onnx.compat_onnxruntime as ours
+from quark_onnx.onnxruntime_spelling import option_table, translate_dynamic, translate_static
+from tests.compat_onnxruntime import networks
+from tests.compat_onnxruntime.patterns import reader
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "from_onnxruntime.md"
+
+
+def test_the_documentation_has_the_table() -> None:
+    assert option_table() in DOCUMENT.read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    networks.save(networks.convolutions(), tmp_path)
+    return tmp_path
+
+
+def scales(path: Path) -> dict[str, float]:
+    model = onnx.load(path)
+    return {
+        tensor.name: float(numpy_helper.to_array(tensor).max())
+        for tensor in model.graph.initializer
+        if tensor.name.endswith("_scale")
+    }
+
+
+def data() -> Any:
+    return reader(theirs, networks.samples(networks.convolutions()))
+
+
+def test_a_cache_gives_the_same_model_without_data(folder: Path) -> None:
+    source, cache = str(folder / "float.onnx"), folder / "ranges.json"
+    ours.quantize_static(source, str(folder / "a.onnx"), data(), calibration_cache_path=cache)
+    ours.quantize_static(source, str(folder / "b.onnx"), None, calibration_cache_path=cache)
+    first, second = scales(folder / "a.onnx"), scales(folder / "b.onnx")
+    assert first.keys() == second.keys()
+    np.testing.assert_allclose([first[name] for name in first], [second[name] for name in first], rtol=1e-5)
+    assert theirs.load_tensors_data(cache).calibration_method == theirs.CalibrationMethod.MinMax
+
+
+def test_a_cache_of_onnxruntime_is_read(folder: Path) -> None:
+    source, cache = str(folder / "float.onnx"), folder / "ranges.json"
+    theirs.quantize_static(source, str(folder / "a.onnx"), data(), calibration_cache_path=cache)
+    ours.quantize_static(source, str(folder / "b.onnx"), None, calibration_cache_path=cache)
+    first, second = scales(folder / "a.onnx"), scales(folder / "b.onnx")
+    np.testing.assert_allclose(first["x_scale"], second["x_scale"], rtol=1e-6)
+    with pytest.raises(ValueError, match=r"was written by CalibrationMethod\.MinMax"):
+        ours.quantize_static(
+            source,
+            str(folder / "b.onnx"),
+            None,
+            calibration_cache_path=cache,
+            calibrate_method=theirs.CalibrationMethod.Entropy,
+        )
+
+
+def test_without_data_and_cache_it_is_an_error(folder: Path) -> None:
+    with pytest.raises(ValueError, match="calibration_data_reader is None"):
+        ours.quantize_static(str(folder / "float.onnx"), str(folder / "q.onnx"), None)
+
+
+class Strided:
+    """A reader that is asked for ranges of samples."""
+
+    def __init__(self, samples: list[networks.Feeds]) -> None:
+        self.samples, self.asked = samples, list[tuple[int, int]]()
+        self.rest = iter(samples)
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def set_range(self, start_index: int, end_index: int) -> None:
+        self.asked.append((start_index, end_index))
+        self.rest = iter(self.samples[start_index:end_index])
+
+    def get_next(self) -> networks.Feeds | None:
+        return next(self.rest, None)
+
+
+def test_data_in_strides(folder: Path) -> None:
+    strided = Strided(networks.samples(networks.convolutions()))
+    source = str(folder / "float.onnx")
+    ours.quantize_static(source, str(folder / "a.onnx"), strided, extra_options={"CalibStridedMinMax": 8})
+    assert strided.asked == [(0, 8), (8, 16), (16, 24)]
+    ours.quantize_static(source, str(folder / "b.onnx"), data())
+    assert scales(folder / "a.onnx") == scales(folder / "b.onnx")
+    with pytest.raises(ValueError, match="of which 24 samples are no multiple"):
+        ours.quantize_static(source, str(folder / "a.onnx"), strided, extra_options={"CalibStridedMinMax": 7})
+
+
+def test_smoothquant() -> None:
+    options = {"SmoothQuant": True, "SmoothQuantAlpha": 0.7}
+    found = translate_static((networks.attention(), "q", data()), {"extra_options": options}).config
+    assert found.optimizers == (quark_onnx.SmoothQuant(alpha=0.7, insert=True),)
+
+
+def test_contributed_operators_are_found_by_their_bare_names() -> None:
+    model = parser.parse_model("""<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>
+        g (float[2, 8] x) => (float[2, 8] y) {
+            h = com.microsoft.QuickGelu (x)
+            y = Tanh (h)
+        }""")
+    found = translate_static((model, "q", None), {"op_types_to_quantize": ["QuickGelu"]}).config
+    assert "com.microsoft::QuickGelu" in found.op_types
+
+
+def test_naming_every_type_singles_none_out() -> None:
+    types = ["Conv", "Relu", "MaxPool", "Add", "GlobalAveragePool", "Flatten", "Gemm"]
+    found = translate_static((networks.convolutions(), "q", None), {"op_types_to_quantize": types}).config
+    assert (found.op_types, found.safe) == ((), True)
+
+
+def test_an_override_of_a_bias_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    options = {"TensorQuantOverrides": {"b1": [{"quant_type": theirs.QuantType.QInt8}]}}
+    assert translate_static((networks.convolutions(), "q", None), {"extra_options": options}).config.tensors == ()
+    assert "'b1' is a bias" in caplog.text
+
+
+def test_dynamic_products_that_there_are_not_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    translate_dynamic((networks.embedding(), "q"), {"op_types_to_quantize": ["Gather", "MatMul"]})
+    assert "quantize_dynamic has no products of codes for Gather" in caplog.text
+
+
+def test_fixed_scales_of_sigmoids() -> None:
+    found = translate_static((networks.attention(), "q", None), {"extra_options": {"extra.Sigmoid.nnapi": True}}).config
+    assert found.tensors == (quark_onnx.TensorOverride("g", dtype="uint8", scale=1 / 256, zero_point=0),)
+
+
+def test_types_by_number_and_by_name() -> None:
+    for kind in (TensorProto.INT4, theirs.QuantType.QInt4, quark_onnx.QuantType.QInt4, "QInt4"):
+        weight = translate_static(("m", "q", None), {"weight_type": kind}).config.weight
+        assert weight is not None and weight.dtype.name == "int4"
+
+
+def test_dynamic_in_the_root_package(tmp_path: Path) -> None:
+    source = networks.save(networks.attention(), tmp_path)
+    output = tmp_path / "q.onnx"
+    for arguments in ((str(source), str(output)), (source, output)):
+        result = quark_onnx.quantize_dynamic(*arguments, weight_type=quark_onnx.QuantType.QUInt8)
+        assert onnx.load(output) == result
+        weights = {tensor.data_type for tensor in result.graph.initializer if tensor.name.endswith("_quantized")}
+        assert weights == {TensorProto.UINT8}
+    assert quark_onnx.quantize_dynamic(str(source), "DYNAMIC").graph.node
+
+
+def test_dynamic_options(caplog: pytest.LogCaptureFixture) -> None:
+    options = {"ActivationSymmetric": True, "MatMulConstBOnly": False}
+    found = translate_dynamic(("m", "q"), {"extra_options": options, "per_channel": True, "reduce_range": True})
+    assert found.config.weight is not None
+    assert (found.config.weight.per_channel, found.config.weight.reduce_range) == (True, True)
+    assert caplog.text.count("extra option") == 2
