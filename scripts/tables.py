@@ -13,6 +13,7 @@ from quark_onnx.onnx.options import ROWS
 from quark_onnx.onnx.quant_utils import name_of
 from quark_onnx.onnx.quantization.config.custom_config import DefaultConfigMapping
 from quark_onnx.onnx.tools.table import TOOLS
+from quark_onnx.onnxruntime_spelling import option_table
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -50,10 +51,16 @@ def amd_tools() -> str:
     )
 
 
+def onnxruntime_options() -> str:
+    """Return the extra options of onnxruntime.quantization, and what becomes of each."""
+    return option_table().rstrip("\n")
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "amd-options": amd_options,
     "amd-presets": amd_presets,
     "amd-tools": amd_tools,
+    "onnxruntime-options": onnxruntime_options,
 }
 
 

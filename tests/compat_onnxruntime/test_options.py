@@ -13,15 +13,9 @@ from onnx import TensorProto, numpy_helper, parser
 
 import quark_onnx
 import quark_onnx.compat_onnxruntime as ours
-from quark_onnx.onnxruntime_spelling import option_table, translate_dynamic, translate_static
+from quark_onnx.onnxruntime_spelling import translate_dynamic, translate_static
 from tests.compat_onnxruntime import networks
 from tests.compat_onnxruntime.patterns import reader
-
-DOCUMENT = Path(__file__).parents[2] / "docs" / "from_onnxruntime.md"
-
-
-def test_the_documentation_has_the_table() -> None:
-    assert option_table() in DOCUMENT.read_text(encoding="utf-8")
 
 
 @pytest.fixture
