@@ -347,7 +347,13 @@ def test_it_is_written_in_the_form_that_was_asked_for(case: Case) -> None:
     assert any(kind.startswith("Extended") for kind in added) is (case.form == "vendor")
 
 
-SAME = [case for case in EVERY if not case.changes and case.network == "convolutions"]
+#: Formats whose exponents AMD's operator chooses by another rule than the function that takes its place.
+BY_VENDOR = frozenset(preset for preset in PRESETS if preset.startswith("MXFP"))
+SAME = [
+    case
+    for case in EVERY
+    if not case.changes and case.network == "convolutions" and not (case.form == "vendor" and case.preset in BY_VENDOR)
+]
 
 
 @pytest.mark.parametrize("same", SAME, ids=str)
