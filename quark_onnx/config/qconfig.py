@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from calibrators import Best
 from calibrators.base import is_number
 from calibrators.shown import short
-from quark_onnx.config.spec import QuantizationSpec, check_names
+from quark_onnx.config.spec import QuantizationSpec, check_granularity, check_names
 from quark_onnx.config.tensors import TensorOverride
 from quark_onnx.config.text import format_call, parse_call
 from quark_onnx.dtypes import INT8, UINT8
@@ -79,22 +79,6 @@ def parse_optimizer(text: str) -> Any:
     return cls(**settings)
 
 
-def _check_granularity(activation: QuantizationSpec | None, weight: QuantizationSpec | None, where: str = "") -> None:
-    if activation is not None:
-        if activation.block_size:
-            raise ConfigError(
-                f"activation{where}: block_size belongs to the weight; block formats have blocks of their own"
-            )
-        if activation.dynamic and activation.per_channel:
-            raise ConfigError(f"activation{where}: each run computes one scale for a tensor; per_channel cannot be set")
-        if activation.dynamic and (activation.dtype.name, activation.symmetric) != ("uint8", False):
-            raise ConfigError(f"activation{where}: a dynamic scale is for uint8, asymmetric, not for {activation}")
-    if weight is not None and weight.dynamic:
-        raise ConfigError(
-            f"weight{where}: the scale of a weight is known beforehand; dynamic belongs to the activation"
-        )
-
-
 @dataclass(frozen=True)
 class Override:
     """Another decision for some of the nodes.
@@ -153,7 +137,7 @@ class Override:
             spec = getattr(self, name)
             if spec is not None and not isinstance(spec, QuantizationSpec):
                 raise ConfigError(f"{name} of the override for {self.where} is {short(spec)}, not a QuantizationSpec")
-        _check_granularity(self.activation, self.weight, f" of the override for {self.where}")
+        check_granularity(self.activation, self.weight, f" of the override for {self.where}")
 
     @property
     def where(self) -> str:
@@ -269,7 +253,7 @@ class QConfig:
         for tensor in self.tensors:
             if not isinstance(tensor, TensorOverride):
                 raise ConfigError(f"tensors holds {short(tensor)}, which is not a TensorOverride")
-        _check_granularity(self.activation, self.weight)
+        check_granularity(self.activation, self.weight)
         if self.activation is not None and self.activation.dynamic and self.form == "operators":
             for spec in (self.weight, *(override.weight for override in self.overrides)):
                 if spec is not None and (spec.block_size or spec.dtype.name not in ("int8", "uint8")):
@@ -283,6 +267,14 @@ class QConfig:
                     "saturate is false; the vendor's float16 saturates: set it to true, or choose form qdq"
                 )
         self._check_exponents()
+        self._check_numbers()
+        self._check_target()
+        for op_type in self.op_types:
+            if len(RULES):  # the rules may not be loaded yet; then the plan will look
+                RULES[op_type]
+
+    def _check_numbers(self) -> None:
+        """Settings that are numbers are in their ranges."""
         if type(self.search) is not int or self.search < 0:
             raise ConfigError(f"search is {short(self.search)}; it must be a number of samples, 0 or more")
         if type(self.accuracy_level) is not int or not 0 <= self.accuracy_level <= 4:
@@ -291,6 +283,9 @@ class QConfig:
             raise ConfigError(f"max_opset is {short(self.max_opset)}; it must be an opset, {_LEAST_OPSET} or higher")
         if self.min_sqnr is not None and not (is_number(self.min_sqnr) and abs(self.min_sqnr) < _GREATEST_SQNR):
             raise ConfigError(f"min_sqnr is {short(self.min_sqnr)}; it must be a number of decibels")
+
+    def _check_target(self) -> None:
+        """The target exists, and goes with the other settings."""
         if not isinstance(self.target, str):
             raise ConfigError(f"target is {short(self.target)}; it must be the name of a target, or empty")
         if self.target and len(TARGETS):  # they may not be loaded yet
@@ -300,9 +295,6 @@ class QConfig:
                 f"keep_initializer_inputs is true, but the target {self.target} takes no initializers as inputs; leave "
                 "out one of the two"
             )
-        for op_type in self.op_types:
-            if len(RULES):  # the rules may not be loaded yet; then the plan will look
-                RULES[op_type]
 
     def _check_exponents(self) -> None:
         """Rules for shared exponents that what will be written can compute."""

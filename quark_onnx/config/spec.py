@@ -237,3 +237,20 @@ def format_calibrator(calibrator: Any) -> str:
     'percentile:percentile=99.9'
     """
     return format_call(calibrator)
+
+
+def check_granularity(activation: QuantizationSpec | None, weight: QuantizationSpec | None, where: str = "") -> None:
+    """Raise ConfigError where a granularity does not go with activations or weights."""
+    if activation is not None:
+        if activation.block_size:
+            raise ConfigError(
+                f"activation{where}: block_size belongs to the weight; block formats have blocks of their own"
+            )
+        if activation.dynamic and activation.per_channel:
+            raise ConfigError(f"activation{where}: each run computes one scale for a tensor; per_channel cannot be set")
+        if activation.dynamic and (activation.dtype.name, activation.symmetric) != ("uint8", False):
+            raise ConfigError(f"activation{where}: a dynamic scale is for uint8, asymmetric, not for {activation}")
+    if weight is not None and weight.dynamic:
+        raise ConfigError(
+            f"weight{where}: the scale of a weight is known beforehand; dynamic belongs to the activation"
+        )
