@@ -15,7 +15,7 @@ from quark_onnx.npu import check
 from quark_onnx.steps import trial
 from quark_onnx.steps.trial import Probe
 from tests.endtoend.random_graphs import draw, renamed, shuffled
-from tests.models import normal, parse, samples, weight
+from tests.models import normal, parse, weight
 
 PRESETS = ("A8W8", "XINT8", "A16W8", "S8S8", "INT4", "DYNAMIC", "BF16", "BFP16", "FP8E4M3", "MXFP8E4M3")
 GRAPHS, PART = 1000, 50
@@ -62,30 +62,6 @@ def test_names_and_order_do_not_matter(preset: str) -> None:
         for same in (renamed(model), shuffled(model, seed)):
             for a, b in zip(expected, outputs(quantize_static(same, data, preset), data), strict=True):
                 np.testing.assert_array_equal(a, b)
-
-
-@pytest.mark.parametrize(("preset", "target"), [("XINT8", ""), ("XINT8", "stx"), ("A8W8", ""), ("A16W8", "")])
-def test_a_search_in_parts_sees_what_the_whole_model_does(
-    preset: str, target: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """To the bit: onnxruntime must round in each part as it does in the whole, biases as well."""
-    seen = compared(monkeypatch)
-    for seed in range(5000, 5010):
-        quantize(*draw(seed), QConfig.of(preset).with_(search=3, target=target))
-    assert seen[True] > 3 * seen[False] > 0
-
-
-@pytest.mark.parametrize("batch", [0, 2], ids=["any batch", "a batch of two"])
-@pytest.mark.parametrize("preset", ["XINT8", "A8W8", "A16W8"])
-def test_so_does_one_of_a_transformer(preset: str, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What onnxruntime fuses there depends on sizes."""
-    seen = compared(monkeypatch)
-    model = attention()
-    if batch:
-        for value in (*model.graph.input, *model.graph.output):
-            value.type.tensor_type.shape.dim[0].dim_value = batch
-    quantize(model, samples(model, 4), QConfig.of(preset).with_(search=2))
-    assert seen[True] > 3 * seen[False] > 0
 
 
 def attention() -> ModelProto:

@@ -7,6 +7,7 @@ number. Those about the structure of graphs and about single numbers are in ``te
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import sys
@@ -157,7 +158,7 @@ def drawn(count: int, *shape: int) -> Iterator[Feeds]:
 @pytest.mark.parametrize(
     ("calibrator", "slack"),
     [
-        ("percentile", 0),
+        ("percentile", 100_000),  # of 256 samples four are held out, and named in the report
         ("entropy", 0),
         ("minmse", 4_000_000),
     ],  # minmse looks at full bins, which few values leave empty
@@ -469,7 +470,7 @@ def test_ort_14213_zip_instead_of_a_model(tmp_path: Path) -> None:
 # 31, 33, 44, 51, 60: settings and other input
 
 
-def test_optimum_1418_and_ort_12556_exclude() -> None:
+def test_optimum_1418_and_ort_12556_exclude(caplog: pytest.LogCaptureFixture) -> None:
     """31: exclusions crashed or silently excluded nothing; here patterns work, or are errors."""
     data = list(drawn(4, 2, 8))
     for pattern in ("second", "sec*", "re:^sec.nd$", ["second"], {"second"}):
@@ -479,8 +480,9 @@ def test_optimum_1418_and_ort_12556_exclude() -> None:
     for nothing, hint in (("secnd", "second"), ("re:^third", ""), ("encoder.layer.0", "")):
         with pytest.raises(ConfigError, match=f"no node of the model matches '{re.escape(nothing)}'.*{hint}"):
             quantize_static(dense(), data, QConfig(exclude=(nothing,)))
-    with pytest.raises(ConfigError, match=r"no node of the model matches 'secnd'.*second"):
+    with caplog.at_level(logging.WARNING):  # what onnxruntime ignores is a warning in its spelling
         theirs(dense(), data, nodes_to_exclude=["secnd"])
+    assert "secnd" in caplog.text and "second" in caplog.text
 
 
 def test_aimet_4041_same_model_twice() -> None:
@@ -679,6 +681,8 @@ def test_ort_25631_int4_of_odd_shapes(preset: str, x: tuple[int, ...], w: tuple[
     data = list(drawn(6, *x))
     if preset == "A16W4":
         static(model, data, preset, bound=14.0)
+    elif w[-2] == 1:  # a scale for each value takes more space than the floats
+        assert quantize_weights(model, preset) == model
     else:
         sound(model, quantize_weights(model, preset), data, bound=14.0)  # blocks of 32 in 4 bits reach about 19 dB
 

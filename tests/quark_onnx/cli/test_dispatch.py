@@ -86,7 +86,7 @@ def test_help_has_every_option_and_an_example(cli: Any, command: str, words: str
 
 def test_unsafe_says_what_it_means(cli: Any) -> None:
     help_text = " ".join(cli("quantize", "--help").out.split())
-    assert "boxes and scores would share one scale" in help_text.split("--unsafe", 2)[-1]
+    assert "the decoding of detectors" in help_text.split("--unsafe", 2)[-1]
 
 
 @pytest.mark.parametrize(
