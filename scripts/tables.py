@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from quark_onnx.onnx.options import ROWS
-from quark_onnx.onnx.quant_utils import name_of
 from quark_onnx.onnx.quantization.config.custom_config import DefaultConfigMapping
 from quark_onnx.onnx.tools.table import TOOLS
 from quark_onnx.onnxruntime_spelling import option_table
+from quark_onnx.onnxruntime_spelling.request import name_of
 
 DOCS = Path(__file__).parents[1] / "docs"
 

@@ -26,6 +26,7 @@ class Draft:
         exclude: names of nodes, and pairs of start and end nodes, that stay float.
         overrides: decisions for some nodes.
         input_nodes, output_nodes: nothing before the first and behind the last is quantized.
+        float_results: operator types whose results are not quantized for their own sake.
         constant_matmul: a MatMul without a constant factor stays float.
         algorithms: in AMD's spelling.
         accuracy_level: of MatMulNBits.
@@ -51,6 +52,7 @@ class Draft:
     input_nodes: Sequence[str] = ()
     output_nodes: Sequence[str] = ()
     constant_matmul: bool = False
+    float_results: Sequence[str] = ()
     algorithms: list[AlgoConfig] = field(default_factory=list)
     accuracy_level: int = 0
     samples: int | None = None

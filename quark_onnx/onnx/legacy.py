@@ -8,8 +8,8 @@ from calibrators import Calibrator, Entropy, LayerwisePercentile, MinMax, MinMSE
 from quark_onnx.config import QuantizationSpec
 from quark_onnx.dtypes import Integer
 from quark_onnx.errors import ConfigError, nearest
-from quark_onnx.onnx.quant_utils import name_of
 from quark_onnx.onnx.quantization.config.spec import QTensorConfig, ScaleType
+from quark_onnx.onnxruntime_spelling.request import name_of
 
 if TYPE_CHECKING:
     from quark_onnx.onnx.quantization.config.config import QuantizationConfig

@@ -12,7 +12,6 @@ from calibrators import CalibrationError, LayerwisePercentile, MinMSE
 from quark_onnx.config import QuantizationSpec
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.onnx.draft import Draft
-from quark_onnx.onnx.quant_utils import name_of
 from quark_onnx.onnx.quantization.config.algorithm import (
     AdaQuantConfig,
     AdaRoundConfig,
@@ -20,6 +19,7 @@ from quark_onnx.onnx.quantization.config.algorithm import (
     BiasCorrectionConfig,
     GPTQConfig,
 )
+from quark_onnx.onnxruntime_spelling.request import name_of
 
 logger = logging.getLogger(__name__)
 
@@ -243,6 +243,11 @@ def block_attributes(draft: Draft, attributes: Any) -> None:
     for name, default in _BLOCK_DEFAULTS.items():
         if attributes.get(name, default) != default:
             logger.warning("%s=%r has no effect here: blocks lie along the summed axis", name, attributes[name])
+
+
+def float_results(draft: Draft, op_types: Any) -> None:
+    """Set the operator types whose results are not quantized for their own sake."""
+    draft.float_results = tuple(op_types or ())
 
 
 def subgraphs(draft: Draft, pairs: Any) -> None:

@@ -102,7 +102,7 @@ ROWS: tuple[Option, ...] = (
     _not_needed("QuantizeAllOpTypes", _ANY, "every operator that has a rule is quantized"),
     _not_needed("EnableSubgraph", (False, None), "bodies of If, Loop and Scan are quantized by default"),
     _not_needed("ForceQuantizeNoInputCheck", _ANY, "operators that move data take over the scale of their input"),
-    _refused("OpTypesToExcludeOutputQuantization", ([], None), "use `Override(op_types, keep=True)`"),
+    _obeyed("OpTypesToExcludeOutputQuantization", effects.float_results, "`float_results`"),
     _refused("NodesToExcludeOutputQuantization", ([], None), "use `Override(nodes, keep=True)`"),
     _refused("TensorQuantOverrides", ({}, None), "use specific_layer_config"),
     _refused("MixedPrecisionTensor", ({}, None), "use specific_layer_config"),

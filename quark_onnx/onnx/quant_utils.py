@@ -6,7 +6,6 @@ onnxruntime's own enumerations are accepted wherever these are: members are comp
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any
 
 from quark_onnx.errors import ConfigError, nearest
 
@@ -89,8 +88,3 @@ class ExtendedCalibrationMethod(Enum):
     """Calibration methods for weights with float scales."""
 
     MinMSE = 0
-
-
-def name_of(member: Any) -> str:
-    """Return the name of a member of an enumeration, of AMD's or of onnxruntime's; text is returned unchanged."""
-    return member.name if isinstance(member, Enum) else str(member)

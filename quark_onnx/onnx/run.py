@@ -69,6 +69,7 @@ def native(draft: Draft, model: str | Path | ModelProto) -> QConfig:
         target=draft.target,
         fix_sizes=False,  # AMD Quark leaves the batch as it is; FixShapes fixes it
         op_types=names.known_types(draft.op_types),
+        float_results=tuple(draft.float_results),
         nodes=names.known(draft.nodes),
         safe=not draft.nodes,  # what is asked for by name is done
         optimizers=tuple(algorithm.native() for algorithm in algorithms),

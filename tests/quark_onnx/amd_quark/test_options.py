@@ -109,6 +109,7 @@ def test_formats_and_ranges() -> None:
     assert not config_of(model, ActivationSymmetric=False).activation.symmetric  # type: ignore[union-attr]
     assert not config_of(model, WeightSymmetric=False).weight.symmetric  # type: ignore[union-attr]
     assert not config_of(model, QuantizeBias=False).bias
+    assert config_of(model, OpTypesToExcludeOutputQuantization=["Gemm"]).float_results == ("Gemm",)
     assert config_of(model, WeightsOnly=True).activation is None
     assert config_of(model, Percentile=99.5).activation.calibrator.percentile == 99.5  # type: ignore[union-attr]
     chosen = config_of(model, WeightCalibrateMethod="MinMSE").weight

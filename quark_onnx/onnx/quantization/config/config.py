@@ -12,7 +12,6 @@ from quark_onnx.errors import ConfigError
 from quark_onnx.onnx import legacy
 from quark_onnx.onnx.draft import Draft
 from quark_onnx.onnx.options import apply_options
-from quark_onnx.onnx.quant_utils import name_of
 from quark_onnx.onnx.quantization.config.algorithm import (
     AdaRoundConfig,
     AlgoConfig,
@@ -23,6 +22,7 @@ from quark_onnx.onnx.quantization.config.algorithm import (
 )
 from quark_onnx.onnx.quantization.config.data_type import DataType
 from quark_onnx.onnx.quantization.config.spec import QLayerConfig, QTensorConfig
+from quark_onnx.onnxruntime_spelling.request import name_of
 
 logger = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 from calibrators import Calibrator, Entropy, LayerwisePercentile, MinMax, MinMSE, NonOverflow, Percentile
 from quark_onnx.config import QuantizationSpec
 from quark_onnx.errors import ConfigError, nearest
-from quark_onnx.onnx.quant_utils import name_of
 from quark_onnx.onnx.quantization.config import data_type as types
 from quark_onnx.onnx.quantization.config.data_type import DataType, parse_data_type
+from quark_onnx.onnxruntime_spelling.request import name_of
 from quark_onnx.registry import DTYPES
 
 
