@@ -83,4 +83,7 @@ class MinMSE:
         scale = np.broadcast_to(scales[:, None], zeros.shape).reshape(-1)
         reach = covered(QParams(scale.astype(np.float32), zeros.reshape(-1).astype(np.int64), 0), grid)
         best = row.best_params(scale, zeros.reshape(-1))
-        return float(reach.lo[best]), float(reach.hi[best])
+        lo, hi = float(reach.lo[best]), float(reach.hi[best])
+        if grid.symmetric and lo < -float(np.finfo(np.float32).max):  # an end that no float32 has would lower the scale
+            lo = row.lo
+        return lo, hi
