@@ -6,6 +6,7 @@ number. Those about the structure of graphs and about single numbers are in ``te
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -158,7 +159,7 @@ def drawn(count: int, *shape: int) -> Iterator[Feeds]:
 @pytest.mark.parametrize(
     ("calibrator", "slack"),
     [
-        ("percentile", 100_000),  # of 256 samples four are held out, and named in the report
+        ("percentile", 0),
         ("entropy", 0),
         ("minmse", 4_000_000),
     ],  # minmse looks at full bins, which few values leave empty
@@ -168,6 +169,7 @@ def test_ort_10503_bert_percentile_memory(calibrator: str, slack: int) -> None:
     model, config = encoder(), QConfig.of("A8W8").with_(calibrator=calibrator)
     peaks = []
     for count in (8, 8, 256):  # the first run only warms up
+        gc.collect()  # what an earlier test has left in cycles is not freed during the measurement
         tracemalloc.start()
         quantize_static(model, drawn(count, 1, 64, 16), config)
         peaks.append(tracemalloc.get_traced_memory()[1])
