@@ -62,7 +62,7 @@ class Histogram:
         lo, hi, nonfinite = bounds(rows)
         self._reserve(lo, hi)
         self.nonfinite += nonfinite
-        if rows.shape[1] >= _CHUNK // 16:
+        if rows.shape[1] >= _COUNTERS:  # of fewer values, the counters would take longer than the counting
             for index, row in enumerate(rows):
                 if nonfinite:
                     row = row[np.isfinite(row)]
