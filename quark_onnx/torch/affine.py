@@ -76,8 +76,9 @@ def params_for(lo: Any, hi: Any, spec: TensorSpec) -> Params:
     if grid.symmetric:
         return Params(scale, None if not grid.zero else torch.full_like(scale, grid.zero, dtype=torch.float32))
     zero = (grid.qmin - torch.round(lo / scale.to(work))).clamp(grid.qmin, grid.qmax)
-    # between equal ends zero lies halfway between two codes: it is the upper one, as in calibrators.affine
-    zero = torch.where(lo == -hi, torch.full_like(zero, (grid.qmin + grid.qmax + 1) // 2), zero)
+    if kept not in _SHORT:  # with scales of 16 bits the peer takes the code that the rounded scale leads to
+        # between equal ends zero lies halfway between two codes: it is the upper one, as in calibrators.affine
+        zero = torch.where(lo == -hi, torch.full_like(zero, (grid.qmin + grid.qmax + 1) // 2), zero)
     return Params(scale, zero.to(torch.float32))
 
 
