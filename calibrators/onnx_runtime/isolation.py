@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from calibrators.errors import CalibrationError, RuntimeCrash
-from calibrators.interrupt import waited
-from calibrators.worker import Settings, Stream, Value, receive, send, widen_pipe
+from calibrators.onnx_runtime.interrupt import waited
+from calibrators.onnx_runtime.worker import Settings, Stream, Value, receive, send, widen_pipe
 
 #: Seconds that the process gets to end by itself.
 _GRACE = 5.0
@@ -266,7 +266,8 @@ class _Process:
         self._waiting: dict[int, Future[Any]] = {}
         self._printed = tempfile.TemporaryFile("a+b")  # noqa: SIM115  (as long as the process)
         path = [str(entry) for entry in sys.path]
-        program = f"import sys; sys.path[:] = {path!r}; from calibrators.worker import serve; serve({str(folder)!r})"
+        serve = f"from calibrators.onnx_runtime.worker import serve; serve({str(folder)!r})"
+        program = f"import sys; sys.path[:] = {path!r}; {serve}"
         # In a session of its own Ctrl-C reaches this process alone, which then ends the other one.
         apart: dict[str, Any] = {"start_new_session": True}
         if os.name == "nt":

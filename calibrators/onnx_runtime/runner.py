@@ -21,15 +21,15 @@ import onnx
 from numpy.typing import NDArray
 
 from calibrators.base import Statistic
-from calibrators.control import Control, Observation, Scope
 from calibrators.errors import CalibrationError, DataError
 from calibrators.extremes import MovingExtremes
-from calibrators.interrupt import Lanes
-from calibrators.isolation import current
 from calibrators.layout import rows
-from calibrators.session import PROTOBUF_LIMIT, estimate_bytes, initializers, open_session
-from calibrators.stored import is_stored
-from calibrators.stored import values as values_of
+from calibrators.onnx_runtime.control_flow import Control, Observation, Scope
+from calibrators.onnx_runtime.external_tensors import is_stored
+from calibrators.onnx_runtime.external_tensors import values as values_of
+from calibrators.onnx_runtime.interrupt import Lanes
+from calibrators.onnx_runtime.isolation import current
+from calibrators.onnx_runtime.session import PROTOBUF_LIMIT, estimate_bytes, initializers, open_session
 
 Sample = Mapping[str, NDArray[Any]]
 Progress = Callable[[int], None]

@@ -17,14 +17,14 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from calibrators import extensions
 from calibrators.errors import RuntimeCrash
-from calibrators.interrupt import interruptible
-from calibrators.isolation import current
-from calibrators.processor import saturates
+from calibrators.onnx_runtime import extensions
+from calibrators.onnx_runtime.cpu_features import saturates
+from calibrators.onnx_runtime.external_tensors import copy_values, is_stored, location, place
+from calibrators.onnx_runtime.interrupt import interruptible
+from calibrators.onnx_runtime.isolation import current
+from calibrators.onnx_runtime.worker import Settings, native_session, session_options
 from calibrators.scratch import ScratchFolder
-from calibrators.stored import copy_values, is_stored, location, place
-from calibrators.worker import Settings, native_session, session_options
 
 #: A protobuf message ends at 2 GiB; above this estimate a model travels through a file with external data.
 PROTOBUF_LIMIT = 1_900_000_000
@@ -54,8 +54,8 @@ def open_session(
 ) -> Any:
     """Open a session on the CPU: ``run``, ``get_inputs`` and ``get_outputs`` of an ``onnxruntime.InferenceSession``.
 
-    It runs in another process within a block of ``calibrators.isolation.isolated``. Elsewhere a signal handler that
-    raises ends a run of the main thread.
+    It runs in another process within a block of ``calibrators.onnx_runtime.isolation.isolated``. Elsewhere a signal
+    handler that raises ends a run of the main thread.
 
     Args:
         model: the model, its serialized bytes, or a file. What a ModelProto has of tensors in files stays there.

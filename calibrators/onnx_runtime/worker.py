@@ -1,7 +1,7 @@
 """Open and run onnxruntime sessions, in this process or as a program that another process sends requests to.
 
-As a program it is started by ``calibrators.isolation``. It imports numpy and onnxruntime, but not onnx, so that it
-starts quickly. It ends when its standard input does, which also happens when the other process is killed.
+As a program it is started by ``calibrators.onnx_runtime.isolation``. It imports numpy and onnxruntime, but not onnx, so
+that it starts quickly. It ends when its standard input does, which also happens when the other process is killed.
 
 A message is a pickle of protocol 5. Large arrays follow it as raw bytes, without another copy:
 

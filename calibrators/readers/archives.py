@@ -15,7 +15,7 @@ from numpy.lib import format as npy
 
 from calibrators.errors import DataError
 from calibrators.limits import raise_it, tensor_limit
-from calibrators.samples import Sample
+from calibrators.readers.samples import Sample
 
 _SUFFIX = ".npy"
 #: Versions of the format whose header numpy reads by a public function.

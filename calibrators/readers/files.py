@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from calibrators.archives import read_headers, require_size, stream_rows
 from calibrators.errors import DataError, SampleMismatch
-from calibrators.samples import Array, InputSpec, Sample, is_empty, splittable
+from calibrators.readers.archives import read_headers, require_size, stream_rows
+from calibrators.readers.samples import Array, InputSpec, Sample, is_empty, splittable
 
 ARRAY_SUFFIXES = frozenset({".npz", ".npy"})
 #: How the files begin; the latter, that of any zip archive, is also that of an empty one.

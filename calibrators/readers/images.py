@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrators.base import is_number
-from calibrators.encoded import read_encoded
 from calibrators.errors import CalibrationError, DataError
 from calibrators.limits import VARIABLE, tensor_limit
+from calibrators.readers.encoded import read_encoded
 
 #: What counts as an image. JPEG and PNG can be decoded on every system; others are reported, not passed over.
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp"})
@@ -96,7 +96,7 @@ def read_images(files: Sequence[Path], spec: ImageSpec) -> Iterator[NDArray[np.f
         CalibrationError: onnxruntime-extensions is not installed.
     """
     try:
-        from calibrators.session import open_session
+        from calibrators.onnx_runtime.session import open_session
 
         session = open_session(image_model(spec))
     except ImportError as error:

@@ -18,10 +18,10 @@ import numpy as np
 
 from calibrators.base import is_number
 from calibrators.errors import DataError, EmptyReader, ReaderEndedEarly, SampleMismatch, nearest
-from calibrators.files import ARRAY_SUFFIXES, find_files, read_arrays
-from calibrators.images import IMAGE_SUFFIXES, ImageSpec, read_images
 from calibrators.limits import raise_it, tensor_limit
-from calibrators.samples import (
+from calibrators.readers.files import ARRAY_SUFFIXES, find_files, read_arrays
+from calibrators.readers.images import IMAGE_SUFFIXES, ImageSpec, read_images
+from calibrators.readers.samples import (
     Allowed,
     Array,
     InputSpec,
@@ -220,7 +220,7 @@ def open_reader(
       inputs in a tuple or list, the labels, is dropped
     - an onnxruntime CalibrationDataReader: ``get_next()`` until None, after ``rewind()`` if it has one
     - one stack of samples: {input name: array}, or the bare array
-    - a path to .npz or .npy files, see `calibrators.files.read_arrays`
+    - a path to .npz or .npy files, see `calibrators.readers.files.read_arrays`
     - with ``images``, a path to an image, or to a folder of images, taken by name
     - `RandomData`
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, helper, numpy_helper
 
-from calibrators.stored import values
+from calibrators.onnx_runtime.external_tensors import values
 from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.node import subgraphs
 from quark_onnx.graph.store import LEAST, Store

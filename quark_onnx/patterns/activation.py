@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from quark_onnx.graph import Graph, Node
-from quark_onnx.graph.clipping import clip_bounds
+from quark_onnx.patterns.clip_bounds import clip_bounds
 
 
 @dataclass(frozen=True)

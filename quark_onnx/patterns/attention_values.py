@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from quark_onnx.graph import Graph, Node
-from quark_onnx.graph.stored import Stored, private
+from quark_onnx.graph.constant_input import Stored, private
 from quark_onnx.kernels.hadamard import Rotation
-from quark_onnx.optimizers.linear import Floats, Linear, last_stays, width
+from quark_onnx.patterns.linear import Floats, Linear, last_stays, width
 
 _MOVING = frozenset({"Identity", "Dropout", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Expand"})
 

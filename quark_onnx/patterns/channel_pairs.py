@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from quark_onnx.graph import Graph, Node
-from quark_onnx.graph.clipping import clip_bounds
-from quark_onnx.graph.layers import SPATIAL, Layer
+from quark_onnx.patterns.clip_bounds import clip_bounds
+from quark_onnx.patterns.conv_and_gemm import SPATIAL, Layer
 
 Doubles = NDArray[np.float64]
 

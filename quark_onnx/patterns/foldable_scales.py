@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quark_onnx.graph import Graph, Node
-from quark_onnx.graph.norms import SCALE
-from quark_onnx.graph.stored import Stored, private
-from quark_onnx.optimizers.linear import Floats, Linear, last_stays, width
+from quark_onnx.graph.constant_input import Stored, private
+from quark_onnx.patterns.linear import Floats, Linear, last_stays, width
+from quark_onnx.patterns.norms import SCALE
 
 #: Operators of one input that commute with a positive factor for each channel.
 _ARITHMETIC = frozenset({"Add", "Sub", "Mul", "Div"})

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from quark_onnx.graph import Graph, Node
-from quark_onnx.graph.layers import Layer, unscaled
-from quark_onnx.graph.norms import SCALE
-from quark_onnx.graph.stored import Stored
+from quark_onnx.graph.constant_input import Stored
+from quark_onnx.patterns.conv_and_gemm import Layer, unscaled
+from quark_onnx.patterns.norms import SCALE
 
 Floats = NDArray[np.float64]
 _MATRIX = 2

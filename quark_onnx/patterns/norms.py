@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from quark_onnx.graph.constant_input import Stored, is_number, private
 from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.node import Node
-from quark_onnx.graph.stored import Stored, is_number, private
 
 #: Normalizations, where the scale stands among their inputs, and the shift, if they may have one.
 SCALE = {

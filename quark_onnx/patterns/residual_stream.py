@@ -11,10 +11,10 @@ from functools import partial
 import numpy as np
 
 from quark_onnx.graph import Graph, Node
-from quark_onnx.graph.norms import Norm
-from quark_onnx.graph.stored import Stored, private
+from quark_onnx.graph.constant_input import Stored, private
 from quark_onnx.kernels.hadamard import Rotation
-from quark_onnx.optimizers.linear import Floats, Linear, last_stays, width
+from quark_onnx.patterns.linear import Floats, Linear, last_stays, width
+from quark_onnx.patterns.norms import Norm
 
 #: Rearrangements of vectors that leave each of them as it is.
 _MOVING = frozenset(

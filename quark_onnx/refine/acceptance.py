@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from calibrators.session import open_session
+from calibrators.onnx_runtime.session import open_session
 from quark_onnx.graph import Graph
 from quark_onnx.plan import Entry, Plan, Use
 from quark_onnx.report.measure import least_sqnr, measure
 from quark_onnx.report.shapes import require_same_shapes
-from quark_onnx.steps.bodies import define_functions
+from quark_onnx.steps.compute_qparams import Params
+from quark_onnx.steps.function_bodies import define_functions
 from quark_onnx.steps.insert import insert
 from quark_onnx.steps.run import Sample
-from quark_onnx.steps.solve import Params
 
 logger = logging.getLogger(__name__)
 

@@ -15,13 +15,13 @@ from quark_onnx.config import QConfig
 from quark_onnx.errors import QuarkError
 from quark_onnx.graph import Graph
 from quark_onnx.optimizers import Samples
+from quark_onnx.refine.acceptance import worst_sqnr
 from quark_onnx.steps.calibrate import calibrate
-from quark_onnx.steps.guard import guard
+from quark_onnx.steps.compute_qparams import solve, solve_biases
+from quark_onnx.steps.keep_sensitive_float import guard
 from quark_onnx.steps.make_plan import make_plan
 from quark_onnx.steps.opsets import raise_opset_for
 from quark_onnx.steps.run import Reference, Sample
-from quark_onnx.steps.solve import solve, solve_biases
-from quark_onnx.steps.worth import worst_sqnr
 
 logger = logging.getLogger(__name__)
 

@@ -15,14 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ValueInfoProto
 
-from calibrators.session import open_session
+from calibrators.onnx_runtime.session import open_session
 from quark_onnx.graph import Graph
-from quark_onnx.graph.layers import SPATIAL
+from quark_onnx.patterns.conv_and_gemm import SPATIAL
 from quark_onnx.plan import Plan
-from quark_onnx.steps.problems import Place, lattice_of, places_in
+from quark_onnx.refine.acceptance import worst_sqnr
+from quark_onnx.refine.layer_problems import Place, lattice_of, places_in
+from quark_onnx.steps.compute_qparams import Params
 from quark_onnx.steps.run import Reference, Sample
-from quark_onnx.steps.solve import Params
-from quark_onnx.steps.worth import worst_sqnr
 
 Doubles = NDArray[np.float64]
 

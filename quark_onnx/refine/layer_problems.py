@@ -13,18 +13,18 @@ from numpy.typing import NDArray
 
 from quark_onnx.dtypes import Integer, Minifloat
 from quark_onnx.graph import Graph, Node
-from quark_onnx.graph.layers import LAYERS, SPATIAL, Layer
 from quark_onnx.kernels import patches
 from quark_onnx.kernels.lattice import Lattice
 from quark_onnx.kernels.parallel import side_by_side
 from quark_onnx.kernels.patches import Window
-from quark_onnx.optimizers.activation import activation_behind
 from quark_onnx.optimizers.problem import Doubles, Floats, Problem, Rows
+from quark_onnx.patterns.activation import activation_behind
+from quark_onnx.patterns.conv_and_gemm import LAYERS, SPATIAL, Layer
 from quark_onnx.plan import Plan, Quantize, Use
-from quark_onnx.steps.kept import Kept
-from quark_onnx.steps.rows import Mix, Room, finite
-from quark_onnx.steps.solve import Params
-from quark_onnx.steps.walk import Walk
+from quark_onnx.refine.calibration_rows import Mix, Room, finite
+from quark_onnx.refine.layer_stream import Walk
+from quark_onnx.refine.stored_activation import Kept
+from quark_onnx.steps.compute_qparams import Params
 
 T = TypeVar("T", bound=np.generic)
 

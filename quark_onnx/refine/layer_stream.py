@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrators.session import open_session
-from calibrators.spool import Spool
+from calibrators.onnx_runtime.session import open_session
+from calibrators.readers.spool import Spool
 from quark_onnx.errors import ModelError
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.segment import segment
-from quark_onnx.graph.walk import reach
+from quark_onnx.graph.traversal import reach
 from quark_onnx.kernels.parallel import side_by_side, slabs
 from quark_onnx.optimizers import Samples
 

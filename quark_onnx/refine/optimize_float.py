@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from calibrators.session import open_session
+from calibrators.onnx_runtime.session import open_session
 from quark_onnx.config import QConfig, QuantizationSpec
 from quark_onnx.dtypes import Integer
 from quark_onnx.graph import Graph
-from quark_onnx.graph.layers import Layer
 from quark_onnx.kernels.noise import Rounding
 from quark_onnx.optimizers import FloatOptimizer, Samples
+from quark_onnx.patterns.conv_and_gemm import Layer
 from quark_onnx.progress import Progress
+from quark_onnx.refine.benefit import quantized_sqnr
 from quark_onnx.report.measure import least_sqnr, measure
-from quark_onnx.steps.benefit import quantized_sqnr
 from quark_onnx.steps.prepare import unchanged
 from quark_onnx.steps.run import Reference, Sample, run
 

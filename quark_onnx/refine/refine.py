@@ -21,11 +21,8 @@ from quark_onnx.optimizers import LayerOptimizer, Samples
 from quark_onnx.optimizers.problem import Floats, LayerResult, Problem, Solution
 from quark_onnx.plan import BiasOf, Plan, Use
 from quark_onnx.progress import Progress
-from quark_onnx.steps.bodies import define_functions
-from quark_onnx.steps.insert import insert
-from quark_onnx.steps.journal import Journal
-from quark_onnx.steps.kept import Kept, kept
-from quark_onnx.steps.problems import (
+from quark_onnx.refine.calibration_rows import Room
+from quark_onnx.refine.layer_problems import (
     Gatherer,
     Place,
     bias_lattice_of,
@@ -35,9 +32,12 @@ from quark_onnx.steps.problems import (
     scalable,
     summand_of,
 )
-from quark_onnx.steps.rows import Room
-from quark_onnx.steps.solve import Params
-from quark_onnx.steps.walk import Walk
+from quark_onnx.refine.layer_stream import Walk
+from quark_onnx.refine.resume import Journal
+from quark_onnx.refine.stored_activation import Kept, kept
+from quark_onnx.steps.compute_qparams import Params
+from quark_onnx.steps.function_bodies import define_functions
+from quark_onnx.steps.insert import insert
 
 #: Bytes of activations that each of the two models keeps in memory between layers; the rest is in files.
 _MEMORY = 1 << 29

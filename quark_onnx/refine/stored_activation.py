@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quark_onnx.optimizers.problem import Floats
-from quark_onnx.steps.walk import Walk
+from quark_onnx.refine.layer_stream import Walk
 
 #: Codes that numpy has, and that float32 holds.
 _CODES = frozenset({"uint8", "int8", "uint16", "int16"})

@@ -13,7 +13,7 @@ from quark_onnx.dtypes import Integer
 from quark_onnx.graph import Graph, Node
 from quark_onnx.plan import Plan, Quantize, Use
 from quark_onnx.registry import TARGETS
-from quark_onnx.steps.solve import Params
+from quark_onnx.steps.compute_qparams import Params
 from quark_onnx.targets import Constraints, Positions, chain, constraints_of
 
 

@@ -8,10 +8,10 @@ from quark_onnx.config import QConfig
 from quark_onnx.graph import Graph
 from quark_onnx.graph.bodies import bodies, put_back
 from quark_onnx.plan import Quantize
-from quark_onnx.steps.guard import guard
+from quark_onnx.steps.compute_qparams import solve, solve_biases
 from quark_onnx.steps.insert import insert
-from quark_onnx.steps.inside import Inside
-from quark_onnx.steps.solve import solve, solve_biases
+from quark_onnx.steps.keep_sensitive_float import guard
+from quark_onnx.steps.subgraph_plans import Inside
 
 
 def quantize_insides(graph: Graph, insides: Sequence[Inside], config: QConfig) -> list[str]:

@@ -9,7 +9,7 @@ import numpy as np
 from onnx import ModelProto
 
 from calibrators import Statistic
-from calibrators.session import open_session
+from calibrators.onnx_runtime.session import open_session
 from quark_onnx.config import QConfig
 from quark_onnx.errors import ConfigError
 from quark_onnx.graph import Graph, Node
@@ -17,13 +17,13 @@ from quark_onnx.optimizers import AutoMixedPrecision, Samples
 from quark_onnx.plan import Keep, Plan, Quantize, Use
 from quark_onnx.progress import Progress
 from quark_onnx.report.measure import least_sqnr, measure
-from quark_onnx.steps.bodies import define_functions
 from quark_onnx.steps.calibrate import Ranges, calibrate_each
-from quark_onnx.steps.guard import guard
+from quark_onnx.steps.compute_qparams import Params, solve, solve_biases
+from quark_onnx.steps.function_bodies import define_functions
 from quark_onnx.steps.insert import insert
+from quark_onnx.steps.keep_sensitive_float import guard
 from quark_onnx.steps.make_plan import make_plan
 from quark_onnx.steps.run import Sample
-from quark_onnx.steps.solve import Params, solve, solve_biases
 
 #: At most so many raised nodes are tried to be lowered again.
 _TRIES = 24

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from onnx import TensorProto
 
-from calibrators.data import Allowed
+from calibrators.readers.open import Allowed
 from quark_onnx.dtypes import BFLOAT16
 from quark_onnx.graph import Graph
 from quark_onnx.plan import Entry, Plan, Quantize

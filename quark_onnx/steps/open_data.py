@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from onnx import helper
 
-from calibrators.data import InputSpec, Reader, open_reader
+from calibrators.readers.open import InputSpec, Reader, open_reader
 from quark_onnx.config import QConfig
 from quark_onnx.errors import DataError, data_errors
 from quark_onnx.graph import Graph
 from quark_onnx.steps.make_plan import make_plan
+from quark_onnx.steps.nonfinite_inputs import tolerated
 from quark_onnx.steps.run import Sample
-from quark_onnx.steps.tolerate import tolerated
 
 
 def input_specs(graph: Graph, config: QConfig | None = None) -> list[InputSpec]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import warnings
 
-from calibrators.data import RandomData
 from calibrators.errors import CalibrationError
-from calibrators.extensions import DOMAINS
+from calibrators.onnx_runtime.extensions import DOMAINS
+from calibrators.readers.open import RandomData
 from quark_onnx.errors import ModelError
 from quark_onnx.graph import Graph
-from quark_onnx.steps.read import input_specs
+from quark_onnx.steps.open_data import input_specs
 from quark_onnx.steps.run import Reference, Sample
 
 logger = logging.getLogger(__name__)

@@ -25,12 +25,12 @@ from quark_onnx.errors import ConstraintError
 from quark_onnx.graph import Graph, Node
 from quark_onnx.plan import Plan, Quantize, Use
 from quark_onnx.progress import Progress
+from quark_onnx.steps.apply_target_constraints import Limits
+from quark_onnx.steps.compute_qparams import Params
 from quark_onnx.steps.insert import insert_live
 from quark_onnx.steps.local import LocalErrors
 from quark_onnx.steps.run import Sample
-from quark_onnx.steps.settle import Limits
-from quark_onnx.steps.solve import Params
-from quark_onnx.steps.trial import Probe
+from quark_onnx.steps.scale_trials import Probe
 
 logger = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, ValueInfoProto
 
-from calibrators.interrupt import Lanes
-from calibrators.session import open_session
+from calibrators.onnx_runtime.interrupt import Lanes
+from calibrators.onnx_runtime.session import open_session
 from quark_onnx.graph import Graph, Node, ShapeArithmetic
 from quark_onnx.report.shapes import other_shape
 from quark_onnx.steps.run import Sample

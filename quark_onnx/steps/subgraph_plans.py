@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from onnx import ModelProto, TensorProto
 
 from calibrators import Statistic
-from calibrators.control import Control, Scope
+from calibrators.onnx_runtime.control_flow import Control, Scope
 from quark_onnx.config import Override, QConfig
 from quark_onnx.dtypes import BODY_OPSET
 from quark_onnx.graph import Graph, Node, ShapeArithmetic, overridable

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from quark_onnx.errors import DataError, ModelError
-from quark_onnx.torch.hidden_states import HiddenStates
-from quark_onnx.torch.padding import unpadded
+from quark_onnx.torch.calibration.hidden_states import HiddenStates
+from quark_onnx.torch.calibration.padding import unpadded
 
 _NO_WALK = "the model cannot be walked block by block"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from quark_onnx.errors import ConfigError, DataError, MissingDependency, nearest
-from quark_onnx.torch.load import load_checkpoint
+from quark_onnx.torch.checkpoints.load import load_checkpoint
 
 #: By task, then by metric.
 Scores = Mapping[str, Mapping[str, float]]

@@ -11,13 +11,14 @@ import torch
 
 from calibrators import MinMax, Range
 from quark_onnx.errors import DataError, ModelError
-from quark_onnx.torch import affine, ranks
-from quark_onnx.torch.affine import Params
-from quark_onnx.torch.formats import TwoLevel
-from quark_onnx.torch.layers import split_input
-from quark_onnx.torch.shared_exponent import whole_for
-from quark_onnx.torch.siblings import across_experts
-from quark_onnx.torch.spec import LayerSpec, TensorSpec
+from quark_onnx.torch.config.number_formats import TwoLevel
+from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
+from quark_onnx.torch.formats import affine
+from quark_onnx.torch.formats.affine import Params
+from quark_onnx.torch.formats.block_formats import whole_for
+from quark_onnx.torch.models.fused_groups import across_experts
+from quark_onnx.torch.models.quantized_layer import split_input
+from quark_onnx.torch.runtime import distributed
 
 #: More values of one tensor than this are thinned out, evenly, before a histogram takes them in.
 _AT_ONCE = 1 << 22
@@ -59,9 +60,9 @@ class Watched:
 
     def over_ranks(self) -> None:
         """Take in what other processes have seen."""
-        if ranks.count() == 1:
+        if distributed.count() == 1:
             return
-        parts = [part for part in ranks.gathered((self._statistic, self._model)) if part[1] is not None]
+        parts = [part for part in distributed.gathered((self._statistic, self._model)) if part[1] is not None]
         self._statistic = self.spec.calibrator.statistic()
         for statistic, model in parts:
             self._model = model

@@ -9,7 +9,7 @@ import torch
 
 from quark_onnx.errors import DataError
 from quark_onnx.progress import Progress
-from quark_onnx.torch.walk import inference
+from quark_onnx.torch.calibration.block_stream import inference
 
 
 def perplexity(model: Any, windows: Iterable[Any], *, batch: int = 8, progress: bool | None = None) -> float:

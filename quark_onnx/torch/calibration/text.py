@@ -14,7 +14,7 @@ import torch
 
 from calibrators.limits import regular_size
 from quark_onnx.errors import DataError, MissingDependency
-from quark_onnx.torch.perplexity import windows_of
+from quark_onnx.torch.calibration.perplexity import windows_of
 
 logger = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from quark_onnx.errors import ModelError
-from quark_onnx.torch.checkpoint import Reader
-from quark_onnx.torch.experts import stack_names
+from quark_onnx.torch.checkpoints.safetensors_io import Reader
+from quark_onnx.torch.models.experts import stack_names
 
 
 @dataclass

@@ -9,20 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from quark_onnx.errors import ConfigError
-from quark_onnx.torch.algorithms.turning import Turned
-from quark_onnx.torch.checkpoint import SHARD, Writer, read_json
-from quark_onnx.torch.config import DEFAULT_TYPES, TorchConfig
-from quark_onnx.torch.disk_names import DiskNames
-from quark_onnx.torch.experts import UNFUSED
-from quark_onnx.torch.exporter_config import ExporterConfig as ExporterConfig
-from quark_onnx.torch.exporter_config import JsonExporterConfig as JsonExporterConfig
-from quark_onnx.torch.layers import QuantizedLayer, Rounding, kind_of
-from quark_onnx.torch.layouts import Layout, check_config, layout_named
-from quark_onnx.torch.mixtures import routers_of
-from quark_onnx.torch.siblings import experts_of
-from quark_onnx.torch.skeleton import is_tied
-from quark_onnx.torch.spec import LayerSpec
-from quark_onnx.torch.structure import within
+from quark_onnx.torch.checkpoints.layouts import Layout, check_config, layout_named
+from quark_onnx.torch.checkpoints.meta_model import is_tied
+from quark_onnx.torch.checkpoints.safetensors_io import SHARD, Writer, read_json
+from quark_onnx.torch.config.spec import LayerSpec
+from quark_onnx.torch.config.torch_config import DEFAULT_TYPES, TorchConfig
+from quark_onnx.torch.models.checkpoint_names import DiskNames
+from quark_onnx.torch.models.experts import UNFUSED
+from quark_onnx.torch.models.fused_groups import experts_of
+from quark_onnx.torch.models.mixtures import routers_of
+from quark_onnx.torch.models.online_rotation import Turned
+from quark_onnx.torch.models.quantized_layer import QuantizedLayer, Rounding, kind_of
+from quark_onnx.torch.models.structure import within
 
 
 def export_safetensors(
@@ -42,7 +40,7 @@ def export_safetensors(
         folder: where it goes; may exist only if it is empty.
         config: what it was quantized by.
         tokenizer: is written beside it.
-        layout: how it is stored, a key of ``quark_onnx.torch.layouts.LAYOUTS``.
+        layout: how it is stored, a key of ``quark_onnx.torch.checkpoints.layouts.LAYOUTS``.
         pack_method: how nibbles are ordered in AMD Quark's layout, "reorder" or "order".
         max_shard: bytes of a file, at most.
 

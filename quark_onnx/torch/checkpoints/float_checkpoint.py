@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from quark_onnx.torch.checkpoint import Reader
-from quark_onnx.torch.memory import set_large_apart
-from quark_onnx.torch.skeleton import float_config_of, skeleton_of
-from quark_onnx.torch.structure import heads_of, usually_float
+from quark_onnx.torch.checkpoints.meta_model import float_config_of, skeleton_of
+from quark_onnx.torch.checkpoints.safetensors_io import Reader
+from quark_onnx.torch.models.structure import heads_of, usually_float
+from quark_onnx.torch.runtime.memory import set_large_apart
 
 
 class FloatCheckpoint:

@@ -9,20 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from quark_onnx.errors import ModelError
-from quark_onnx.torch.affine import Params
-from quark_onnx.torch.attention import hand_over_again
-from quark_onnx.torch.checkpoint import Reader, read_json
-from quark_onnx.torch.config import TorchConfig
-from quark_onnx.torch.disk_names import DiskNames
-from quark_onnx.torch.layers import QuantizedLayer, kind_of, outputs_first
-from quark_onnx.torch.layouts import Layout, read_layout
-from quark_onnx.torch.quantized import Quantized
-from quark_onnx.torch.siblings import experts_of
-from quark_onnx.torch.skeleton import config_of, dtype_of, skeleton_of
-from quark_onnx.torch.sources import Sources, fill, missing_of
-from quark_onnx.torch.spec import LayerSpec, TensorSpec
-from quark_onnx.torch.structure import layers_of, set_module
-from quark_onnx.torch.unsaved import compute_unsaved
+from quark_onnx.torch.checkpoints.layouts import Layout, read_layout
+from quark_onnx.torch.checkpoints.meta_model import config_of, dtype_of, skeleton_of
+from quark_onnx.torch.checkpoints.parameter_sources import Sources, fill, missing_of
+from quark_onnx.torch.checkpoints.safetensors_io import Reader, read_json
+from quark_onnx.torch.checkpoints.unsaved import compute_unsaved
+from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
+from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.formats.affine import Params
+from quark_onnx.torch.formats.quantized_tensor import Quantized
+from quark_onnx.torch.models.attention import hand_over_again
+from quark_onnx.torch.models.checkpoint_names import DiskNames
+from quark_onnx.torch.models.fused_groups import experts_of
+from quark_onnx.torch.models.quantized_layer import QuantizedLayer, kind_of, outputs_first
+from quark_onnx.torch.models.structure import layers_of, set_module
 
 
 def load_checkpoint(folder: Path | str, *, dtype: Any = None, trust_code: bool = False) -> Any:

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from quark_onnx.errors import ConfigError, MissingDependency, ModelError
-from quark_onnx.torch.checkpoint import read_json
-from quark_onnx.torch.experts import unfuse_experts
+from quark_onnx.torch.checkpoints.safetensors_io import read_json
+from quark_onnx.torch.models.experts import unfuse_experts
 
 
 @contextlib.contextmanager

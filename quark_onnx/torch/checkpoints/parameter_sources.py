@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from quark_onnx.errors import ModelError
-from quark_onnx.torch.checkpoint import Reader
-from quark_onnx.torch.converted import Converted
-from quark_onnx.torch.disk_names import DiskNames
-from quark_onnx.torch.experts import ParallelExperts
+from quark_onnx.torch.checkpoints.converted import Converted
+from quark_onnx.torch.checkpoints.safetensors_io import Reader
+from quark_onnx.torch.models.checkpoint_names import DiskNames
+from quark_onnx.torch.models.experts import ParallelExperts
 
 _EXPERT = re.compile(r"(.*\bexperts)\.(\d+)\.(gate|up|down)_proj\.(\w+)")
 #: Makes a tensor of this name of others, which it finds by name.

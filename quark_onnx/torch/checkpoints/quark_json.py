@@ -12,9 +12,9 @@ from typing import Any
 
 from quark_onnx.dtypes import Integer
 from quark_onnx.errors import ConfigError, nearest
-from quark_onnx.torch.config import Attention, KVCache, TorchConfig
-from quark_onnx.torch.formats import TwoLevel, block_of
-from quark_onnx.torch.spec import LayerSpec, TensorSpec
+from quark_onnx.torch.config.number_formats import TwoLevel, block_of
+from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
+from quark_onnx.torch.config.torch_config import Attention, KVCache, TorchConfig
 
 #: The release whose keys are written.
 VERSION = "0.13"

@@ -15,9 +15,10 @@ import torch
 
 from quark_onnx.dtypes import Integer
 from quark_onnx.errors import ConfigError, ModelError
-from quark_onnx.torch import affine
-from quark_onnx.torch.formats import TwoLevel, element_of, is_float8
-from quark_onnx.torch.packing import (
+from quark_onnx.torch.config.number_formats import TwoLevel, element_of, is_float8
+from quark_onnx.torch.config.spec import TensorSpec
+from quark_onnx.torch.formats import affine
+from quark_onnx.torch.formats.bit_packing import (
     codes_to_whole_bytes,
     in_blocks,
     pack_bits,
@@ -25,8 +26,7 @@ from quark_onnx.torch.packing import (
     unpack_bits,
     unpack_nibbles,
 )
-from quark_onnx.torch.quantized import Quantized
-from quark_onnx.torch.spec import TensorSpec
+from quark_onnx.torch.formats.quantized_tensor import Quantized
 
 
 def stored(weight: Quantized, method: str = "reorder") -> dict[str, Any]:

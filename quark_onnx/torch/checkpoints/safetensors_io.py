@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from calibrators.limits import read_text
 from quark_onnx.errors import ConfigError, ModelError
-from quark_onnx.torch.tensor_file import TensorFile
+from quark_onnx.torch.checkpoints.safetensors_writer import TensorFile
 
 #: The files of tensors, and their index.
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"

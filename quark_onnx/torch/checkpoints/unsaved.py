@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from quark_onnx.torch.sources import Sources
+from quark_onnx.torch.checkpoints.parameter_sources import Sources
 
 
 def compute_unsaved(model: Any, stored: Sources) -> None:

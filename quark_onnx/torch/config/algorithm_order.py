@@ -9,17 +9,6 @@ from quark_onnx.config.spec import check_names
 from quark_onnx.config.text import parse_call
 from quark_onnx.errors import ConfigError
 from quark_onnx.registry import ALGORITHMS
-from quark_onnx.torch.algorithms.awq import AWQ as AWQ
-from quark_onnx.torch.algorithms.clip import Clip as Clip
-from quark_onnx.torch.algorithms.distill import Distillation as Distillation
-from quark_onnx.torch.algorithms.gptq import GPTAQ as GPTAQ
-from quark_onnx.torch.algorithms.gptq import GPTQ as GPTQ
-from quark_onnx.torch.algorithms.gptq import Qronos as Qronos
-from quark_onnx.torch.algorithms.hqq import HQQ as HQQ
-from quark_onnx.torch.algorithms.rotation import Rotation as Rotation
-from quark_onnx.torch.algorithms.signed import SignedRounding as SignedRounding
-from quark_onnx.torch.algorithms.smoothquant import AutoSmoothQuant as AutoSmoothQuant
-from quark_onnx.torch.algorithms.smoothquant import SmoothQuant as SmoothQuant
 
 #: In which order stages come: algorithms of the whole model, of blocks, of weights, and of all that they have left.
 STAGES = ("model", "block", "weights", "end")
@@ -57,8 +46,8 @@ def in_order(algorithms: tuple[Any, ...]) -> tuple[Any, ...]:
         if STAGES.index(one.stage) > STAGES.index(other.stage):
             what = "chooses codes" if other.stage == "weights" else "works on the float model"
             raise ConfigError(f"{other.name} {what}; name it in front of {one.name}")
-    alone = all(each.stage != "weights" for each in found)
-    if not alone or not any(isinstance(each, AWQ) and each.clip for each in found):
+    if any(each.stage == "weights" for each in found):
         return found
+    followers = tuple(algorithm(each.follower) for each in found if getattr(each, "follower", ""))
     ends = sum(each.stage == "end" for each in found)
-    return (*found[: len(found) - ends], Clip(), *found[len(found) - ends :])
+    return (*found[: len(found) - ends], *followers, *found[len(found) - ends :])

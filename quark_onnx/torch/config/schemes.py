@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quark_onnx.errors import ConfigError, nearest
-from quark_onnx.torch.spec import LayerSpec, TensorSpec
+from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 
 _FP8 = TensorSpec("fp8e4m3")
 _FP8_TOKENS = _FP8.with_(per_channel=True, dynamic=True)

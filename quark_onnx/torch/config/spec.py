@@ -10,7 +10,7 @@ from quark_onnx.config.spec import QuantizationSpec, check_names
 from quark_onnx.dtypes import INT8, DType, Half, Integer
 from quark_onnx.errors import ConfigError
 from quark_onnx.kernels.blockfloat import EXPONENTS
-from quark_onnx.torch.formats import TwoLevel, block_of, format_named
+from quark_onnx.torch.config.number_formats import TwoLevel, block_of, format_named
 
 
 @dataclass(frozen=True)

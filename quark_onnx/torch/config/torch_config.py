@@ -10,8 +10,8 @@ from typing import Any
 
 from quark_onnx.config.spec import check_names
 from quark_onnx.errors import ConfigError, nearest
-from quark_onnx.torch.algorithms.named import in_order
-from quark_onnx.torch.spec import LayerSpec, TensorSpec
+from quark_onnx.torch.config.algorithm_order import in_order
+from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 
 #: Types of layers that the default applies to; embeddings are quantized where they are named.
 DEFAULT_TYPES = ("Linear", "Conv1D", "Conv2d", "ConvTranspose2d")

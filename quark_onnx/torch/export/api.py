@@ -12,16 +12,16 @@ from typing import Any
 from quark_onnx.convert import convert
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.graph.io import staged
-from quark_onnx.torch import export
-from quark_onnx.torch.attention import set_attention
-from quark_onnx.torch.checkpoint import read_json
-from quark_onnx.torch.config import KVCache, TorchConfig
-from quark_onnx.torch.exporter_config import ExporterConfig, JsonExporterConfig
-from quark_onnx.torch.layers import QuantizedLayer
-from quark_onnx.torch.layouts import read_layout
-from quark_onnx.torch.load import in_memory, load_checkpoint
+from quark_onnx.torch.checkpoints import export
+from quark_onnx.torch.checkpoints.layouts import read_layout
+from quark_onnx.torch.checkpoints.load import in_memory, load_checkpoint
+from quark_onnx.torch.checkpoints.safetensors_io import read_json
+from quark_onnx.torch.config.spec import LayerSpec
+from quark_onnx.torch.config.torch_config import KVCache, TorchConfig
+from quark_onnx.torch.export.config.config import ExporterConfig, JsonExporterConfig
+from quark_onnx.torch.models.attention import set_attention
+from quark_onnx.torch.models.quantized_layer import QuantizedLayer
 from quark_onnx.torch.quantization.config.config import QConfig
-from quark_onnx.torch.spec import LayerSpec
 
 logger = logging.getLogger(__name__)
 
@@ -152,8 +152,8 @@ def export_onnx(
     Raises:
         ConfigError: a format has no exact counterpart in ONNX, or there are more names than inputs or outputs.
     """
-    from quark_onnx.torch.onnx_export import export_onnx as write_onnx
-    from quark_onnx.torch.onnx_export.rename import rename
+    from quark_onnx.torch.exports.onnx import export_onnx as write_onnx
+    from quark_onnx.torch.exports.onnx.rename import rename
 
     for name in others:
         if name not in _TRACING:
@@ -181,7 +181,7 @@ def export_gguf(model: Any, output_dir: Path | str, model_type: str | None, toke
     Raises:
         ConfigError: the model is of another type.
     """
-    from quark_onnx.torch.gguf import write_quantized_gguf
+    from quark_onnx.torch.exports.gguf import write_quantized_gguf
 
     if model_type not in (None, model.config.model_type):
         raise ConfigError(f"model_type is {model_type!r}, but the model is a {model.config.model_type!r}")

@@ -9,16 +9,16 @@ from typing import Any
 from torch.fx import GraphModule
 
 from quark_onnx.errors import ConfigError, ModelError
-from quark_onnx.torch.checkpoint import Reader, read_json
-from quark_onnx.torch.config import TorchConfig
-from quark_onnx.torch.experts import unfuse_experts
-from quark_onnx.torch.export import tensors_of
-from quark_onnx.torch.layers import QuantizedLayer
-from quark_onnx.torch.layouts import check_config, layout_named, read_layout
-from quark_onnx.torch.load import put_layers
+from quark_onnx.torch.checkpoints.export import tensors_of
+from quark_onnx.torch.checkpoints.layouts import check_config, layout_named, read_layout
+from quark_onnx.torch.checkpoints.load import put_layers
+from quark_onnx.torch.checkpoints.parameter_sources import Sources, empty, fill, missing_of
+from quark_onnx.torch.checkpoints.safetensors_io import Reader, read_json
+from quark_onnx.torch.checkpoints.safetensors_writer import TensorFile
+from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.models.experts import unfuse_experts
+from quark_onnx.torch.models.quantized_layer import QuantizedLayer
 from quark_onnx.torch.quantization.config.type import QuantizationMode
-from quark_onnx.torch.sources import Sources, empty, fill, missing_of
-from quark_onnx.torch.tensor_file import TensorFile
 
 
 def save_params(

@@ -12,14 +12,14 @@ import torch
 
 from calibrators.scratch import ScratchFolder
 from quark_onnx.errors import ConfigError, MissingDependency, nearest
-from quark_onnx.torch.checkpoint import check_free
-from quark_onnx.torch.config import TorchConfig
-from quark_onnx.torch.float_checkpoint import FloatCheckpoint
-from quark_onnx.torch.gguf import check_gguf, write_quantized_gguf
-from quark_onnx.torch.layers import QuantizedLayer
-from quark_onnx.torch.load import load_checkpoint
-from quark_onnx.torch.quantize import chosen_layers
-from quark_onnx.torch.structure import vocabulary_of
+from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
+from quark_onnx.torch.checkpoints.load import load_checkpoint
+from quark_onnx.torch.checkpoints.safetensors_io import check_free
+from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.exports.gguf import check_gguf, write_quantized_gguf
+from quark_onnx.torch.models.quantized_layer import QuantizedLayer
+from quark_onnx.torch.models.structure import vocabulary_of
+from quark_onnx.torch.pipelines.in_memory import chosen_layers
 
 #: By the names of AMD Quark's script: a checkpoint in the layout of Hugging Face, ``model.gguf``, ``model.onnx``.
 EXPORTS = ("hf_format", "gguf", "onnx")
@@ -93,7 +93,7 @@ def _write(kinds: Collection[str], source: FloatCheckpoint, checkpoint: Path, ou
 
 
 def _write_onnx(model: Any, output: Path, notes: list[str]) -> None:
-    from quark_onnx.torch.onnx_export import export_onnx
+    from quark_onnx.torch.exports.onnx import export_onnx
 
     tokens = torch.arange(2 * _TOKENS).reshape(2, _TOKENS) % vocabulary_of(model)
     found = export_onnx(model, output, {"input_ids": tokens})

@@ -13,7 +13,7 @@ import torch
 
 from calibrators.grid import SMALLEST_SCALE
 from quark_onnx.dtypes import Integer, Scaled
-from quark_onnx.torch.spec import TensorSpec
+from quark_onnx.torch.config.spec import TensorSpec
 
 _TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _FLOAT8 = {"fp8e4m3": torch.float8_e4m3fn, "fp8e5m2": torch.float8_e5m2}

@@ -14,8 +14,8 @@ import torch
 from quark_onnx.dtypes import Block
 from quark_onnx.kernels.blockfloat import EXPONENT_AND_SIGN, FRACTION, threshold
 from quark_onnx.kernels.minifloat import E2M1, E4M3, MiniFloat
-from quark_onnx.torch.formats import TwoLevel, element_of
-from quark_onnx.torch.spec import TensorSpec
+from quark_onnx.torch.config.number_formats import TwoLevel, element_of
+from quark_onnx.torch.config.spec import TensorSpec
 
 #: What is added to an exponent to store it as a byte.
 BIAS = 127

@@ -11,12 +11,12 @@ import torch
 
 from quark_onnx.dtypes import Scaled
 from quark_onnx.errors import ModelError
-from quark_onnx.torch import affine, shared_exponent
-from quark_onnx.torch.affine import Params
-from quark_onnx.torch.formats import TwoLevel
-from quark_onnx.torch.packing import in_blocks
-from quark_onnx.torch.shared_exponent import whole_for
-from quark_onnx.torch.spec import TensorSpec
+from quark_onnx.torch.config.number_formats import TwoLevel
+from quark_onnx.torch.config.spec import TensorSpec
+from quark_onnx.torch.formats import affine, block_formats
+from quark_onnx.torch.formats.affine import Params
+from quark_onnx.torch.formats.bit_packing import in_blocks
+from quark_onnx.torch.formats.block_formats import whole_for
 
 #: Weights that are rounded at once: what is computed on the way is little, and stays near the processor.
 _AT_ONCE = 1 << 20
@@ -61,8 +61,8 @@ class Quantized:
         elif self.spec.is_cast:
             values = self.codes.to(dtype)
         else:
-            shared = shared_exponent.Shared(self.codes, self.scale, self.whole)
-            values = shared_exponent.decode(shared, self.spec, dtype)
+            shared = block_formats.Shared(self.codes, self.scale, self.whole)
+            values = block_formats.decode(shared, self.spec, dtype)
         return values.reshape(self.shape[0], -1)[:, : prod(self.shape[1:])].reshape(self.shape)
 
 
@@ -113,7 +113,7 @@ def _rows(matrix: Any, spec: TensorSpec, params: Params | None, whole: Any) -> t
     """Codes, scales and zero points of rows."""
     view = in_blocks(matrix, spec.group) if spec.group else matrix
     if not isinstance(spec.dtype, Scaled):
-        shared = shared_exponent.encode(view, spec, whole)
+        shared = block_formats.encode(view, spec, whole)
         return shared.codes, shared.scale, None
     if spec.scale == "float32":
         view = view.float()
@@ -169,7 +169,7 @@ def fake_quantize(x: Any, spec: TensorSpec, params: Params | None = None, whole:
         return x.to(torch.float16 if spec.dtype.name == "float16" else torch.bfloat16).to(x.dtype)
     view = in_blocks(x, spec.group) if spec.group else x
     if not isinstance(spec.dtype, Scaled):
-        return _without_filling(shared_exponent.rounded(view, spec, whole).to(x.dtype), x)
+        return _without_filling(block_formats.rounded(view, spec, whole).to(x.dtype), x)
     if params is None:
         params = affine.params_for(*affine.extremes(view if spec.per_channel or spec.group else view.reshape(-1)), spec)
     values = affine.rounded(view, params, spec, x.dtype)

@@ -15,8 +15,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from quark_onnx.errors import ConfigError, ModelError
-from quark_onnx.torch.algorithms.base import Layers
-from quark_onnx.torch.config import TorchConfig
+from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.models.quantized_layer import Layers
 
 _PREFIX = "quark_onnx_"
 #: The function that computes probabilities by softmax; what it stands for is in each model's file.
@@ -123,7 +123,7 @@ def set_attention(model: Any, implementation: str) -> None:
 
 
 def _quantized(model: Any) -> dict[str, Any]:
-    from quark_onnx.torch.layers import QuantizedLayer
+    from quark_onnx.torch.models.quantized_layer import QuantizedLayer
 
     return {name: layer for name, layer in model.named_modules() if isinstance(layer, QuantizedLayer)}
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from quark_onnx.torch.structure import set_module
+from quark_onnx.torch.models.structure import set_module
 
 
 class Experts(nn.Module):

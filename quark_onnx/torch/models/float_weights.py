@@ -6,9 +6,9 @@ from collections.abc import Collection, Container, Mapping
 from typing import Any
 
 from quark_onnx.errors import ConfigError
-from quark_onnx.torch.config import TorchConfig
-from quark_onnx.torch.layers import unlike_its_base
-from quark_onnx.torch.mixtures import unknown_stacks_of
+from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.models.mixtures import unknown_stacks_of
+from quark_onnx.torch.models.quantized_layer import unlike_its_base
 
 ROUTER = "it chooses among experts"
 

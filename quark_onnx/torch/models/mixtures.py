@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
-from quark_onnx.torch.layers import kind_of, outputs_first
+from quark_onnx.torch.models.quantized_layer import kind_of, outputs_first
 
 #: Names of modules beside experts that are routers as a whole, however many layers they have.
 _ROUTERS = ("gate", "router", "gating")

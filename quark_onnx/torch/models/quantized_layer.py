@@ -9,11 +9,14 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from quark_onnx.torch.affine import Params
-from quark_onnx.torch.formats import TwoLevel
-from quark_onnx.torch.plain_linear import is_plain_linear
-from quark_onnx.torch.quantized import Quantized, fake_quantize
-from quark_onnx.torch.spec import LayerSpec, TensorSpec
+from quark_onnx.torch.config.number_formats import TwoLevel
+from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
+from quark_onnx.torch.formats.affine import Params
+from quark_onnx.torch.formats.quantized_tensor import Quantized, fake_quantize
+from quark_onnx.torch.models.plain_linear import is_plain_linear
+
+#: Layers by their names in the model, each with the specification of its quantization.
+Layers = Mapping[str, tuple[Any, LayerSpec]]
 
 
 class _Coded(nn.Module):

@@ -9,8 +9,8 @@ from typing import Any
 from torch import nn
 
 from quark_onnx.errors import ModelError
-from quark_onnx.torch.language import decoder_of, outside_language, towers_of
-from quark_onnx.torch.layers import kind_of
+from quark_onnx.torch.models.language import decoder_of, outside_language, towers_of
+from quark_onnx.torch.models.quantized_layer import kind_of
 
 
 def layers_of(model: Any) -> dict[str, tuple[Any, str]]:

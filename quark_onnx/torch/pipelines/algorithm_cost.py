@@ -7,18 +7,18 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from quark_onnx.torch.algorithms.awq import AWQ
-from quark_onnx.torch.algorithms.clip import Clip
-from quark_onnx.torch.algorithms.distill import LOGITS, LOOKS, Distillation
-from quark_onnx.torch.algorithms.gptq import GPTAQ, GPTQ, Qronos
+from quark_onnx.torch.algorithms.gptq.clip import Clip
+from quark_onnx.torch.algorithms.gptq.gptq import GPTAQ, GPTQ, Qronos
+from quark_onnx.torch.algorithms.gptq.range_search import SHARES, tries
+from quark_onnx.torch.algorithms.gptq.solver import AT_ONCE
 from quark_onnx.torch.algorithms.hqq import HQQ
-from quark_onnx.torch.algorithms.pairs import pattern_of
-from quark_onnx.torch.algorithms.ranges import SHARES, tries
-from quark_onnx.torch.algorithms.replay import LEAST
-from quark_onnx.torch.algorithms.rotation import Rotation
-from quark_onnx.torch.algorithms.signed import SignedRounding
-from quark_onnx.torch.algorithms.smoothquant import AutoSmoothQuant, SmoothQuant
-from quark_onnx.torch.algorithms.sweep import AT_ONCE
+from quark_onnx.torch.algorithms.learned_rounding.autoround import SignedRounding
+from quark_onnx.torch.algorithms.learned_rounding.distill import LOGITS, LOOKS, Distillation
+from quark_onnx.torch.algorithms.rescaling.awq import AWQ
+from quark_onnx.torch.algorithms.rescaling.channel_pairs import pattern_of
+from quark_onnx.torch.algorithms.rescaling.smoothquant import AutoSmoothQuant, SmoothQuant
+from quark_onnx.torch.algorithms.rotation.settings import Rotation
+from quark_onnx.torch.algorithms.scheduling.replay import LEAST
 
 #: Stages of a usual block; tokens that are kept in place of products of inputs.
 _STAGES, _KEPT = 4, 1024

@@ -6,17 +6,17 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from quark_onnx.errors import ModelError
-from quark_onnx.torch.algorithms.base import BlockJob, Layers, Outcome
-from quark_onnx.torch.config import TorchConfig
-from quark_onnx.torch.formats import TwoLevel
-from quark_onnx.torch.layers import QuantizedLayer, kind_of, outputs_first
-from quark_onnx.torch.observe import Watching
-from quark_onnx.torch.quantized import Quantized, quantize, whole_of
-from quark_onnx.torch.report import TorchReport
-from quark_onnx.torch.siblings import siblings_of
-from quark_onnx.torch.spec import LayerSpec
-from quark_onnx.torch.structure import put_modules, shared_parameter, within
-from quark_onnx.torch.walk import Walk
+from quark_onnx.torch.algorithms.base import BlockJob, Outcome
+from quark_onnx.torch.calibration.block_stream import Walk
+from quark_onnx.torch.calibration.observers import Watching
+from quark_onnx.torch.config.number_formats import TwoLevel
+from quark_onnx.torch.config.spec import LayerSpec
+from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.formats.quantized_tensor import Quantized, quantize, whole_of
+from quark_onnx.torch.models.fused_groups import siblings_of
+from quark_onnx.torch.models.quantized_layer import Layers, QuantizedLayer, kind_of, outputs_first
+from quark_onnx.torch.models.structure import put_modules, shared_parameter, within
+from quark_onnx.torch.pipelines.report import TorchReport
 
 
 def quantize_block(

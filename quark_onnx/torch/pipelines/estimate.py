@@ -10,18 +10,17 @@ from typing import Any
 
 import torch
 
-from quark_onnx.torch.algorithms.base import Layers
-from quark_onnx.torch.algorithms.cost import Cost, Shapes, cost_of
-from quark_onnx.torch.algorithms.steps import Steps
-from quark_onnx.torch.algorithms.sweep import Solver
-from quark_onnx.torch.checkpoint_layout import stored
-from quark_onnx.torch.float_checkpoint import FloatCheckpoint
-from quark_onnx.torch.layers import kind_of, outputs_first
-from quark_onnx.torch.memory import resident
-from quark_onnx.torch.quantized import quantize
-from quark_onnx.torch.skeleton import dtype_of
-from quark_onnx.torch.spec import TensorSpec
-from quark_onnx.torch.structure import blocks_of, embedding_of
+from quark_onnx.torch.algorithms.gptq.levels import Steps
+from quark_onnx.torch.algorithms.gptq.solver import Solver
+from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
+from quark_onnx.torch.checkpoints.meta_model import dtype_of
+from quark_onnx.torch.checkpoints.quark_tensors import stored
+from quark_onnx.torch.config.spec import TensorSpec
+from quark_onnx.torch.formats.quantized_tensor import quantize
+from quark_onnx.torch.models.quantized_layer import Layers, kind_of, outputs_first
+from quark_onnx.torch.models.structure import blocks_of, embedding_of
+from quark_onnx.torch.pipelines.algorithm_cost import Cost, Shapes, cost_of
+from quark_onnx.torch.runtime.memory import resident
 
 #: Bytes for each weight of the greatest matrix, in codes and packed; and what rounding a part of it takes on the way.
 _WORKING, _ON_THE_WAY = 6, 48 << 20

@@ -12,9 +12,20 @@ import torch
 
 from quark_onnx.errors import DataError, ModelError
 from quark_onnx.progress import Progress
-from quark_onnx.torch.algorithms.base import Layers
-from quark_onnx.torch.attention import hand_over
-from quark_onnx.torch.block import (
+from quark_onnx.torch.calibration.block_stream import NotWalkable, Walk, batches, inference, run_whole
+from quark_onnx.torch.calibration.hidden_states import spilling
+from quark_onnx.torch.calibration.observers import Scales, Watching
+from quark_onnx.torch.checkpoints.export import check_experts, tensors_of
+from quark_onnx.torch.checkpoints.layouts import Layout
+from quark_onnx.torch.checkpoints.parameter_sources import Sources, empty, fill, missing_of
+from quark_onnx.torch.checkpoints.unsaved import compute_unsaved
+from quark_onnx.torch.config.spec import LayerSpec
+from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.formats.quantized_tensor import check_finite
+from quark_onnx.torch.models.attention import hand_over
+from quark_onnx.torch.models.quantized_layer import Layers, QuantizedLayer, kind_of, outputs_first
+from quark_onnx.torch.models.structure import blocks_of, embedding_of, heads_of, within
+from quark_onnx.torch.pipelines.block import (
     check_apart,
     endings_of,
     has_two_streams,
@@ -22,21 +33,9 @@ from quark_onnx.torch.block import (
     quantize_block,
     weight_alone,
 )
-from quark_onnx.torch.blockjournal import BlockJournal, Kept
-from quark_onnx.torch.config import TorchConfig
-from quark_onnx.torch.export import check_experts, tensors_of
-from quark_onnx.torch.hidden_states import spilling
-from quark_onnx.torch.layers import QuantizedLayer, kind_of, outputs_first
-from quark_onnx.torch.layouts import Layout
-from quark_onnx.torch.memory import give_back
-from quark_onnx.torch.observe import Scales, Watching
-from quark_onnx.torch.quantized import check_finite
-from quark_onnx.torch.report import TorchReport
-from quark_onnx.torch.sources import Sources, empty, fill, missing_of
-from quark_onnx.torch.spec import LayerSpec
-from quark_onnx.torch.structure import blocks_of, embedding_of, heads_of, within
-from quark_onnx.torch.unsaved import compute_unsaved
-from quark_onnx.torch.walk import NotWalkable, Walk, batches, inference, run_whole
+from quark_onnx.torch.pipelines.report import TorchReport
+from quark_onnx.torch.pipelines.resume import BlockJournal, Kept
+from quark_onnx.torch.runtime.memory import give_back
 
 #: Layers after which free memory is given back; it takes a while to get it again.
 _KEPT = 16

@@ -9,24 +9,24 @@ from pathlib import Path
 from typing import Any
 
 from quark_onnx.errors import ConfigError, DataError
-from quark_onnx.torch.algorithms.rotate import rotate_sources
-from quark_onnx.torch.attention import notes_of
-from quark_onnx.torch.block import (
+from quark_onnx.torch.algorithms.rotation.rotate import rotate_sources
+from quark_onnx.torch.checkpoints.export import described, untied
+from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
+from quark_onnx.torch.checkpoints.layouts import Layout, check_config, layout_named
+from quark_onnx.torch.checkpoints.parameter_sources import Sources
+from quark_onnx.torch.checkpoints.safetensors_io import SHARD, Writer, other_files, read_json
+from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.models.attention import notes_of
+from quark_onnx.torch.models.float_weights import notes_on_stacks
+from quark_onnx.torch.pipelines.block import (
     missing_data,
     needs_data,
     rotations_of,
 )
-from quark_onnx.torch.blockjournal import BlockJournal
-from quark_onnx.torch.checkpoint import SHARD, Writer, other_files, read_json
-from quark_onnx.torch.config import TorchConfig
-from quark_onnx.torch.export import described, untied
-from quark_onnx.torch.filerun import FileRun
-from quark_onnx.torch.float_checkpoint import FloatCheckpoint
-from quark_onnx.torch.float_weights import notes_on_stacks
-from quark_onnx.torch.layouts import Layout, check_config, layout_named
-from quark_onnx.torch.quantize import chosen_layers
-from quark_onnx.torch.report import TorchReport
-from quark_onnx.torch.sources import Sources
+from quark_onnx.torch.pipelines.file_run import FileRun
+from quark_onnx.torch.pipelines.in_memory import chosen_layers
+from quark_onnx.torch.pipelines.report import TorchReport
+from quark_onnx.torch.pipelines.resume import BlockJournal
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Writing:
         max_shard: bytes of a file, at most.
         trust_code: run Python files that the checkpoint brings along.
         resume: a folder where each block that is done is kept, and found again by the same call; None keeps nothing.
-        layout: how layers are stored, a key of ``quark_onnx.torch.layouts.LAYOUTS``.
+        layout: how layers are stored, a key of ``quark_onnx.torch.checkpoints.layouts.LAYOUTS``.
         spill: a folder where hidden states are kept while they are not used; None keeps them in memory.
     """
 

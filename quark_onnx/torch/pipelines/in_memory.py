@@ -10,11 +10,24 @@ from typing import Any
 
 from quark_onnx.errors import ConfigError, DataError, ModelError
 from quark_onnx.progress import Progress
-from quark_onnx.torch import ranks
-from quark_onnx.torch.algorithms.base import Layers
-from quark_onnx.torch.algorithms.rotate import rotate
-from quark_onnx.torch.attention import hand_over, notes_of
-from quark_onnx.torch.block import (
+from quark_onnx.torch.algorithms.rotation.rotate import rotate
+from quark_onnx.torch.calibration.block_stream import Walk, batches, inference, run_whole
+from quark_onnx.torch.calibration.observers import Watching
+from quark_onnx.torch.config.spec import LayerSpec
+from quark_onnx.torch.config.torch_config import OPERATORS, TorchConfig
+from quark_onnx.torch.models.attention import hand_over, notes_of
+from quark_onnx.torch.models.experts import unfuse_experts
+from quark_onnx.torch.models.float_weights import (
+    ROUTER,
+    check_not_all_float,
+    notes_on_stacks,
+    other_weights_of,
+    reason_of,
+)
+from quark_onnx.torch.models.mixtures import routers_of
+from quark_onnx.torch.models.quantized_layer import Layers, QuantizedLayer, kind_of, unlike_its_base
+from quark_onnx.torch.models.structure import blocks_of, layers_of, put_modules, shared_among, within
+from quark_onnx.torch.pipelines.block import (
     check_apart,
     endings_of,
     finish,
@@ -28,16 +41,8 @@ from quark_onnx.torch.block import (
     rounders_of,
     weight_alone,
 )
-from quark_onnx.torch.config import OPERATORS, TorchConfig
-from quark_onnx.torch.experts import unfuse_experts
-from quark_onnx.torch.float_weights import ROUTER, check_not_all_float, notes_on_stacks, other_weights_of, reason_of
-from quark_onnx.torch.layers import QuantizedLayer, kind_of, unlike_its_base
-from quark_onnx.torch.mixtures import routers_of
-from quark_onnx.torch.observe import Watching
-from quark_onnx.torch.report import TorchReport
-from quark_onnx.torch.spec import LayerSpec
-from quark_onnx.torch.structure import blocks_of, layers_of, put_modules, shared_among, within
-from quark_onnx.torch.walk import Walk, batches, inference, run_whole
+from quark_onnx.torch.pipelines.report import TorchReport
+from quark_onnx.torch.runtime import distributed
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +121,7 @@ def quantize_model(
         put_modules(model, made)
         report.note_idle(config.algorithms)
         return report
-    data = ranks.own_part(list(batches(data)))
+    data = distributed.own_part(list(batches(data)))
     with inference(model), _float_again(model, chosen):
         if not _walk(model, chosen, data, config, progress, report):
             _whole(model, chosen, data, config, report)
@@ -144,7 +149,7 @@ def _float_again(model: Any, layers: Layers) -> Iterator[None]:
 def _check_ranks(config: TorchConfig) -> None:
     """Raise ConfigError for an algorithm that does not learn from sums."""
     for each in config.algorithms:
-        if ranks.count() > 1 and not getattr(each, "sums", True):
+        if distributed.count() > 1 and not getattr(each, "sums", True):
             raise ConfigError(f"{each.name} needs all samples at once; run it in one process")
 
 

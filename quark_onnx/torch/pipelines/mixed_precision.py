@@ -16,23 +16,23 @@ import torch
 
 from quark_onnx.errors import ConfigError, DataError, ModelError
 from quark_onnx.progress import Progress
-from quark_onnx.torch.algorithms.stages import stages_of
-from quark_onnx.torch.block import inside, weight_of
-from quark_onnx.torch.checkpoint_layout import stored
-from quark_onnx.torch.config import TorchConfig
-from quark_onnx.torch.experts import UNFUSED, unfuse_experts
-from quark_onnx.torch.float_checkpoint import FloatCheckpoint
-from quark_onnx.torch.layers import QuantizedLayer
-from quark_onnx.torch.load import load_checkpoint
-from quark_onnx.torch.memory import give_back
-from quark_onnx.torch.observe import Watching
-from quark_onnx.torch.ptq import Text, tokenizer_of
-from quark_onnx.torch.quantize import chosen_layers
-from quark_onnx.torch.schemes import scheme
-from quark_onnx.torch.spec import LayerSpec
-from quark_onnx.torch.structure import blocks_of, put_modules, usually_float
-from quark_onnx.torch.text import read_windows
-from quark_onnx.torch.walk import Walk, batches, call, inference
+from quark_onnx.torch.algorithms.scheduling.stages import stages_of
+from quark_onnx.torch.calibration.block_stream import Walk, batches, call, inference
+from quark_onnx.torch.calibration.observers import Watching
+from quark_onnx.torch.calibration.text import read_windows
+from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
+from quark_onnx.torch.checkpoints.load import load_checkpoint
+from quark_onnx.torch.checkpoints.quark_tensors import stored
+from quark_onnx.torch.config.schemes import scheme
+from quark_onnx.torch.config.spec import LayerSpec
+from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.models.experts import UNFUSED, unfuse_experts
+from quark_onnx.torch.models.quantized_layer import QuantizedLayer
+from quark_onnx.torch.models.structure import blocks_of, put_modules, usually_float
+from quark_onnx.torch.pipelines.block import inside, weight_of
+from quark_onnx.torch.pipelines.in_memory import chosen_layers
+from quark_onnx.torch.pipelines.ptq import Text, tokenizer_of
+from quark_onnx.torch.runtime.memory import give_back
 
 
 @dataclass(frozen=True)

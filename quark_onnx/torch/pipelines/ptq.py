@@ -11,19 +11,19 @@ from typing import Any
 import torch
 
 from quark_onnx.errors import ConfigError, DataError
-from quark_onnx.torch.config import Attention, KVCache, TorchConfig
-from quark_onnx.torch.estimate import AT_ONCE, Estimate, estimate
-from quark_onnx.torch.files import Writing, quantize_checkpoint
-from quark_onnx.torch.float_checkpoint import FloatCheckpoint
-from quark_onnx.torch.layouts import check_config
-from quark_onnx.torch.load import load_checkpoint
-from quark_onnx.torch.perplexity import perplexity
-from quark_onnx.torch.quantize import chosen_layers
-from quark_onnx.torch.report import TorchReport
-from quark_onnx.torch.schemes import scheme
-from quark_onnx.torch.spec import TensorSpec
-from quark_onnx.torch.structure import vocabulary_of
-from quark_onnx.torch.text import read_windows
+from quark_onnx.torch.calibration.perplexity import perplexity
+from quark_onnx.torch.calibration.text import read_windows
+from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
+from quark_onnx.torch.checkpoints.layouts import check_config
+from quark_onnx.torch.checkpoints.load import load_checkpoint
+from quark_onnx.torch.config.schemes import scheme
+from quark_onnx.torch.config.spec import TensorSpec
+from quark_onnx.torch.config.torch_config import Attention, KVCache, TorchConfig
+from quark_onnx.torch.models.structure import vocabulary_of
+from quark_onnx.torch.pipelines.estimate import AT_ONCE, Estimate, estimate
+from quark_onnx.torch.pipelines.file_to_file import Writing, quantize_checkpoint
+from quark_onnx.torch.pipelines.in_memory import chosen_layers
+from quark_onnx.torch.pipelines.report import TorchReport
 
 logger = logging.getLogger(__name__)
 

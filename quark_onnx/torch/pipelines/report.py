@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quark_onnx.torch.algorithms.base import UNREACHED, Outcome
-from quark_onnx.torch.spec import LayerSpec
+from quark_onnx.torch.config.spec import LayerSpec
 
 
 @dataclass

@@ -14,12 +14,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
 from quark_onnx.errors import ConfigError
-from quark_onnx.torch.algorithms.base import Layers, Outcome
-from quark_onnx.torch.checkpoint import Reader
-from quark_onnx.torch.config import TorchConfig
-from quark_onnx.torch.report import TorchReport
-from quark_onnx.torch.state import State, put_in_place, save
-from quark_onnx.torch.tensor_file import TensorFile
+from quark_onnx.torch.algorithms.base import Outcome
+from quark_onnx.torch.checkpoints.atomic_file import State, put_in_place, save
+from quark_onnx.torch.checkpoints.safetensors_io import Reader
+from quark_onnx.torch.checkpoints.safetensors_writer import TensorFile
+from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.models.quantized_layer import Layers
+from quark_onnx.torch.pipelines.report import TorchReport
 from quark_onnx.version import __version__
 
 _STATE = "state.json"

@@ -12,12 +12,12 @@ from typing import Any, ClassVar
 from quark_onnx.optimizers.base import require_number, require_whole
 from quark_onnx.registry import ALGORITHMS
 from quark_onnx.torch.algorithms.base import UNREACHED, BlockJob, Outcome
-from quark_onnx.torch.algorithms.grams import Gram, grams_of
-from quark_onnx.torch.algorithms.losses import Loss, better, squares_of
-from quark_onnx.torch.algorithms.ranges import fitted, has_ranges
-from quark_onnx.torch.algorithms.stages import Stage, stages_in
-from quark_onnx.torch.layers import kind_of
-from quark_onnx.torch.quantized import Quantized
+from quark_onnx.torch.algorithms.gptq.hessian import Gram, grams_of
+from quark_onnx.torch.algorithms.gptq.losses import Loss, better, squares_of
+from quark_onnx.torch.algorithms.gptq.range_search import fitted, has_ranges
+from quark_onnx.torch.algorithms.scheduling.stages import Stage, stages_in
+from quark_onnx.torch.formats.quantized_tensor import Quantized
+from quark_onnx.torch.models.quantized_layer import kind_of
 
 
 @ALGORITHMS.register("clip")

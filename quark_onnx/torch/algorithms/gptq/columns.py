@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from quark_onnx.torch.algorithms.steps import Steps
-from quark_onnx.torch.threads import one_thread
+from quark_onnx.torch.algorithms.gptq.levels import Steps
+from quark_onnx.torch.runtime.threads import one_thread
 
 #: Columns whose effect on the columns behind is gathered before it is applied; and those of such a part.
 BLOCK, _PART = 256, 64

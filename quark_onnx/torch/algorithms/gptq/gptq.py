@@ -18,16 +18,16 @@ import torch
 from quark_onnx.errors import ConfigError, DataError
 from quark_onnx.registry import ALGORITHMS
 from quark_onnx.torch.algorithms.base import UNREACHED, BlockJob, Outcome
-from quark_onnx.torch.algorithms.grams import Gram, grams_of
-from quark_onnx.torch.algorithms.losses import Loss, better, merged, squares_of
-from quark_onnx.torch.algorithms.ranges import fitted, has_ranges
-from quark_onnx.torch.algorithms.replay import Replay
-from quark_onnx.torch.algorithms.stages import stages_in
-from quark_onnx.torch.algorithms.steps import Steps
-from quark_onnx.torch.algorithms.sweep import AT_ONCE, Solver, Swept
-from quark_onnx.torch.layers import kind_of
-from quark_onnx.torch.memory import give_back
-from quark_onnx.torch.quantized import Quantized, joined
+from quark_onnx.torch.algorithms.gptq.hessian import Gram, grams_of
+from quark_onnx.torch.algorithms.gptq.levels import Steps
+from quark_onnx.torch.algorithms.gptq.losses import Loss, better, merged, squares_of
+from quark_onnx.torch.algorithms.gptq.range_search import fitted, has_ranges
+from quark_onnx.torch.algorithms.gptq.solver import AT_ONCE, Solver, Swept
+from quark_onnx.torch.algorithms.scheduling.replay import Replay
+from quark_onnx.torch.algorithms.scheduling.stages import stages_in
+from quark_onnx.torch.formats.quantized_tensor import Quantized, joined
+from quark_onnx.torch.models.quantized_layer import kind_of
+from quark_onnx.torch.runtime.memory import give_back
 
 
 @ALGORITHMS.register("gptq")

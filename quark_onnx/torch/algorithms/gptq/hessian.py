@@ -10,14 +10,14 @@ from typing import Any
 import torch
 
 from quark_onnx.errors import DataError
-from quark_onnx.torch import ranks
 from quark_onnx.torch.algorithms.base import BlockJob
-from quark_onnx.torch.algorithms.replay import Replay
-from quark_onnx.torch.algorithms.stages import Stage
-from quark_onnx.torch.algorithms.triangles import add_products, mirror
-from quark_onnx.torch.layers import kind_of, outputs_first, split_input
-from quark_onnx.torch.quantized import joined
-from quark_onnx.torch.walk import Call
+from quark_onnx.torch.algorithms.gptq.triangular import add_products, mirror
+from quark_onnx.torch.algorithms.scheduling.replay import Replay
+from quark_onnx.torch.algorithms.scheduling.stages import Stage
+from quark_onnx.torch.calibration.block_stream import Call
+from quark_onnx.torch.formats.quantized_tensor import joined
+from quark_onnx.torch.models.quantized_layer import kind_of, outputs_first, split_input
+from quark_onnx.torch.runtime import distributed
 
 
 @dataclass
@@ -59,19 +59,19 @@ class Gram:
 
     def over_ranks(self, inputs: int, device: Any) -> Gram:
         """The sums over all processes."""
-        if ranks.count() == 1:
+        if distributed.count() == 1:
             return self
-        tokens = ranks.number(self.count)
+        tokens = distributed.number(self.count)
         if not tokens:
             return Gram()
-        known = ranks.number(int(self.off is not None))
+        known = distributed.number(int(self.off is not None))
         own, off, gap = (
             torch.zeros(inputs, inputs, device=device) if part is None else part
             for part in (self.own, self.off, self.gap)
         )
         if not known:
-            return Gram(ranks.summed(own), count=tokens)
-        return Gram(ranks.summed(own), ranks.summed(off), ranks.summed(gap), tokens)
+            return Gram(distributed.summed(own), count=tokens)
+        return Gram(distributed.summed(own), distributed.summed(off), distributed.summed(gap), tokens)
 
 
 class _Enough(Exception):

@@ -11,10 +11,10 @@ import torch
 
 from quark_onnx.dtypes import Integer, Scaled
 from quark_onnx.kernels.minifloat import E2M1, E4M3, E5M2, MiniFloat
-from quark_onnx.torch import shared_exponent
-from quark_onnx.torch.affine import code_type
-from quark_onnx.torch.formats import TwoLevel, element_of
-from quark_onnx.torch.quantized import Quantized, joined
+from quark_onnx.torch.config.number_formats import TwoLevel, element_of
+from quark_onnx.torch.formats import block_formats
+from quark_onnx.torch.formats.affine import code_type
+from quark_onnx.torch.formats.quantized_tensor import Quantized, joined
 
 #: Of integers whose levels are whole numbers in float32, sums with a zero point included.
 _MOST_BITS = 16
@@ -67,7 +67,7 @@ class Steps:
             return None if small is None else cls._of_floats(spread(quantized.scale), small, size)
         if isinstance(spec.dtype, TwoLevel):
             return cls._of_floats(spread(quantized.scale.float() * quantized.whole.float()), E2M1, size)
-        powers = spread(torch.exp2(quantized.scale.float() - shared_exponent.BIAS))
+        powers = spread(torch.exp2(quantized.scale.float() - block_formats.BIAS))
         element = element_of(spec.dtype)
         return (
             cls(powers / 64, None, -128, 127, size=size) if element is None else cls._of_floats(powers, element, size)
@@ -120,7 +120,7 @@ class Steps:
     def nearest(self, units: Any) -> Any:
         """The level nearest to each number of steps that was added to a base; it is changed."""
         if self.element is not None:
-            return shared_exponent.round_to(units, self.element)
+            return block_formats.round_to(units, self.element)
         return units.clamp_(self.least + _WHOLE, self.greatest + _WHOLE).sub_(_WHOLE)
 
     def values(self, levels: Any) -> Any:
@@ -149,4 +149,4 @@ class Steps:
             return levels.to(torch.int8 if self.zero is None and self.least == -128 else code_type(quantized.spec))
         if isinstance(quantized.spec.dtype, Scaled):
             return levels.to(code_type(quantized.spec))
-        return shared_exponent.code_of(levels, self.element)
+        return block_formats.code_of(levels, self.element)

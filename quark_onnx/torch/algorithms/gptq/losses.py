@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from quark_onnx.torch.algorithms.triangles import quadratic
-from quark_onnx.torch.quantized import Quantized
+from quark_onnx.torch.algorithms.gptq.triangular import quadratic
+from quark_onnx.torch.formats.quantized_tensor import Quantized
 
 #: Random sums of outputs that stand for all, where only the size of what a layer computes is asked for.
 _SUMS = 128

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from quark_onnx.dtypes import Scaled
-from quark_onnx.torch import affine
-from quark_onnx.torch.affine import Params
-from quark_onnx.torch.packing import in_blocks
-from quark_onnx.torch.quantized import Quantized, joined, quantize
-from quark_onnx.torch.spec import TensorSpec
+from quark_onnx.torch.config.spec import TensorSpec
+from quark_onnx.torch.formats import affine
+from quark_onnx.torch.formats.affine import Params
+from quark_onnx.torch.formats.bit_packing import in_blocks
+from quark_onnx.torch.formats.quantized_tensor import Quantized, joined, quantize
 
 #: Values that are looked at together: as many as caches hold.
 _AT_ONCE = 1 << 18

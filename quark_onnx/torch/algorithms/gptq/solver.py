@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from quark_onnx.torch.algorithms.steps import Steps
-from quark_onnx.torch.algorithms.triangles import factored, panels, put_below, quadratic, turned, upside_down
-from quark_onnx.torch.algorithms.turns import BLOCK, Columns, Turns
+from quark_onnx.torch.algorithms.gptq.columns import BLOCK, Columns, Turns
+from quark_onnx.torch.algorithms.gptq.levels import Steps
+from quark_onnx.torch.algorithms.gptq.triangular import factored, panels, put_below, quadratic, turned, upside_down
 
 #: Values that are swept at once, in rows: so many that steps are few, and memory is bounded.
 AT_ONCE = 1 << 22

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from quark_onnx.torch.threads import one_thread
+from quark_onnx.torch.runtime.threads import one_thread
 
 #: Columns of a panel: a product with so many is as fast as with all, and with so few, little is computed twice.
 PANEL = 256

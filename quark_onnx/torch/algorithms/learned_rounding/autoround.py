@@ -16,11 +16,11 @@ from quark_onnx.errors import ConfigError, DataError
 from quark_onnx.optimizers.base import require_flag, require_number, require_whole
 from quark_onnx.registry import ALGORITHMS
 from quark_onnx.torch.algorithms.base import BlockJob, Outcome
-from quark_onnx.torch.algorithms.descent import OPTIMIZERS, Descent, draws, looks
-from quark_onnx.torch.algorithms.steps import Steps
-from quark_onnx.torch.algorithms.trainable import TrainableWeight, through
-from quark_onnx.torch.layers import QuantizedLayer, outputs_first
-from quark_onnx.torch.quantized import Quantized
+from quark_onnx.torch.algorithms.gptq.levels import Steps
+from quark_onnx.torch.algorithms.learned_rounding.trainable_weight import TrainableWeight, through
+from quark_onnx.torch.algorithms.learned_rounding.training_state import OPTIMIZERS, Descent, draws, looks
+from quark_onnx.torch.formats.quantized_tensor import Quantized
+from quark_onnx.torch.models.quantized_layer import QuantizedLayer, outputs_first
 
 #: How often the whole error is computed on the way.
 _LOOKS = 10

@@ -18,15 +18,15 @@ from quark_onnx.errors import DataError, ModelError
 from quark_onnx.optimizers.base import require_number, require_whole
 from quark_onnx.progress import Progress
 from quark_onnx.registry import ALGORITHMS
-from quark_onnx.torch.algorithms.base import Layers, Outcome
-from quark_onnx.torch.algorithms.descent import Descent, draws, looks
-from quark_onnx.torch.algorithms.signed import Training, descend, renew
-from quark_onnx.torch.algorithms.steps import Steps
-from quark_onnx.torch.algorithms.trainable import TrainableWeight
-from quark_onnx.torch.layers import QuantizedLayer, kind_of, outputs_first
-from quark_onnx.torch.state import State
-from quark_onnx.torch.structure import put_modules, vocabulary_of
-from quark_onnx.torch.walk import call
+from quark_onnx.torch.algorithms.base import Outcome
+from quark_onnx.torch.algorithms.gptq.levels import Steps
+from quark_onnx.torch.algorithms.learned_rounding.autoround import Training, descend, renew
+from quark_onnx.torch.algorithms.learned_rounding.trainable_weight import TrainableWeight
+from quark_onnx.torch.algorithms.learned_rounding.training_state import Descent, draws, looks
+from quark_onnx.torch.calibration.block_stream import call
+from quark_onnx.torch.checkpoints.atomic_file import State
+from quark_onnx.torch.models.quantized_layer import Layers, QuantizedLayer, kind_of, outputs_first
+from quark_onnx.torch.models.structure import put_modules, vocabulary_of
 
 #: How often the divergence on all of the data is computed on the way.
 LOOKS = 20

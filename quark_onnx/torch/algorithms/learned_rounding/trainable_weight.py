@@ -15,11 +15,11 @@ import torch
 from calibrators.grid import SMALLEST_SCALE
 from quark_onnx.dtypes import Integer, Scaled
 from quark_onnx.kernels.minifloat import E4M3, MiniFloat
-from quark_onnx.torch import shared_exponent
-from quark_onnx.torch.algorithms.steps import Steps
-from quark_onnx.torch.formats import TwoLevel, element_of
-from quark_onnx.torch.packing import in_blocks
-from quark_onnx.torch.quantized import Quantized
+from quark_onnx.torch.algorithms.gptq.levels import Steps
+from quark_onnx.torch.config.number_formats import TwoLevel, element_of
+from quark_onnx.torch.formats import block_formats
+from quark_onnx.torch.formats.bit_packing import in_blocks
+from quark_onnx.torch.formats.quantized_tensor import Quantized
 
 #: The least and the most that a range may become, as a share of what it was.
 _SHARES = (0.1, 1.0)
@@ -74,7 +74,7 @@ class TrainableWeight:
         if isinstance(self._spec.dtype, TwoLevel):
             self._unit = start.whole.float()
         elif not isinstance(self._spec.dtype, Scaled):
-            scale = torch.exp2(scale - shared_exponent.BIAS)
+            scale = torch.exp2(scale - block_formats.BIAS)
             self._unit = 1.0 if element_of(self._spec.dtype) else 2.0**-6  # MXINT8 has 1/64
         self._scale = self._spread(scale)
         self._zero: Any = None if start.zero is None else self._spread(start.zero.float())
@@ -144,11 +144,11 @@ class TrainableWeight:
             values = self._values(self._reals / scale, zero)
         start = self._start
         if self._element is not None and not isinstance(self._spec.dtype, Scaled):
-            codes = shared_exponent.code_of(values, self._element)
+            codes = block_formats.code_of(values, self._element)
         else:
             codes = (values if zero is None else values + zero).to(start.codes.dtype)
         if not isinstance(self._spec.dtype, Scaled | TwoLevel):
-            kept = torch.log2(kept) + shared_exponent.BIAS
+            kept = torch.log2(kept) + block_formats.BIAS
         kept = kept.reshape(start.scale.shape).to(start.scale.dtype)
         zero = None if zero is None else zero.reshape(start.scale.shape).to(start.zero.dtype)
         return replace(start, codes=codes, scale=kept, zero=zero)
@@ -170,9 +170,9 @@ class TrainableWeight:
         scale = self._scale * share
         if isinstance(self._spec.dtype, TwoLevel):
             least = 2.0 ** (E4M3.emin - E4M3.mantissa_bits)
-            return through(scale, shared_exponent.round_to(scale.detach(), E4M3).clamp(min=least))
+            return through(scale, block_formats.round_to(scale.detach(), E4M3).clamp(min=least))
         if not isinstance(self._spec.dtype, Scaled) or self._spec.grid.pow2:
-            power = torch.round(torch.log2(scale.detach())).clamp(-shared_exponent.BIAS, shared_exponent.BIAS)
+            power = torch.round(torch.log2(scale.detach())).clamp(-block_formats.BIAS, block_formats.BIAS)
             return through(scale, torch.exp2(power))
         kept = self._start.scale.dtype
         return scale.clamp(min=max(torch.finfo(kept).smallest_normal, SMALLEST_SCALE)).to(kept).float()
@@ -182,7 +182,7 @@ class TrainableWeight:
         moved = units + self.shift * self._spacing(units.detach())
         if self._element is not None:
             moved = moved.clamp(-self._element.largest, self._element.largest)
-            return through(moved, shared_exponent.round_to(moved.detach(), self._element))
+            return through(moved, block_formats.round_to(moved.detach(), self._element))
         steps = through(moved, torch.round(moved.detach()))
         if zero is None:
             return steps.clamp(self._qmin, self._qmax)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from quark_onnx.torch.algorithms.trainable import TrainableWeight
+from quark_onnx.torch.algorithms.learned_rounding.trainable_weight import TrainableWeight
 
 #: How a gradient becomes a step.
 OPTIMIZERS = ("adam", "sign")

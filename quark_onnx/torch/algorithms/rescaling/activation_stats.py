@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from quark_onnx.errors import DataError
-from quark_onnx.torch import ranks
-from quark_onnx.torch.algorithms.pairs import inputs_last
-from quark_onnx.torch.algorithms.triangles import add_products, quadratic
-from quark_onnx.torch.layers import split_input
-from quark_onnx.torch.walk import Call
+from quark_onnx.torch.algorithms.gptq.triangular import add_products, quadratic
+from quark_onnx.torch.algorithms.rescaling.channel_pairs import inputs_last
+from quark_onnx.torch.calibration.block_stream import Call
+from quark_onnx.torch.models.quantized_layer import split_input
+from quark_onnx.torch.runtime import distributed
 
 #: Layers with more inputs keep tokens in place of all products of inputs.
 _PRODUCTS = 2048
@@ -95,18 +95,18 @@ class _Gathering:
         Args:
             like: (inputs,) floats on the device of the layer.
         """
-        if ranks.count() == 1:
+        if distributed.count() == 1:
             return
         zeros = torch.zeros_like(like, dtype=torch.float32)
-        self.count = ranks.number(self.count)
-        self._sum = ranks.summed(zeros.clone() if self._sum is None else self._sum)
+        self.count = distributed.number(self.count)
+        self._sum = distributed.summed(zeros.clone() if self._sum is None else self._sum)
         lo, hi = self._ends or [zeros + torch.inf, zeros - torch.inf]
-        self._ends = [ranks.least(lo), ranks.greatest(hi)]
+        self._ends = [distributed.least(lo), distributed.greatest(hi)]
         if self._products and len(zeros) <= _PRODUCTS:
             second = zeros.new_zeros((len(zeros), len(zeros))) if self._second is None else self._second
-            self._second = ranks.summed(second)
+            self._second = distributed.summed(second)
         else:
-            self._tokens = [tensor.to(zeros.device) for part in ranks.gathered(self._tokens) for tensor in part]
+            self._tokens = [tensor.to(zeros.device) for part in distributed.gathered(self._tokens) for tensor in part]
 
     def moments(self, name: str) -> Moments:
         """What was seen.

@@ -11,8 +11,8 @@ import torch
 from quark_onnx.optimizers.base import require_flag, require_whole
 from quark_onnx.registry import ALGORITHMS
 from quark_onnx.torch.algorithms.base import BlockJob, Outcome
-from quark_onnx.torch.algorithms.rescaling import Readers, Trial, best_of, centred, rescale
-from quark_onnx.torch.quantized import quantize
+from quark_onnx.torch.algorithms.rescaling.rescale import Readers, Trial, best_of, centred, rescale
+from quark_onnx.torch.formats.quantized_tensor import quantize
 
 
 @ALGORITHMS.register("awq")
@@ -41,6 +41,11 @@ class AWQ:
     def __post_init__(self) -> None:
         require_whole(self, "steps")
         require_flag(self, "duo", "clip")
+
+    @property
+    def follower(self) -> str:
+        """Name of the algorithm that runs next if no other one chooses codes."""
+        return "clip" if self.clip else ""
 
     def __call__(self, job: BlockJob) -> list[Outcome]:
         """Rescale in place."""

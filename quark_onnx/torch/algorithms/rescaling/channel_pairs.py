@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch.func import functional_call
 
-from quark_onnx.torch.algorithms.probe import Probe
-from quark_onnx.torch.layers import kind_of, outputs_first
-from quark_onnx.torch.walk import Call
+from quark_onnx.torch.algorithms.rescaling.probe import Probe
+from quark_onnx.torch.calibration.block_stream import Call
+from quark_onnx.torch.models.quantized_layer import kind_of, outputs_first
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from quark_onnx.torch.walk import Call
+from quark_onnx.torch.calibration.block_stream import Call
 
 #: Tokens of a short call.
 _TOKENS = 32

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from quark_onnx.torch import ranks
 from quark_onnx.torch.algorithms.base import BlockJob, Outcome
-from quark_onnx.torch.algorithms.moments import Moments, moments_of
-from quark_onnx.torch.algorithms.pairs import Pair, find_pairs, inputs_last, pattern_of
-from quark_onnx.torch.spec import LayerSpec
+from quark_onnx.torch.algorithms.rescaling.activation_stats import Moments, moments_of
+from quark_onnx.torch.algorithms.rescaling.channel_pairs import Pair, find_pairs, inputs_last, pattern_of
+from quark_onnx.torch.config.spec import LayerSpec
+from quark_onnx.torch.runtime import distributed
 
 #: The greatest change of what a block computes, as a share of it; and in models of 16 bits, whose weights and norms are
 #: rounded again once they are multiplied.
@@ -109,7 +109,7 @@ def rescale(job: BlockJob, algorithm: str, choose: Choose, *, products: bool) ->
     if not job.floats:
         return []
     quantized = {job.local(name) for name, (_, spec) in job.layers.items() if spec.weight is not None}
-    everywhere = ranks.from_first(find_pairs(job.block, job.floats[0]))
+    everywhere = distributed.from_first(find_pairs(job.block, job.floats[0]))
     pairs = [pair for pair in everywhere if not quantized.isdisjoint(pair.readers)]
     leaders = [pair.readers[0] for pair in pairs]  # experts come behind what reads all tokens
     moments = moments_of(job.block, job.calls, leaders, products=products)
@@ -136,7 +136,7 @@ def _rescale_alike(
                 outcomes += [Outcome(name, algorithm, one / power, two / power) for name, power, one, two in rows]
                 if best.scale is not None:
                     pair.apply(block, best.scale)
-        change = float(ranks.greatest((call.run(block).float() - before).norm() / before.norm()))
+        change = float(distributed.greatest((call.run(block).float() - before).norm() / before.norm()))
         if change <= (_BOUND if kept[0][0].dtype == torch.float32 else _BOUND_SHORT):
             return outcomes
         for tensor, values in kept:

@@ -11,11 +11,11 @@ import torch
 from quark_onnx.dtypes import Scaled
 from quark_onnx.optimizers.base import require_number, require_whole
 from quark_onnx.registry import ALGORITHMS
-from quark_onnx.torch import affine
 from quark_onnx.torch.algorithms.base import BlockJob, Outcome
-from quark_onnx.torch.algorithms.rescaling import Readers, Trial, best_of, rescale
-from quark_onnx.torch.quantized import fake_quantize, quantize
-from quark_onnx.torch.spec import TensorSpec
+from quark_onnx.torch.algorithms.rescaling.rescale import Readers, Trial, best_of, rescale
+from quark_onnx.torch.config.spec import TensorSpec
+from quark_onnx.torch.formats import affine
+from quark_onnx.torch.formats.quantized_tensor import fake_quantize, quantize
 
 
 @ALGORITHMS.register("smoothquant")

@@ -10,9 +10,9 @@ import torch
 from torch.func import functional_call
 
 from quark_onnx.errors import ModelError
-from quark_onnx.torch.algorithms.stream import Part, floats_of
-from quark_onnx.torch.structure import within
-from quark_onnx.torch.walk import call
+from quark_onnx.torch.algorithms.rotation.residual_stream import Part, floats_of
+from quark_onnx.torch.calibration.block_stream import call
+from quark_onnx.torch.models.structure import within
 
 
 @dataclass(frozen=True)

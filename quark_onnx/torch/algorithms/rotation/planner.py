@@ -14,13 +14,20 @@ from torch.func import functional_call
 
 from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.kernels.hadamard import balanced, random_hadamard
-from quark_onnx.torch.algorithms.outside import Outside
-from quark_onnx.torch.algorithms.rewrites import HEADS, STREAM, Plan, fold_heads, fold_online, fold_stream
-from quark_onnx.torch.algorithms.rotation import Rotation
-from quark_onnx.torch.algorithms.stream import Part, Stream, floats_of, in_float32
-from quark_onnx.torch.algorithms.turning import Turned, Turning
-from quark_onnx.torch.structure import blocks_of, put_modules
-from quark_onnx.torch.walk import Call, Walk, moved
+from quark_onnx.torch.algorithms.rotation.embeddings_and_head import Outside
+from quark_onnx.torch.algorithms.rotation.residual_stream import Part, Stream, floats_of, in_float32
+from quark_onnx.torch.algorithms.rotation.settings import Rotation
+from quark_onnx.torch.algorithms.rotation.weight_rewrites import (
+    HEADS,
+    STREAM,
+    Plan,
+    fold_heads,
+    fold_online,
+    fold_stream,
+)
+from quark_onnx.torch.calibration.block_stream import Call, Walk, moved
+from quark_onnx.torch.models.online_rotation import Turned, Turning
+from quark_onnx.torch.models.structure import blocks_of, put_modules
 
 #: How far the rotated model may be from the model, relative, in float32.
 _TOLERANCE = 1e-4

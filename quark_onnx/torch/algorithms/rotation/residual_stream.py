@@ -16,8 +16,8 @@ from torch import nn
 from torch.func import functional_call
 
 from quark_onnx.errors import ModelError
-from quark_onnx.torch.algorithms.pairs import pattern_of
-from quark_onnx.torch.layers import kind_of, outputs_first
+from quark_onnx.torch.algorithms.rescaling.channel_pairs import pattern_of
+from quark_onnx.torch.models.quantized_layer import kind_of, outputs_first
 
 #: How large the multiple of a direction is, against the hidden states.
 _LARGE = 1e4

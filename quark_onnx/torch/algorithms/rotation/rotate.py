@@ -12,16 +12,16 @@ import torch
 from torch import nn
 
 from quark_onnx.errors import ConfigError, DataError, ModelError
-from quark_onnx.torch.algorithms.base import Layers
-from quark_onnx.torch.algorithms.rewrites import Plan
-from quark_onnx.torch.algorithms.rotation import Rotation
-from quark_onnx.torch.algorithms.rotator import Rotator, apply, stream_blocks
-from quark_onnx.torch.algorithms.spinquant import Trainee, Training, learn
-from quark_onnx.torch.algorithms.turning import Turning
-from quark_onnx.torch.experts import unfuse_experts
-from quark_onnx.torch.sources import Sources, empty, fill, missing_of, tie
-from quark_onnx.torch.structure import vocabulary_of, within
-from quark_onnx.torch.walk import batches, inference
+from quark_onnx.torch.algorithms.rotation.planner import Rotator, apply, stream_blocks
+from quark_onnx.torch.algorithms.rotation.settings import Rotation
+from quark_onnx.torch.algorithms.rotation.spinquant import Trainee, Training, learn
+from quark_onnx.torch.algorithms.rotation.weight_rewrites import Plan
+from quark_onnx.torch.calibration.block_stream import batches, inference
+from quark_onnx.torch.checkpoints.parameter_sources import Sources, empty, fill, missing_of, tie
+from quark_onnx.torch.models.experts import unfuse_experts
+from quark_onnx.torch.models.online_rotation import Turning
+from quark_onnx.torch.models.quantized_layer import Layers
+from quark_onnx.torch.models.structure import vocabulary_of, within
 
 #: Tokens of the sample.
 _TOKENS = 32

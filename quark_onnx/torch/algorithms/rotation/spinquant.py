@@ -16,13 +16,12 @@ from torch.func import functional_call
 
 from quark_onnx.errors import DataError
 from quark_onnx.progress import Progress
-from quark_onnx.torch.algorithms.base import Layers
-from quark_onnx.torch.algorithms.rewrites import STREAM, Plan
-from quark_onnx.torch.algorithms.trainable import through
-from quark_onnx.torch.algorithms.turning import Turning
-from quark_onnx.torch.layers import kind_of, outputs_first
-from quark_onnx.torch.quantized import fake_quantize, quantize
-from quark_onnx.torch.spec import TensorSpec
+from quark_onnx.torch.algorithms.learned_rounding.trainable_weight import through
+from quark_onnx.torch.algorithms.rotation.weight_rewrites import STREAM, Plan
+from quark_onnx.torch.config.spec import TensorSpec
+from quark_onnx.torch.formats.quantized_tensor import fake_quantize, quantize
+from quark_onnx.torch.models.online_rotation import Turning
+from quark_onnx.torch.models.quantized_layer import Layers, kind_of, outputs_first
 
 #: The share of the last direction that is kept.
 _MOMENTUM = 0.9

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from quark_onnx.torch.algorithms.stream import Heads, Part, Reading, Stream, is_table
-from quark_onnx.torch.algorithms.turning import Turning
-from quark_onnx.torch.layers import kind_of
+from quark_onnx.torch.algorithms.rotation.residual_stream import Heads, Part, Reading, Stream, is_table
+from quark_onnx.torch.models.online_rotation import Turning
+from quark_onnx.torch.models.quantized_layer import kind_of
 
 #: The rotation of the residual stream.
 STREAM = "stream"

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from quark_onnx.torch.algorithms.base import BlockJob
-from quark_onnx.torch.algorithms.blanks import Blank
-from quark_onnx.torch.algorithms.stages import Stage
-from quark_onnx.torch.quantized import Quantized
-from quark_onnx.torch.walk import Call
+from quark_onnx.torch.algorithms.scheduling.meta_tensor import Blank
+from quark_onnx.torch.algorithms.scheduling.stages import Stage
+from quark_onnx.torch.calibration.block_stream import Call
+from quark_onnx.torch.formats.quantized_tensor import Quantized
 
 #: Bytes that are kept of all samples, at least; where the block is greater, as many as it has.
 LEAST = 1 << 26

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from quark_onnx.torch import ranks
-from quark_onnx.torch.algorithms.base import BlockJob, Layers
-from quark_onnx.torch.layers import split_input
-from quark_onnx.torch.spec import LayerSpec as LayerSpec
-from quark_onnx.torch.walk import Call
+from quark_onnx.torch.algorithms.base import BlockJob
+from quark_onnx.torch.calibration.block_stream import Call
+from quark_onnx.torch.config.spec import LayerSpec as LayerSpec
+from quark_onnx.torch.models.quantized_layer import Layers, split_input
+from quark_onnx.torch.runtime import distributed
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def stages_of(block: Any, layers: Layers, call: Call) -> list[Stage]:
         leaders = tuple(tuple(group) for group in found[level].values())
         last = max((group[0] for group in leaders), key=places.__getitem__) if always else None
         stages.append(Stage(leaders, last, {name: until.get(name, level) for name in names}))
-    return list(ranks.from_first(stages))  # another sample may reach other experts
+    return list(distributed.from_first(stages))  # another sample may reach other experts
 
 
 def stages_in(job: BlockJob, names: Iterable[str]) -> list[Stage]:

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from quark_onnx.errors import ConfigError, nearest
-from quark_onnx.torch.config import TorchConfig
-from quark_onnx.torch.layouts.awq import AwqLayout
-from quark_onnx.torch.layouts.base import Layout as Layout
-from quark_onnx.torch.layouts.compressed_tensors import CompressedTensorsLayout
-from quark_onnx.torch.layouts.fp8 import FinegrainedFp8Layout, Fp8Layout
-from quark_onnx.torch.layouts.oga import OgaLayout
-from quark_onnx.torch.layouts.quark import QuarkLayout
+from quark_onnx.torch.checkpoints.layouts.awq import AwqLayout
+from quark_onnx.torch.checkpoints.layouts.base import Layout as Layout
+from quark_onnx.torch.checkpoints.layouts.compressed_tensors import CompressedTensorsLayout
+from quark_onnx.torch.checkpoints.layouts.fp8 import FinegrainedFp8Layout, Fp8Layout
+from quark_onnx.torch.checkpoints.layouts.oga import OgaLayout
+from quark_onnx.torch.checkpoints.layouts.quark import QuarkLayout
+from quark_onnx.torch.config.torch_config import TorchConfig
 
 LAYOUTS: dict[str, type[Layout]] = {
     layout.name: layout

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from quark_onnx.errors import ConfigError
-from quark_onnx.torch.config import TorchConfig
-from quark_onnx.torch.layouts.base import (
+from quark_onnx.torch.checkpoints.layouts.base import (
     Layout,
     check_linear,
     check_parts_of_names,
@@ -25,9 +24,10 @@ from quark_onnx.torch.layouts.base import (
     unsigned,
     with_scales,
 )
-from quark_onnx.torch.packing import pack_nibbles, unpack_nibbles
-from quark_onnx.torch.quantized import Quantized
-from quark_onnx.torch.spec import LayerSpec, TensorSpec
+from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
+from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.formats.bit_packing import pack_nibbles, unpack_nibbles
+from quark_onnx.torch.formats.quantized_tensor import Quantized
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,13 @@ import torch
 
 from quark_onnx.dtypes import Integer
 from quark_onnx.errors import ConfigError, ModelError
-from quark_onnx.torch.affine import Params
-from quark_onnx.torch.config import TorchConfig
-from quark_onnx.torch.formats import TwoLevel
-from quark_onnx.torch.layers import QuantizedLayer, Rounding
-from quark_onnx.torch.packing import in_blocks
-from quark_onnx.torch.quantized import Quantized
-from quark_onnx.torch.spec import LayerSpec, TensorSpec
+from quark_onnx.torch.config.number_formats import TwoLevel
+from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
+from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.formats.affine import Params
+from quark_onnx.torch.formats.bit_packing import in_blocks
+from quark_onnx.torch.formats.quantized_tensor import Quantized
+from quark_onnx.torch.models.quantized_layer import QuantizedLayer, Rounding
 
 #: The scale of keys or values as the output of the layer that computes them, and as a tensor of their attention.
 _PROJECTION = re.compile(r"(?P<attention>.*)\.(?P<side>[kv])_proj\.output_scale")

@@ -14,10 +14,7 @@ import torch
 
 from quark_onnx.dtypes import Integer
 from quark_onnx.errors import ConfigError
-from quark_onnx.torch.affine import Params
-from quark_onnx.torch.config import KVCache, TorchConfig
-from quark_onnx.torch.layers import Rounding
-from quark_onnx.torch.layouts.base import (
+from quark_onnx.torch.checkpoints.layouts.base import (
     Layout,
     cache_key,
     check_linear,
@@ -28,9 +25,12 @@ from quark_onnx.torch.layouts.base import (
     needed,
     unsigned,
 )
-from quark_onnx.torch.packing import in_blocks, pack_bits, pack_words, unpack_bits, unpack_words
-from quark_onnx.torch.quantized import Quantized
-from quark_onnx.torch.spec import LayerSpec, TensorSpec
+from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
+from quark_onnx.torch.config.torch_config import KVCache, TorchConfig
+from quark_onnx.torch.formats.affine import Params
+from quark_onnx.torch.formats.bit_packing import in_blocks, pack_bits, pack_words, unpack_bits, unpack_words
+from quark_onnx.torch.formats.quantized_tensor import Quantized
+from quark_onnx.torch.models.quantized_layer import Rounding
 
 PACKED, INTEGERS, FLOATS = "pack-quantized", "int-quantized", "float-quantized"
 NVFP4, MXFP4, MXFP8 = "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized"

@@ -10,10 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from quark_onnx.errors import ConfigError
-from quark_onnx.torch.affine import Params
-from quark_onnx.torch.config import KVCache, TorchConfig
-from quark_onnx.torch.layers import Rounding
-from quark_onnx.torch.layouts.base import (
+from quark_onnx.torch.checkpoints.layouts.base import (
     Layout,
     cache_key,
     check_linear,
@@ -22,8 +19,11 @@ from quark_onnx.torch.layouts.base import (
     needed,
     the_one,
 )
-from quark_onnx.torch.quantized import Quantized
-from quark_onnx.torch.spec import LayerSpec, TensorSpec
+from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
+from quark_onnx.torch.config.torch_config import KVCache, TorchConfig
+from quark_onnx.torch.formats.affine import Params
+from quark_onnx.torch.formats.quantized_tensor import Quantized
+from quark_onnx.torch.models.quantized_layer import Rounding
 
 _E4M3 = TensorSpec("fp8e4m3")
 _TOKENS = _E4M3.with_(per_channel=True, dynamic=True)

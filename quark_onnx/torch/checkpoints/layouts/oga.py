@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from quark_onnx.errors import ConfigError
-from quark_onnx.torch.config import TorchConfig
-from quark_onnx.torch.layouts.base import (
+from quark_onnx.torch.checkpoints.layouts.base import (
     Layout,
     check_linear,
     from_unsigned,
@@ -23,9 +22,10 @@ from quark_onnx.torch.layouts.base import (
     the_one,
     unsigned,
 )
-from quark_onnx.torch.layouts.quark import QuarkLayout
-from quark_onnx.torch.quantized import Quantized
-from quark_onnx.torch.spec import LayerSpec, TensorSpec
+from quark_onnx.torch.checkpoints.layouts.quark import QuarkLayout
+from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
+from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.formats.quantized_tensor import Quantized
 
 #: The layers that the builder has names for, of every decoder of which it makes a model like a Llama.
 _LAYERS = re.compile(r"model\.layers\.\d+\.(self_attn\.([qkvo]|qkv)_proj|mlp\.(gate|up|down|gate_up)_proj)")

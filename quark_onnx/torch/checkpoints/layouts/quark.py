@@ -11,15 +11,16 @@ import torch
 
 from quark_onnx.dtypes import Integer
 from quark_onnx.errors import ConfigError
-from quark_onnx.torch import affine, quark_json
-from quark_onnx.torch.affine import Params
-from quark_onnx.torch.checkpoint_layout import check_shape, has_place, restored, stored
-from quark_onnx.torch.config import TorchConfig
-from quark_onnx.torch.layers import Rounding
-from quark_onnx.torch.layouts.base import Layout, is_two_level, needed
-from quark_onnx.torch.packing import ORDERS
-from quark_onnx.torch.quantized import Quantized
-from quark_onnx.torch.spec import LayerSpec, TensorSpec
+from quark_onnx.torch.checkpoints import quark_json
+from quark_onnx.torch.checkpoints.layouts.base import Layout, is_two_level, needed
+from quark_onnx.torch.checkpoints.quark_tensors import check_shape, has_place, restored, stored
+from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
+from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.formats import affine
+from quark_onnx.torch.formats.affine import Params
+from quark_onnx.torch.formats.bit_packing import ORDERS
+from quark_onnx.torch.formats.quantized_tensor import Quantized
+from quark_onnx.torch.models.quantized_layer import Rounding
 
 #: The scale of probabilities, which belong to the attention of the layer that has it.
 _PROBABILITIES = re.compile(r"(?P<attention>.*)\.[^.]+\.(?P<end>prob_output_[a-z_]+)")

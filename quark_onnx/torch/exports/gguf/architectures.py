@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from quark_onnx.errors import ModelError, nearest
-from quark_onnx.torch.checkpoint import Stored
+from quark_onnx.torch.checkpoints.safetensors_io import Stored
 
 
 @dataclass(frozen=True)

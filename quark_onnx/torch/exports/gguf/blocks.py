@@ -10,8 +10,8 @@ import torch
 
 from quark_onnx.dtypes import Integer
 from quark_onnx.errors import ModelError
-from quark_onnx.torch.quantized import Quantized, quantize
-from quark_onnx.torch.spec import TensorSpec
+from quark_onnx.torch.config.spec import TensorSpec
+from quark_onnx.torch.formats.quantized_tensor import Quantized, quantize
 
 #: Values to a block.
 SIZE = 32

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 
 from quark_onnx.errors import ConfigError, MissingDependency, nearest
-from quark_onnx.torch.checkpoint import Reader, Stored, read_json
-from quark_onnx.torch.gguf import container
-from quark_onnx.torch.gguf.architectures import Architecture, Target, architecture_of, targets
-from quark_onnx.torch.gguf.blocks import FORMS
-from quark_onnx.torch.gguf.hyperparameters import add_hyperparameters, notes_on, rope_tensors
-from quark_onnx.torch.gguf.parts import TYPES, Part, typed
-from quark_onnx.torch.gguf.vocabulary import add_vocabulary
-from quark_onnx.torch.skeleton import float_config_of
+from quark_onnx.torch.checkpoints.meta_model import float_config_of
+from quark_onnx.torch.checkpoints.safetensors_io import Reader, Stored, read_json
+from quark_onnx.torch.exports.gguf import container
+from quark_onnx.torch.exports.gguf.architectures import Architecture, Target, architecture_of, targets
+from quark_onnx.torch.exports.gguf.blocks import FORMS
+from quark_onnx.torch.exports.gguf.hyperparameters import add_hyperparameters, notes_on, rope_tensors
+from quark_onnx.torch.exports.gguf.parts import TYPES, Part, typed
+from quark_onnx.torch.exports.gguf.vocabulary import add_vocabulary
 
 _log = logging.getLogger(__name__)
 

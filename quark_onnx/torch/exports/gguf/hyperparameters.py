@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from quark_onnx.errors import ModelError
-from quark_onnx.torch.gguf.architectures import Architecture, head_dim
+from quark_onnx.torch.exports.gguf.architectures import Architecture, head_dim
 
 
 def add_hyperparameters(writer: Any, config: Any, architecture: Architecture, vocabulary: int) -> None:

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from quark_onnx.errors import ConfigError, ModelError
-from quark_onnx.torch.checkpoint import Stored
-from quark_onnx.torch.gguf import blocks
-from quark_onnx.torch.gguf.architectures import Target
-from quark_onnx.torch.quantized import Quantized
+from quark_onnx.torch.checkpoints.safetensors_io import Stored
+from quark_onnx.torch.exports.gguf import blocks
+from quark_onnx.torch.exports.gguf.architectures import Target
+from quark_onnx.torch.formats.quantized_tensor import Quantized
 
 _FLOATS = {"F16": torch.float16, "F32": torch.float32}
 #: The types that can be asked for.

@@ -8,14 +8,13 @@ from typing import Any
 import torch
 
 from quark_onnx.errors import ConfigError, ModelError
-from quark_onnx.torch.algorithms.base import Layers
-from quark_onnx.torch.checkpoint import Reader
-from quark_onnx.torch.float_checkpoint import FloatCheckpoint
-from quark_onnx.torch.gguf.blocks import SIZE, form_of
-from quark_onnx.torch.gguf.export import GgufFile, planned, write_gguf
-from quark_onnx.torch.layers import QuantizedLayer
-from quark_onnx.torch.quantized import quantize
-from quark_onnx.torch.sources import Sources
+from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
+from quark_onnx.torch.checkpoints.parameter_sources import Sources
+from quark_onnx.torch.checkpoints.safetensors_io import Reader
+from quark_onnx.torch.exports.gguf.blocks import SIZE, form_of
+from quark_onnx.torch.exports.gguf.export import GgufFile, planned, write_gguf
+from quark_onnx.torch.formats.quantized_tensor import quantize
+from quark_onnx.torch.models.quantized_layer import Layers, QuantizedLayer
 
 _NO_ATTENTION = "a GGUF file has no place for attention that is rounded; quantize without attention"
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from quark_onnx.errors import ModelError
-from quark_onnx.torch.checkpoint import read_json
-from quark_onnx.torch.gguf import sentencepiece
+from quark_onnx.torch.checkpoints.safetensors_io import read_json
+from quark_onnx.torch.exports.gguf import sentencepiece
 
 _GPT2 = "ByteLevel"
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"

@@ -5,6 +5,6 @@ take the place of these nodes (``write``, ``weights``, ``activations``), and onn
 (``verify``).
 """
 
-from quark_onnx.torch.onnx_export.export import Exported, export_onnx
+from quark_onnx.torch.exports.onnx.export import Exported, export_onnx
 
 __all__ = ["Exported", "export_onnx"]

@@ -1,7 +1,8 @@
 """Roundings of activations that no operator of ONNX computes, as functions of standard operators.
 
-Each computes what ``quark_onnx.torch.quantized.fake_quantize`` does of finite float32, bit for bit: scales of integers
-and FP8 are computed in float64, those of blocks by the rules of ``quark_onnx.torch.shared_exponent``.
+Each computes what ``quark_onnx.torch.formats.quantized_tensor.fake_quantize`` does of finite float32, bit for bit:
+scales of integers and FP8 are computed in float64, those of blocks by the rules of
+``quark_onnx.torch.formats.block_formats``.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from quark_onnx.functions.blocks import from_rows, passing_on, to_rows
 from quark_onnx.functions.body import Body, function
 from quark_onnx.functions.mx import to_minifloat
 from quark_onnx.kernels.minifloat import E2M1, E4M3
-from quark_onnx.torch.formats import TwoLevel, element_of
-from quark_onnx.torch.spec import TensorSpec
+from quark_onnx.torch.config.number_formats import TwoLevel, element_of
+from quark_onnx.torch.config.spec import TensorSpec
 
 #: Where the functions live.
 DOMAIN = "quark_onnx"

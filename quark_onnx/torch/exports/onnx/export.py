@@ -17,12 +17,12 @@ from quark_onnx.errors import ConfigError, ModelError, nearest
 from quark_onnx.graph import Graph, Store
 from quark_onnx.graph.io import staged
 from quark_onnx.graph.store import LARGE_MODEL
-from quark_onnx.torch.layers import QuantizedLayer
-from quark_onnx.torch.onnx_export.stand_in import standing_in
-from quark_onnx.torch.onnx_export.trace import Axes, Flat, axes_of, named, trace
-from quark_onnx.torch.onnx_export.verify import verify
-from quark_onnx.torch.onnx_export.write import FORMS, summary, write
-from quark_onnx.torch.walk import inference
+from quark_onnx.torch.calibration.block_stream import inference
+from quark_onnx.torch.exports.onnx.stand_in import standing_in
+from quark_onnx.torch.exports.onnx.trace import Axes, Flat, axes_of, named, trace
+from quark_onnx.torch.exports.onnx.verify import verify
+from quark_onnx.torch.exports.onnx.write import FORMS, summary, write
+from quark_onnx.torch.models.quantized_layer import QuantizedLayer
 
 logger = logging.getLogger(__name__)
 

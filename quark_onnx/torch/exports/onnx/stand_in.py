@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from quark_onnx.errors import ConfigError
-from quark_onnx.torch.layers import QuantizedLayer, Rounding
-from quark_onnx.torch.structure import set_module
+from quark_onnx.torch.models.quantized_layer import QuantizedLayer, Rounding
+from quark_onnx.torch.models.structure import set_module
 
 #: Whose nodes stand for what is quantized until they are written out.
 DOMAIN = "quark_onnx.layers"

@@ -19,7 +19,7 @@ from calibrators.scratch import ScratchFolder
 from quark_onnx.errors import ConfigError, DataError, MissingDependency, ModelError
 from quark_onnx.graph import inlined
 from quark_onnx.graph.io import read
-from quark_onnx.torch.walk import call
+from quark_onnx.torch.calibration.block_stream import call
 
 #: What the graphs are written in: the first opset with tensors of 4 bits and scales for blocks.
 OPSET = 21

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from calibrators.session import open_session
+from calibrators.onnx_runtime.session import open_session
 from quark_onnx.errors import ModelError
-from quark_onnx.torch.onnx_export.stand_in import StandIn
-from quark_onnx.torch.onnx_export.trace import Batch, Flat
+from quark_onnx.torch.exports.onnx.stand_in import StandIn
+from quark_onnx.torch.exports.onnx.trace import Batch, Flat
 
 #: The largest relative difference (L2) that is always taken for noise, by the type that is computed in.
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2}

@@ -13,10 +13,10 @@ from quark_onnx.dtypes import DType, Integer, Scaled
 from quark_onnx.errors import ConfigError
 from quark_onnx.graph import Graph
 from quark_onnx.kernels.nbits import BLOCK_SIZES, NBitsWeight, from_codes
-from quark_onnx.torch.formats import TwoLevel, format_named
-from quark_onnx.torch.layers import QuantizedLayer
-from quark_onnx.torch.quantized import Quantized
-from quark_onnx.torch.shared_exponent import BIAS, Shared, decode
+from quark_onnx.torch.config.number_formats import TwoLevel, format_named
+from quark_onnx.torch.formats.block_formats import BIAS, Shared, decode
+from quark_onnx.torch.formats.quantized_tensor import Quantized
+from quark_onnx.torch.models.quantized_layer import QuantizedLayer
 
 #: The widths of MatMulNBits that hold integers of so many bits.
 _WIDTHS = {2: 2, 3: 4, 4: 4, 8: 8}

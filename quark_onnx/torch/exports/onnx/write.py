@@ -13,10 +13,10 @@ from quark_onnx.functions import definitions
 from quark_onnx.fusions.base import CONTRIB
 from quark_onnx.fusions.gather import gather_codes
 from quark_onnx.graph import Graph, Node
-from quark_onnx.torch.layers import QuantizedLayer, Rounding
-from quark_onnx.torch.onnx_export.activations import Roundings
-from quark_onnx.torch.onnx_export.stand_in import DOMAIN, LINEAR, ROUNDING
-from quark_onnx.torch.onnx_export.weights import nbits_weight, write_weight
+from quark_onnx.torch.exports.onnx.activations import Roundings
+from quark_onnx.torch.exports.onnx.stand_in import DOMAIN, LINEAR, ROUNDING
+from quark_onnx.torch.exports.onnx.weights import nbits_weight, write_weight
+from quark_onnx.torch.models.quantized_layer import QuantizedLayer, Rounding
 
 #: How weights are written.
 FORMS = ("auto", "operators", "qdq")

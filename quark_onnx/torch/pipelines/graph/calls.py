@@ -13,7 +13,7 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from quark_onnx.errors import ModelError
-from quark_onnx.torch.config import OPERATORS
+from quark_onnx.torch.config.torch_config import OPERATORS
 
 #: Operators that are layers, by the class of the module that calls them.
 KINDS = {

@@ -11,10 +11,14 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule
 
 from quark_onnx.errors import ConfigError, ModelError
-from quark_onnx.torch.block import weight_of
-from quark_onnx.torch.config import TorchConfig
-from quark_onnx.torch.float_weights import ROUTER, check_not_all_float, reason_of
-from quark_onnx.torch.graph_calls import (
+from quark_onnx.torch.calibration.block_stream import inference
+from quark_onnx.torch.config.spec import LayerSpec
+from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.models.float_weights import ROUTER, check_not_all_float, reason_of
+from quark_onnx.torch.models.mixtures import routers_of
+from quark_onnx.torch.models.quantized_layer import QuantizedLayer
+from quark_onnx.torch.pipelines.block import weight_of
+from quark_onnx.torch.pipelines.graph.calls import (
     KINDS,
     LayerCalls,
     activations_of,
@@ -29,12 +33,8 @@ from quark_onnx.torch.graph_calls import (
     with_single_bags,
     without_mutations,
 )
-from quark_onnx.torch.graph_roundings import Roundings
-from quark_onnx.torch.layers import QuantizedLayer
-from quark_onnx.torch.mixtures import routers_of
-from quark_onnx.torch.report import TorchReport
-from quark_onnx.torch.spec import LayerSpec
-from quark_onnx.torch.walk import inference
+from quark_onnx.torch.pipelines.graph.roundings import Roundings
+from quark_onnx.torch.pipelines.report import TorchReport
 
 _NEEDS_EXPORT = (
     "graph mode needs an exported model: give torch.export.export(model, args).module(), or example_args to "

@@ -11,13 +11,13 @@ from torch import nn
 from torch.fx import GraphModule
 
 from quark_onnx.errors import DataError
-from quark_onnx.torch import ranks
-from quark_onnx.torch.affine import Params
-from quark_onnx.torch.graph_calls import LayerCalls, fused, is_float, operator_name, operator_of, root_of
-from quark_onnx.torch.layers import Rounding
-from quark_onnx.torch.observe import Watched
-from quark_onnx.torch.spec import LayerSpec, TensorSpec
-from quark_onnx.torch.walk import batches, call, inference
+from quark_onnx.torch.calibration.block_stream import batches, call, inference
+from quark_onnx.torch.calibration.observers import Watched
+from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
+from quark_onnx.torch.formats.affine import Params
+from quark_onnx.torch.models.quantized_layer import Rounding
+from quark_onnx.torch.pipelines.graph.calls import LayerCalls, fused, is_float, operator_name, operator_of, root_of
+from quark_onnx.torch.runtime import distributed
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Roundings:
             return
         if data is None:
             raise DataError("scales of activations are to be found, but no calibration data was given")
-        data = ranks.own_part(list(batches(data)))
+        data = distributed.own_part(list(batches(data)))
         if not data:
             raise DataError("the calibration data is empty")
         graph = self._module.graph
