@@ -43,10 +43,10 @@ def params_for(range_: Range, grid: Grid, axis: int | None = None, *, short: int
     if grid.pow2:
         scale, zero = _pow2(lo, hi, grid, short)
     elif grid.symmetric:
-        scale = stored(_legal(_symmetric_scale(lo, hi, grid), grid), grid)
+        scale = round_scale(_legal(_symmetric_scale(lo, hi, grid), grid), grid)
         zero = np.full(lo.shape, grid.zero, np.float64)
     else:
-        scale = stored(_legal((hi - lo) / grid.levels, grid), grid)  # first: the zero point must belong to it
+        scale = round_scale(_legal((hi - lo) / grid.levels, grid), grid)  # first: the zero point must belong to it
         zero = np.rint(grid.qmin - lo / scale)
         # between equal ends zero lies halfway between two codes: it is the upper one, 0 of int8 and 128 of uint8
         zero = np.where(lo == -hi, (grid.qmin + grid.qmax + 1) // 2, zero)
@@ -57,7 +57,7 @@ def params_for(range_: Range, grid: Grid, axis: int | None = None, *, short: int
     return QParams(np.asarray(scale, np.float32), np.asarray(zero, np.int64), axis)
 
 
-def stored(scale: Floats, grid: Grid) -> Floats:
+def round_scale(scale: Floats, grid: Grid) -> Floats:
     """Positive scales as the numbers that are stored: the nearest float32, or the float16 that is no smaller.
 
     >>> stored(np.array([0.1]), Grid(0, 15, half=True))

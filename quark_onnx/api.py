@@ -16,7 +16,7 @@ from calibrators.onnx_runtime.isolation import isolated
 from calibrators.shown import short
 from quark_onnx.config import QConfig
 from quark_onnx.errors import ConfigError, crash_errors, nearest
-from quark_onnx.graph import Graph, gather_constants, inlined, widened
+from quark_onnx.graph import Graph, gather_constants, inlined, upcast_to_float32
 from quark_onnx.graph.io import load
 from quark_onnx.job import Job, Result, run
 from quark_onnx.onnxruntime_spelling import (
@@ -294,8 +294,8 @@ def _quantize_call(call: Call, *, isolate: bool) -> ModelProto:
     if call.data is None and call.config.measures and not call.config.tensors:
         raise CallError("calibration_data_reader is None; a static range is measured on data, or read from a cache")
     if not call.config.safe:
-        spared = plan_for(call.model, call.config.with_(safe=True)).kept
-        done = [name for name in spared if name not in plan_for(call.model, call.config).kept]
+        kept_float = plan_for(call.model, call.config.with_(safe=True)).kept
+        done = [name for name in kept_float if name not in plan_for(call.model, call.config).kept]
         if done:
             logger.warning(
                 "%d nodes are quantized because they are asked for by name, though few bits are known to ruin such: %s",
@@ -311,7 +311,7 @@ def _quantize_call(call: Call, *, isolate: bool) -> ModelProto:
 def plan_for(model: str | Path | ModelProto, config: Config = "A8W8") -> Plan:
     """What would become of each tensor, as far as that is known without data."""
     config = QConfig.of(config)
-    graph = Graph.of(widened(inlined(load(model)))[0])
+    graph = Graph.of(upcast_to_float32(inlined(load(model)))[0])
     select(graph, config)  # patterns are held against the graph that the user knows
     gather_constants(graph, keep_inputs=config.keep_initializer_inputs)
     return make_plan(clean(graph, CLEANING)[0] if config.prepare else graph, config, strict=False)

@@ -18,13 +18,13 @@ from quark_onnx.errors import crash_behind, data_errors
 from quark_onnx.fusions.nbits import set_accuracy_level
 from quark_onnx.graph import (
     Graph,
-    Narrowing,
+    OriginalDtypes,
     describe_closed,
     fixed,
     gather_constants,
     inlined,
     store_for,
-    widened,
+    upcast_to_float32,
 )
 from quark_onnx.graph.io import load
 from quark_onnx.graph.states import states
@@ -33,14 +33,14 @@ from quark_onnx.plan import Plan, Quantize, select
 from quark_onnx.plan.blocks import describe_blocks
 from quark_onnx.progress import Progress
 from quark_onnx.refine import (
-    Before,
+    Snapshot,
     accept_biases,
     check_folder,
     correct_biases,
     give_biases,
+    min_output_sqnr,
     optimize_float,
     refine,
-    worst_sqnr,
 )
 from quark_onnx.registry import TARGETS
 from quark_onnx.report import Report, summarize, verdicts
@@ -54,7 +54,10 @@ from quark_onnx.steps import (
     Reference,
     RunData,
     all_plans,
+    apply_target_constraints,
     calibrate,
+    compute_bias_qparams,
+    compute_qparams,
     define_functions,
     describe,
     destination,
@@ -62,28 +65,25 @@ from quark_onnx.steps import (
     first_sample,
     fuse,
     give_up_late,
-    guard,
     hand_back,
     insert,
+    keep_sensitive_ops_float,
     keeps_weights_beside,
     lower_opset,
     make_plan,
     mix,
     plan_insides,
     prepare,
-    probe,
     quantize_insides,
     quantized_before,
     raise_opset_for,
+    random_sample,
     read_floats,
     reader_for,
     search,
-    settle,
-    share_transposed,
-    solve,
-    solve_biases,
     spare_movers,
     stretch,
+    tie_transposed_weights,
     unmeasured,
     wanted,
 )
@@ -105,7 +105,7 @@ def run(job: Job, data: Any, executor: Executor | None, progress: bool | None) -
     """From the data to the finished model."""
     config = job.config
     if data is None and (not config.measures or config.tensors):
-        made_up = RunData(probe(job.graph, job.reference))
+        made_up = RunData(random_sample(job.graph, job.reference))
         known = job.plan(made_up, progress)
         if not unmeasured(known.graph, known.plan):
             return job.finish(known, {}, made_up, progress)
@@ -179,7 +179,7 @@ class Job:
     original: ModelProto
     graph: Graph
     reference: Reference
-    narrowing: Narrowing
+    narrowing: OriginalDtypes
     resume: Path | None = None
     notes: tuple[str, ...] = ()
     source: Path | None = None
@@ -204,7 +204,7 @@ class Job:
         graph = Graph.of(narrow)
         select(graph, config)  # patterns are held against the graph that the user knows
         store = store_for(original, target)
-        plain, narrowing = widened(narrow, store)
+        plain, narrowing = upcast_to_float32(narrow, store)
         graph = graph if plain is narrow else Graph.of(plain)
         graph.store = store
         source = Path(model) if isinstance(model, str | Path) else None
@@ -255,17 +255,17 @@ class Job:
     def finish(self, planned: Planned, ranges: Ranges, data: RunData, progress: bool | None) -> Result:
         """Scales, codes, nodes, file and report."""
         graph, plan, config = planned.graph, planned.plan, planned.config
-        notes = [*planned.notes, *(guard(graph, plan, ranges) if config.safe else [])]
-        params = solve(graph, plan, ranges)
+        notes = [*planned.notes, *(keep_sensitive_ops_float(graph, plan, ranges) if config.safe else [])]
+        params = compute_qparams(graph, plan, ranges)
         limits = Limits(graph, plan, params, config)
-        count = settle(limits, params)
+        count = apply_target_constraints(limits, params)
         notes += [f"{count} scales moved for the rules of the target {config.target}"] if count else []
         few = data.held.first if data.held else []
         corrected = correct_biases(graph, plan, params, few, config.optimizers)
         count = search(graph, plan, params, limits, [*few, *data.held_out] if few else [], progress, corrected)
         notes += [f"{count} scales moved by the error of the layers behind"] if count else []
         graph, layers = self._refine(planned, params, data, progress, notes)
-        solve_biases(graph, plan, params)
+        compute_bias_qparams(graph, plan, params)
         graph = accept_biases(graph, corrected, plan, params, self.reference, [*data.held_out, *few], notes)
         notes += params.notes
         result = insert(graph, plan, params, form=config.pairs, lower=config.form != "operators")
@@ -278,7 +278,7 @@ class Job:
             result, fused = fuse(result, data.judges, before)
             set_accuracy_level(result, config.accuracy_level, before)
             notes += [*fused, *read_floats(result, before)]
-        notes += share_transposed(result)
+        notes += tie_transposed_weights(result)
         self.narrowing.store_constants(result)
         quantized_any = bool(inside) or any(isinstance(entry, Quantize) for entry in plan.entries.values())
         plans = [plan, *all_plans(planned.insides)]
@@ -320,12 +320,12 @@ class Job:
             notes.append(f"{names}: left out, there is no calibration data")
             return graph, []
         notes.append(f"{names}: cost both models one more run over {len(data.again)} samples, layer by layer")
-        solve_biases(graph, plan, params)  # which raises the scales of weights that are too small
-        before = Before.of(graph, plan, params)
-        plain = worst_sqnr(graph, plan, params, self.reference.session, data.held_out)
+        compute_bias_qparams(graph, plan, params)  # which raises the scales of weights that are too small
+        before = Snapshot.of(graph, plan, params)
+        plain = min_output_sqnr(graph, plan, params, self.reference.session, data.held_out)
         found = refine(graph, plan, params, chosen, data.again, show=progress, resume=self.resume)
-        solve_biases(graph, plan, params)
-        sqnr = worst_sqnr(graph, plan, params, self.reference.session, data.held_out)
+        compute_bias_qparams(graph, plan, params)
+        sqnr = min_output_sqnr(graph, plan, params, self.reference.session, data.held_out)
         if plain is None or sqnr is None or sqnr >= plain:
             notes += found.notes
             return graph, found.layers

@@ -10,7 +10,7 @@ from onnx import ModelProto
 from quark_onnx import QConfig
 from quark_onnx.graph import Graph
 from quark_onnx.plan import Plan
-from quark_onnx.steps import Limits, Params, Ranges, calibrate, insert, make_plan, solve, solve_biases
+from quark_onnx.steps import Limits, Params, Ranges, calibrate, compute_bias_qparams, compute_qparams, insert, make_plan
 from tests.models import Feeds, samples
 from tests.settings import TENSOR
 
@@ -31,8 +31,8 @@ class Stages:
         graph = Graph.of(model)
         plan = make_plan(graph, config)
         ranges = calibrate(graph, plan, data or samples(model))
-        params = solve(graph, plan, ranges)
-        solve_biases(graph, plan, params)
+        params = compute_qparams(graph, plan, ranges)
+        compute_bias_qparams(graph, plan, params)
         return cls(graph, plan, ranges, params, Limits(graph, plan, params, config), config.form)
 
     @property

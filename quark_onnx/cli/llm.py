@@ -64,7 +64,7 @@ def _validate(options: Namespace) -> Answer:
         raise UsageError("--output says where the mended copy goes; it belongs to --fix")
     head, mended = list[str](), {}
     if options.fix:
-        result = validate.mend(options.model, options.client, options.output)
+        result = validate.repair(options.model, options.client, options.output)
         verdict, mended = result.verdict, {"output": result.folder, "mended": list(result.notes)}
         head = [f"mended: {note}" for note in result.notes]
         head += [f"written: {result.folder}" if result.folder else "nothing can be mended; nothing is written"]

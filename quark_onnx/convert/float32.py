@@ -5,14 +5,14 @@ from __future__ import annotations
 from onnx import TensorProto
 
 from quark_onnx.convert.base import Settings, conversion, counted, everywhere
-from quark_onnx.graph import Graph, widened
+from quark_onnx.graph import Graph, upcast_to_float32
 
 
 @conversion("float32", keeps="no")
 def float32(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
     """A float16 or bfloat16 model in float32, its inputs and outputs included."""
     model = graph.to_model()
-    wide, narrowing = widened(model, graph.store)
+    wide, narrowing = upcast_to_float32(model, graph.store)
     if wide is model:
         return graph, []
     result = Graph.of(wide, graph.store)

@@ -9,10 +9,10 @@ from onnx import ModelProto, TensorProto
 
 from quark_onnx.convert.base import Conversion
 from quark_onnx.errors import AccuracyError, ModelError
-from quark_onnx.graph import HALVES, Graph, cast_interface, widened
+from quark_onnx.graph import HALVES, Graph, cast_interface, upcast_to_float32
 from quark_onnx.report import OutputError, measure
 from quark_onnx.report.shapes import require_same_shapes, sized_by_data
-from quark_onnx.steps import Reference, Sample, probe, with_bodies
+from quark_onnx.steps import Reference, Sample, random_sample, with_bodies
 from quark_onnx.steps.run import agree
 
 logger = logging.getLogger(__name__)
@@ -62,12 +62,12 @@ class Stage:
 
     def sample(self, other: Stage) -> Sample | None:
         """Random inputs that another stage runs on, of the shapes that this one has; None if none are found."""
-        return probe(Graph.of(self.reference.model), other.reference) if self.loads and other.loads else None
+        return random_sample(Graph.of(self.reference.model), other.reference) if self.loads and other.loads else None
 
 
 def _rounded(model: ModelProto, graph: Graph) -> ModelProto:
     """A model that computes in float32 and rounds each result to the 16 bits that it had; itself if none had."""
-    wide, _ = widened(model, graph.store)
+    wide, _ = upcast_to_float32(model, graph.store)
     if wide is model:
         return model
     result, kinds = Graph.of(wide, graph.store), Graph.of(model, graph.store)

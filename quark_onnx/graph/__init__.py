@@ -3,7 +3,7 @@
 from quark_onnx.graph.channels import channels_last
 from quark_onnx.graph.constants import describe_closed, gather_constants, overridable, store_constants
 from quark_onnx.graph.graph import Graph
-from quark_onnx.graph.half_precision import HALVES, Narrowing, add_narrow, cast_interface, widened
+from quark_onnx.graph.half_precision import HALVES, OriginalDtypes, add_narrow, cast_interface, upcast_to_float32
 from quark_onnx.graph.inlined import inlined
 from quark_onnx.graph.node import Node
 from quark_onnx.graph.parameters import add_parameter
@@ -15,8 +15,8 @@ from quark_onnx.graph.traversal import reach
 __all__ = [
     "HALVES",
     "Graph",
-    "Narrowing",
     "Node",
+    "OriginalDtypes",
     "ShapeArithmetic",
     "Store",
     "add_narrow",
@@ -31,5 +31,5 @@ __all__ = [
     "reach",
     "store_constants",
     "store_for",
-    "widened",
+    "upcast_to_float32",
 ]

@@ -15,7 +15,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Stored:
+class ConstantInput:
     """A constant as an input of a node, and the axis along which its channels lie."""
 
     node: Node

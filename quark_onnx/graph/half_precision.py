@@ -26,7 +26,7 @@ _TYPES = frozenset({"to", "dtype", "output_dtype", "stash_type"})
 
 
 @dataclass
-class Narrowing:
+class OriginalDtypes:
     """What was in 16 bits: names of inputs, outputs and constants, with their ``TensorProto.DataType``."""
 
     inputs: dict[str, int] = field(default_factory=dict)
@@ -106,15 +106,15 @@ def add_narrow(graph: Graph, name: str, array: NDArray[Any]) -> str:
     return wide
 
 
-def widened(model: ModelProto, store: Store | None = None) -> tuple[ModelProto, Narrowing]:
+def upcast_to_float32(model: ModelProto, store: Store | None = None) -> tuple[ModelProto, OriginalDtypes]:
     """``model`` with float32 in place of every 16-bit float, and what was changed; ``model`` itself if it has none.
 
     Args:
         store: takes large tensors, which are then twice as large.
     """
     if not _has_halves(model.graph):
-        return model, Narrowing()
-    result, narrowing = ModelProto(), Narrowing()
+        return model, OriginalDtypes()
+    result, narrowing = ModelProto(), OriginalDtypes()
     result.CopyFrom(model)
     graph = result.graph
     for interface, names in ((graph.input, narrowing.inputs), (graph.output, narrowing.outputs)):

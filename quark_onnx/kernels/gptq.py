@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from quark_onnx.kernels.lattice import Lattice
+from quark_onnx.kernels.levels import Levels
 from quark_onnx.kernels.parallel import side_by_side, slabs
 
 Doubles = NDArray[np.float64]
@@ -42,7 +42,7 @@ class Compensation:
         self._inverse = _inverse_root(gram, self._order, damping)
         self._gram = gram
 
-    def rounded(self, weight: Doubles, lattice: Lattice) -> tuple[Floats, Doubles]:
+    def rounded(self, weight: Doubles, lattice: Levels) -> tuple[Floats, Doubles]:
         """The weight, rounded to values of the lattice, and the error of each output: none is worse than to nearest.
 
         Args:
@@ -56,7 +56,7 @@ class Compensation:
 
         def sweep(part: slice) -> None:
             scale, least, greatest = (field[:, part] for field in turned)
-            swept[:, part] = _sweep(left[:, part], self._inverse, Lattice(scale, lattice.levels, least, greatest))
+            swept[:, part] = _sweep(left[:, part], self._inverse, Levels(scale, lattice.levels, least, greatest))
 
         for _ in side_by_side(sweep, slabs(left.shape[1], _ROWS)):
             pass
@@ -67,7 +67,7 @@ class Compensation:
         return np.where(better[..., None], result, nearest), np.where(better, error, plain)
 
 
-def gptq(weight: Doubles, gram: Doubles, lattice: Lattice, *, damping: float = 0.01, act_order: bool = True) -> Floats:
+def gptq(weight: Doubles, gram: Doubles, lattice: Levels, *, damping: float = 0.01, act_order: bool = True) -> Floats:
     """The weight, rounded to values of the lattice; no output is worse than rounded to nearest.
 
     Args:
@@ -84,11 +84,11 @@ def error_of(weight: Doubles, rounded: Floats, gram: Doubles) -> Doubles:
     return found
 
 
-def _fields(lattice: Lattice) -> tuple[Floats, Floats, Floats]:
+def _fields(lattice: Levels) -> tuple[Floats, Floats, Floats]:
     return lattice.scale, lattice.least, lattice.greatest
 
 
-def _sweep(left: Doubles, inverse: Doubles, lattice: Lattice) -> Floats:
+def _sweep(left: Doubles, inverse: Doubles, lattice: Levels) -> Floats:
     """Round all columns in their order; ``left`` is changed."""
     count = left.shape[2]
     rounded = np.empty(left.shape, np.float32)
@@ -97,7 +97,7 @@ def _sweep(left: Doubles, inverse: Doubles, lattice: Lattice) -> Floats:
         errors = np.empty((*left.shape[:2], stop - start))
         for place in range(start, stop):
             scale, least, greatest = (field[:, :, place] for field in _fields(lattice))
-            column = Lattice(scale, lattice.levels, least, greatest).nearest(left[:, :, place])
+            column = Levels(scale, lattice.levels, least, greatest).nearest(left[:, :, place])
             rounded[:, :, place] = column
             error = (left[:, :, place] - column) / inverse[:, None, place, place]
             left[:, :, place:stop] -= error[:, :, None] * inverse[:, None, place, place:stop]

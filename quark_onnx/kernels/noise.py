@@ -160,7 +160,7 @@ class Term:
         return reach
 
 
-def least_noise(terms: Sequence[Term], fixed: NDArray[np.bool_], rounding: Rounding) -> tuple[Doubles, float, float]:
+def minimize_noise(terms: Sequence[Term], fixed: NDArray[np.bool_], rounding: Rounding) -> tuple[Doubles, float, float]:
     """The logarithms, zero where they are ``fixed``, at which the noise of all terms is least; it before and after.
 
     The descent is L-BFGS with backtracking (Nocedal & Wright 2006, algorithms 7.4 and 3.1).

@@ -14,10 +14,10 @@ from onnx import ModelProto, ValueInfoProto, helper
 
 from calibrators.shown import printable
 from quark_onnx.errors import ConfigError, ModelError, nearest
-from quark_onnx.graph import Graph, Node, inlined, reach, widened
+from quark_onnx.graph import Graph, Node, inlined, reach, upcast_to_float32
 from quark_onnx.graph.io import load, staged
 from quark_onnx.patterns.conv_and_gemm import LAYERS
-from quark_onnx.steps import Reference, destination, keeps_weights_beside, probe
+from quark_onnx.steps import Reference, destination, keeps_weights_beside, random_sample
 from quark_onnx.steps.run import agree
 
 
@@ -161,9 +161,9 @@ def _same(graph: Graph, original: ModelProto, parts: Sequence[ModelProto]) -> bo
         ModelError: they compute something else.
     """
     plain = inlined(original)
-    wide, *parts = (widened(each, graph.store)[0] for each in (plain, *parts))
+    wide, *parts = (upcast_to_float32(each, graph.store)[0] for each in (plain, *parts))
     whole = Reference(original if wide is plain else wide)
-    sample = probe(graph if wide is plain else Graph.of(wide), whole)
+    sample = random_sample(graph if wide is plain else Graph.of(wide), whole)
     if sample is None:
         return False
     expected, known = whole.repeatable(sample), dict(sample)

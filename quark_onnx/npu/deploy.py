@@ -25,7 +25,7 @@ from calibrators.shown import printable
 from quark_onnx.api import quantize
 from quark_onnx.config import QConfig
 from quark_onnx.errors import ConfigError, ConstraintError, ModelError, data_errors
-from quark_onnx.graph import Graph, widened
+from quark_onnx.graph import Graph, upcast_to_float32
 from quark_onnx.graph.io import load, staged
 from quark_onnx.npu.check import Check, check
 from quark_onnx.npu.cut import Parts
@@ -75,7 +75,7 @@ class Bundle:
     tail: ModelProto | None = None
 
     def __str__(self) -> str:
-        quality = [] if self.report is None else [f"worst output: {self.report.worst_sqnr:.1f} dB"]
+        quality = [] if self.report is None else [f"worst output: {self.report.min_output_sqnr:.1f} dB"]
         head = f"{self.kind} model for {self.forecast.target.name} in {self.folder}"
         return "\n".join(
             [head, *(printable(f"legalized: {n}") for n in self.notes), *quality, str(self.check), str(self.forecast)]
@@ -121,7 +121,7 @@ def deploy(
         raise ConfigError(why)
     front, tail = (model.first, load(model.second)) if isinstance(model, Parts) else (model, None)
     legal = legalize(front, target, shapes=shapes)
-    wide, narrowing = widened(legal.model)
+    wide, narrowing = upcast_to_float32(legal.model)
     reader = reader_for(Graph.of(wide), data, settings)  # a model of 16 bits is quantized in float32
     samples = _shipped(reader, narrowing.inputs)
     if tail is not None:  # before the time that quantizing takes

@@ -15,9 +15,9 @@ from quark_onnx.graph.channels import LAST
 from quark_onnx.graph.io import load, loaded, staged
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
 from quark_onnx.graph.shapes import is_static
-from quark_onnx.passes import CLEANING, LEGALIZING, SPELLING, fold_shapes, whole_gelu
+from quark_onnx.passes import CANONICALIZE, CLEANING, LEGALIZING, fold_shapes, fuse_gelu
 from quark_onnx.registry import TARGETS
-from quark_onnx.steps import Reference, Sample, destination, keeps_weights_beside, lower_opset, probe, rewritten
+from quark_onnx.steps import Reference, Sample, destination, keeps_weights_beside, lower_opset, random_sample, rewritten
 from quark_onnx.steps.run import agree, run
 
 
@@ -73,13 +73,13 @@ def legalize(
     original = load(model)
     graph, notes = fixed(Graph.of(inlined(original)), shapes)
     reference = Reference(original)
-    sample = probe(graph, reference)
+    sample = random_sample(graph, reference)
     if sample is None:
         open_ = [value.name for value in graph.inputs if not is_static(graph.shape(value.name))]
         hint = f"give the shapes of {', '.join(open_)}" if open_ else "its inputs may have to mean something"
         raise ModelError(f"the model runs on no random input, so that nothing can be verified; {hint}")
     quantized = any(node.op_type in QUANTIZE | DEQUANTIZE for node in graph.nodes)
-    passes = (fold_shapes, *CLEANING, whole_gelu, *SPELLING) if quantized else LEGALIZING
+    passes = (fold_shapes, *CLEANING, fuse_gelu, *CANONICALIZE) if quantized else LEGALIZING
     graph, done = rewritten(graph, passes, reference, sample)
     graph, lowered = lower_opset(graph, target, reference, sample)
     turned = list[str]()

@@ -15,7 +15,7 @@ from quark_onnx.api import quantize
 from quark_onnx.config import Override, QConfig
 from quark_onnx.convert import convert
 from quark_onnx.errors import ConfigError, nearest
-from quark_onnx.graph import Graph, Node, inlined, reach, widened
+from quark_onnx.graph import Graph, Node, inlined, reach, upcast_to_float32
 from quark_onnx.graph.io import load
 from quark_onnx.job import Result
 from quark_onnx.onnx.draft import Draft
@@ -98,7 +98,7 @@ class _Names:
     def graph(self) -> Graph:
         """The graph as the user knows it, functions inlined."""
         if self._graph is None:
-            self._graph = Graph.of(widened(inlined(load(self._model)))[0])
+            self._graph = Graph.of(upcast_to_float32(inlined(load(self._model)))[0])
         return self._graph
 
     def known(self, patterns: Iterable[str]) -> tuple[str, ...]:

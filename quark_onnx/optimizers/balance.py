@@ -16,7 +16,7 @@ from calibrators.onnx_runtime.control_flow import Observation
 from calibrators.sampled import Sampled
 from calibrators.sampled import Samples as Sampling
 from quark_onnx.graph import Graph
-from quark_onnx.kernels.noise import Rounding, Spread, Term, least_noise
+from quark_onnx.kernels.noise import Rounding, Spread, Term, minimize_noise
 from quark_onnx.optimizers.base import Samples, watch
 from quark_onnx.patterns.activation import Activation, activation_behind
 from quark_onnx.patterns.channel_pairs import Doubles, Pair, layers_of
@@ -58,7 +58,7 @@ def balance(graph: Graph, pairs: list[Pair], samples: Samples, rounding: Roundin
     for pair in pairs:
         fixed[places[pair.first.node.name]] = _dead(pair, known)
     terms = _terms(graph, pairs, known, places)
-    logarithm, before, after = least_noise(terms, fixed, rounding)
+    logarithm, before, after = minimize_noise(terms, fixed, rounding)
     return Balance(pairs, [np.exp(logarithm[places[pair.first.node.name]]) for pair in pairs], before, after)
 
 

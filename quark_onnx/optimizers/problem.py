@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from quark_onnx.kernels.lattice import Lattice
+from quark_onnx.kernels.levels import Levels
 from quark_onnx.kernels.parallel import side_by_side, slabs
 from quark_onnx.patterns.activation import Activation
 
@@ -95,7 +95,7 @@ class Problem:
     name: str
     weight: Doubles
     bias: Doubles
-    lattice: Lattice
+    lattice: Levels
     biased: bool
     activation: Activation
     train: Rows
@@ -103,7 +103,7 @@ class Problem:
     mean: Callable[[], Doubles]
     gram: Callable[[], tuple[Doubles, int]]
     seed: int = 0
-    bias_lattice: Lattice | None = None
+    bias_lattice: Levels | None = None
     scalable: bool = False
     learned: Callable[[], tuple[Doubles, int]] | None = None
 
@@ -116,7 +116,7 @@ class Problem:
         """What the weight of a solution would be if it did not have to be rounded."""
         return self.weight if solution.aim is None else solution.aim
 
-    def lattice_of(self, solution: Solution) -> Lattice:
+    def lattice_of(self, solution: Solution) -> Levels:
         """The values that the weight may take under the scales of a solution."""
         return self.lattice if solution.factor is None else self.lattice.times(solution.factors.astype(np.float64))
 

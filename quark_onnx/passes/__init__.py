@@ -4,17 +4,17 @@ from quark_onnx.passes.base import Pass
 from quark_onnx.passes.batch_norm_to_conv import batch_norm_to_conv
 from quark_onnx.passes.fold_batch_norm import fold_batch_norm
 from quark_onnx.passes.fold_constants import fold_constants
+from quark_onnx.passes.fold_gemm_alpha_beta import fold_gemm_alpha_beta
 from quark_onnx.passes.fold_shapes import fold_shapes
+from quark_onnx.passes.fuse_gelu import fuse_gelu
+from quark_onnx.passes.fuse_layer_norm import fuse_layer_norm, whole_image_norms
 from quark_onnx.passes.mean_to_pool import mean_to_pool
 from quark_onnx.passes.opsets import at_opset, raise_opset, to_opset
-from quark_onnx.passes.own_parameters import own_parameters
 from quark_onnx.passes.pick_channels import pick_channels
-from quark_onnx.passes.plain_gemm import plain_gemm
 from quark_onnx.passes.remove_identity import remove_identity
 from quark_onnx.passes.split_large_pools import split_large_pools
 from quark_onnx.passes.split_to_slices import split_to_slices
-from quark_onnx.passes.whole_gelu import whole_gelu
-from quark_onnx.passes.whole_norms import whole_image_norms, whole_norms
+from quark_onnx.passes.unshare_initializers import unshare_initializers
 from quark_onnx.passes.write_attributes import write_attributes
 from quark_onnx.passes.write_defaults import write_defaults
 from quark_onnx.passes.write_sizes import write_sizes
@@ -22,12 +22,18 @@ from quark_onnx.passes.write_sizes import write_sizes
 #: Constants first: a weight may hide behind a Cast or a Transpose, and a BatchNormalization behind Constant nodes.
 CLEANING: tuple[Pass, ...] = (fold_constants, remove_identity, fold_batch_norm, pick_channels)
 #: What the compiler of an accelerator takes of a graph, quantized or not, that says the same in other words.
-SPELLING: tuple[Pass, ...] = (plain_gemm, own_parameters, write_sizes, write_attributes, write_defaults)
+CANONICALIZE: tuple[Pass, ...] = (
+    fold_gemm_alpha_beta,
+    unshare_initializers,
+    write_sizes,
+    write_attributes,
+    write_defaults,
+)
 #: Operators that stay off the accelerator as those that do not; in front of quantization, for they need scales. What
 #: comes in parts first: means in it are no pools.
-REPLACING: tuple[Pass, ...] = (
-    whole_gelu,
-    whole_norms,
+LOWER: tuple[Pass, ...] = (
+    fuse_gelu,
+    fuse_layer_norm,
     whole_image_norms,
     split_to_slices,
     mean_to_pool,
@@ -35,31 +41,31 @@ REPLACING: tuple[Pass, ...] = (
     split_large_pools,
 )
 #: All of them, for a float graph; sizes first, which reshapes are computed from.
-LEGALIZING: tuple[Pass, ...] = (fold_shapes, *CLEANING, *REPLACING, *SPELLING)
+LEGALIZING: tuple[Pass, ...] = (fold_shapes, *CLEANING, *LOWER, *CANONICALIZE)
 
 __all__ = [
+    "CANONICALIZE",
     "CLEANING",
     "LEGALIZING",
-    "REPLACING",
-    "SPELLING",
+    "LOWER",
     "Pass",
     "at_opset",
     "batch_norm_to_conv",
     "fold_batch_norm",
     "fold_constants",
+    "fold_gemm_alpha_beta",
     "fold_shapes",
+    "fuse_gelu",
+    "fuse_layer_norm",
     "mean_to_pool",
-    "own_parameters",
     "pick_channels",
-    "plain_gemm",
     "raise_opset",
     "remove_identity",
     "split_large_pools",
     "split_to_slices",
     "to_opset",
-    "whole_gelu",
+    "unshare_initializers",
     "whole_image_norms",
-    "whole_norms",
     "write_attributes",
     "write_defaults",
     "write_sizes",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from quark_onnx.graph import Graph, Node
-from quark_onnx.graph.constant_input import Stored, private
+from quark_onnx.graph.constant_input import ConstantInput, private
 from quark_onnx.kernels.hadamard import Rotation
 from quark_onnx.patterns.linear import Floats, Linear, last_stays, width
 
@@ -28,7 +28,7 @@ class Heads:
     """
 
     size: int
-    writers: tuple[Stored, ...]
+    writers: tuple[ConstantInput, ...]
     part: tuple[int, int]
     reader: Linear
 
@@ -97,9 +97,11 @@ def _reader(graph: Graph, tensor: str, size: int) -> Linear | None:
         tensor = nodes[0].outputs[0]
 
 
-def _writers(graph: Graph, tensor: str, reader: Node, size: int) -> tuple[tuple[Stored, ...], tuple[int, int]] | None:
+def _writers(
+    graph: Graph, tensor: str, reader: Node, size: int
+) -> tuple[tuple[ConstantInput, ...], tuple[int, int]] | None:
     """What values are computed with, and which part of it."""
-    biases, part = list[Stored](), None
+    biases, part = list[ConstantInput](), None
     while True:
         node = graph.producer(tensor)
         alone = _sole(graph, tensor, reader) and width(graph, tensor) % size == 0
@@ -107,7 +109,7 @@ def _writers(graph: Graph, tensor: str, reader: Node, size: int) -> tuple[tuple[
             return None
         reader, layer = node, Linear.of(graph, node)
         if layer is not None:
-            biases += [Stored(node, 2)] if node.input(2) else []
+            biases += [ConstantInput(node, 2)] if node.input(2) else []
             shapes = [graph.shape(bias.node.inputs[bias.index]) or (0,) for bias in biases]
             part = part or (0, layer.outputs)
             fits = all(shape[-1] == layer.outputs for shape in shapes) and not any(end % size for end in part)
@@ -120,7 +122,7 @@ def _writers(graph: Graph, tensor: str, reader: Node, size: int) -> tuple[tuple[
             part, tensor = (before, before + width(graph, tensor)), node.inputs[0]
         elif node.kind == "Add" and any(map(graph.is_constant, node.inputs)):
             place = 0 if graph.is_constant(node.inputs[0]) else 1
-            biases.append(Stored(node, place))
+            biases.append(ConstantInput(node, place))
             tensor = node.inputs[1 - place]
         elif _passes(graph, node, size) and (not part or len({width(graph, name) for name in _ends(node)}) == 1):
             tensor = node.inputs[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quark_onnx.graph import Graph, Node
-from quark_onnx.graph.constant_input import Stored, private
+from quark_onnx.graph.constant_input import ConstantInput, private
 from quark_onnx.patterns.linear import Floats, Linear, last_stays, width
 from quark_onnx.patterns.norms import SCALE
 
@@ -19,7 +19,7 @@ _COMMUTING = frozenset({"Relu", "LeakyRelu", "Identity", "Dropout"})
 class Fold:
     """A constant that takes the factor in; ``inverse`` where it is divided by."""
 
-    stored: Stored
+    stored: ConstantInput
     inverse: bool = False
 
     def apply(self, graph: Graph, key: str, factor: Floats) -> None:
@@ -58,7 +58,7 @@ def absorb(graph: Graph, tensor: str, size: int, readers: int = 1) -> list[Fold]
 def _affine(graph: Graph, node: Node, size: int) -> list[Fold] | None:
     """Scale and shift of a normalization over the last axis."""
     places = [place for place in SCALE[node.kind] if node.input(place)]
-    found = [Stored(node, place) for place in places]
+    found = [ConstantInput(node, place) for place in places]
     rank = len(graph.shape(node.input(0)) or ())
     last = node.attribute("axis", -1) in (-1, rank - 1)
     fits = all(
@@ -72,7 +72,7 @@ def _product(graph: Graph, layer: Linear, size: int) -> list[Fold] | None:
     """Weight and bias of a layer; a weight that others read as well would be stored twice."""
     if layer.outputs != size or len(graph.consumers(layer.node.input(1))) > 1:
         return None
-    own = [Stored(layer.node, 2)] if layer.node.input(2) else []
+    own = [ConstantInput(layer.node, 2)] if layer.node.input(2) else []
     return [Fold(stored) for stored in (layer.weight[1], *own)]
 
 
@@ -81,7 +81,7 @@ def _factor(graph: Graph, node: Node, size: int) -> list[Fold] | None:
     if width(graph, node.outputs[0]) != size:
         return None
     for place in (1, 0):
-        stored = Stored(node, place)
+        stored = ConstantInput(node, place)
         if stored.spread(graph, size) and (place == 1 or node.kind == "Mul"):
             return [Fold(stored, inverse=node.kind == "Div")]
     for place in (1, 0) if node.kind == "Mul" else (0,):
@@ -93,7 +93,7 @@ def _factor(graph: Graph, node: Node, size: int) -> list[Fold] | None:
 
 def _operand(graph: Graph, node: Node, place: int, size: int) -> list[Fold] | None:
     """An operand that has all of the channels, or a constant."""
-    stored, name = Stored(node, place), node.inputs[place]
+    stored, name = ConstantInput(node, place), node.inputs[place]
     if stored.spread(graph, size):
         return [Fold(stored)]
     if width(graph, name) != size or node.inputs.count(name) > 1:

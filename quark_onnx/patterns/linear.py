@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from quark_onnx.graph import Graph, Node
-from quark_onnx.graph.constant_input import Stored
+from quark_onnx.graph.constant_input import ConstantInput
 from quark_onnx.patterns.conv_and_gemm import Layer, unscaled
 from quark_onnx.patterns.norms import SCALE
 
@@ -34,8 +34,8 @@ class Linear:
     node: Node
     inputs: int
     outputs: int
-    weight: tuple[Stored, Stored]
-    bias: Stored | None
+    weight: tuple[ConstantInput, ConstantInput]
+    bias: ConstantInput | None
 
     @classmethod
     def of(cls, graph: Graph, node: Node) -> Linear | None:
@@ -51,12 +51,12 @@ class Linear:
             return None
         bias = None
         if node.input(2):
-            bias = Stored(node, 2)
+            bias = ConstantInput(node, 2)
             if not bias.spread(graph, outputs):
                 return None
         elif node.kind == "MatMul":
             bias = _added(graph, node, outputs)
-        sides = (Stored(node, 1, first), Stored(node, 1, -3 - first))
+        sides = (ConstantInput(node, 1, first), ConstantInput(node, 1, -3 - first))
         return cls(node, inputs, outputs, sides, bias)
 
     def matrix(self, graph: Graph) -> Floats:
@@ -82,7 +82,7 @@ class Linear:
         graph.add("Add", [product, name], [result])
 
 
-def _added(graph: Graph, node: Node, size: int) -> Stored | None:
+def _added(graph: Graph, node: Node, size: int) -> ConstantInput | None:
     """A constant vector that is added to a product before anything else reads it."""
     result = node.outputs[0]
     readers = graph.consumers(result)
@@ -90,7 +90,7 @@ def _added(graph: Graph, node: Node, size: int) -> Stored | None:
         return None
     place = 1 - readers[0].inputs.index(result)
     added = readers[0].inputs[place]
-    return Stored(readers[0], place) if graph.is_constant(added) and graph.shape(added) == (size,) else None
+    return ConstantInput(readers[0], place) if graph.is_constant(added) and graph.shape(added) == (size,) else None
 
 
 def readers_of(graph: Graph, tensor: str) -> tuple[list[Linear], list[Node]]:

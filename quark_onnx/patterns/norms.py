@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from quark_onnx.graph.constant_input import Stored, is_number, private
+from quark_onnx.graph.constant_input import ConstantInput, is_number, private
 from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.node import Node
 
@@ -43,9 +43,9 @@ class Norm:
     result: str
     nodes: frozenset[Node]
     centered: bool
-    scale: Stored | None
-    shift: Stored | None
-    bias: Stored | None = None
+    scale: ConstantInput | None
+    shift: ConstantInput | None
+    bias: ConstantInput | None = None
     bare: str = ""
     epsilon: float = 0.0
 
@@ -93,9 +93,9 @@ def _operator(graph: Graph, node: Node) -> Norm | None:
         return None
     if any(graph.consumers(name) or graph.is_output(name) for name in statistics if name):
         return None
-    stored = [Stored(node, place) for place in places]
+    stored = [ConstantInput(node, place) for place in places]
     more = 4 if node.kind.endswith("SkipLayerNormalization") else 3
-    bias = Stored(node, more) if skip and node.input(more) else None
+    bias = ConstantInput(node, more) if skip and node.input(more) else None
     if bias is not None and not graph.is_constant(node.input(more)):
         return None
     sources = (*node.inputs[:2], *filter(None, node.outputs[3:4])) if skip else node.inputs[:1]
@@ -201,13 +201,13 @@ def _between(graph: Graph, reader: Node, inner: list[str]) -> bool:
     return all(name in inner for name in reader.outputs)
 
 
-def _constant(graph: Graph, tensor: str, kind: str, axes: _Axes) -> tuple[Stored | None, str]:
+def _constant(graph: Graph, tensor: str, kind: str, axes: _Axes) -> tuple[ConstantInput | None, str]:
     """The constant vector that a tensor is combined with before anything else reads it, and the result."""
     readers = graph.consumers(tensor)
     if len(readers) != 1 or readers[0].kind != kind or not private(graph, tensor):
         return None, tensor
     node = readers[0]
-    stored = Stored(node, 1 - node.inputs.index(tensor))
+    stored = ConstantInput(node, 1 - node.inputs.index(tensor))
     name, rank = node.inputs[stored.index], len(graph.shape(tensor) or ())
     if not graph.is_constant(name) or not axes.channels(graph.shape(name) or (), rank):
         return None, tensor

@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 
 from quark_onnx.graph import Graph, Node
-from quark_onnx.graph.constant_input import Stored, private
+from quark_onnx.graph.constant_input import ConstantInput, private
 from quark_onnx.kernels.hadamard import Rotation
 from quark_onnx.patterns.linear import Floats, Linear, last_stays, width
 from quark_onnx.patterns.norms import Norm
@@ -38,7 +38,7 @@ class Stream:
 
     size: int
     tensors: set[str] = field(default_factory=set)
-    writers: dict[tuple[Node, int], Stored] = field(default_factory=dict)
+    writers: dict[tuple[Node, int], ConstantInput] = field(default_factory=dict)
     readers: dict[Node, tuple[Linear, Norm | None]] = field(default_factory=dict)
     norms: list[Norm] = field(default_factory=list)
 
@@ -138,9 +138,9 @@ class _Search:
         if not self.graph.is_constant(name):
             self.push(name)
         else:
-            self.constant(Stored(node, place))
+            self.constant(ConstantInput(node, place))
 
-    def constant(self, stored: Stored) -> None:
+    def constant(self, stored: ConstantInput) -> None:
         if not stored.spread(self.graph, self.stream.size):
             raise Unknown(f"{stored.node.name} ({stored.node.kind}) adds a constant of another size or type")
         self.stream.writers[stored.node, stored.index] = stored
@@ -153,11 +153,11 @@ class _Search:
         if node is None:
             raise Unknown(f"{tensor!r} is an input of the model")
         layer = Linear.of(self.graph, node)
-        table = Stored(node, 0)
+        table = ConstantInput(node, 0)
         if layer is not None and layer.outputs == self.stream.size:
             self.stream.writers[node, 1] = layer.weight[1]
             if node.input(2):
-                self.constant(Stored(node, 2))
+                self.constant(ConstantInput(node, 2))
         elif node.kind in ("Add", "Sub"):
             self.operand(node, 0)
             self.operand(node, 1)

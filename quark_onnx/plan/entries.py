@@ -64,7 +64,7 @@ class Quantize:
         return max(opset for opset, needed in least.items() if needed or opset == spec.dtype.min_opset)
 
     @property
-    def anyhow(self) -> Quantize:
+    def any_axis(self) -> Quantize:
         """The same with blocks along whatever axis."""
         return replace(self, axis=None) if isinstance(self.spec.dtype, Block) else self
 

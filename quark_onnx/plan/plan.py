@@ -265,7 +265,7 @@ class Plan:
         why = self.shapes.reason(tensor)
         return f"it {why}" if why else ""
 
-    def coarse(self, node: Node) -> bool:
+    def is_low_bit(self, node: Node) -> bool:
         """Whether ``node`` is to be safe from too few bits: it is asked for less than 16."""
         spec = self.specs[node].activation
         return self.safe and spec is not None and spec.dtype.uniform and spec.dtype.bits < 16 and not spec.dynamic
@@ -285,7 +285,7 @@ class Plan:
         spec = self.specs[node].activation
         return self.integer_only(node) or (spec is not None and not spec.dtype.scaled)
 
-    def masks(self, tensor: str) -> bool:
+    def holds_mask_constants(self, tensor: str) -> bool:
         """Whether a constant holds values that mean "never" rather than a number."""
         array = self.graph.constant(tensor)
         return array is not None and array.size > 0 and array.dtype.kind == "f" and bool(np.abs(array).max() >= HUGE)
@@ -327,7 +327,7 @@ class Plan:
         present = self.entries.get(everybody)
         if self.graph.producer(tensor) is node:
             self.spoken.add(tensor)
-        refined = isinstance(entry, Quantize) and present == entry.anyhow  # the axis of its blocks is known now
+        refined = isinstance(entry, Quantize) and present == entry.any_axis  # the axis of its blocks is known now
         if present is None or refined:
             self.entries[everybody] = entry
         elif not _alike(self.entry(everybody), entry):
@@ -353,8 +353,8 @@ def _alike(present: Entry, wanted: Entry) -> bool:
     if isinstance(present, Keep):
         return True  # it was decided that this tensor stays float, whoever reads it
     if isinstance(present, Quantize) and isinstance(wanted, Quantize):
-        anyhow = wanted.axis is None and isinstance(wanted.spec.dtype, Block)
-        return present.spec.alike(wanted.spec) and (anyhow or present.axis == wanted.axis)
+        any_axis = wanted.axis is None and isinstance(wanted.spec.dtype, Block)
+        return present.spec.alike(wanted.spec) and (any_axis or present.axis == wanted.axis)
     return present == wanted
 
 

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Before:
+class Snapshot:
     """A graph, its plan and scales as they are before optimizers choose codes."""
 
     graph: Graph
@@ -33,7 +33,7 @@ class Before:
     params: Params
 
     @classmethod
-    def of(cls, graph: Graph, plan: Plan, params: Params) -> Before:
+    def of(cls, graph: Graph, plan: Plan, params: Params) -> Snapshot:
         """Copies, which share the weights with what they are copies of."""
         kept = replace(params, table=dict(params.table), raised=dict(params.raised))
         return cls(graph.copy(), dict(plan.entries), kept)
@@ -49,7 +49,7 @@ class Before:
         return self.graph
 
 
-def worst_sqnr(graph: Graph, plan: Plan, params: Params, floating: Any, samples: Sequence[Sample]) -> float | None:
+def min_output_sqnr(graph: Graph, plan: Plan, params: Params, floating: Any, samples: Sequence[Sample]) -> float | None:
     """The least signal-to-noise ratio of any output, in dB; None where it cannot be told, as without samples.
 
     Args:

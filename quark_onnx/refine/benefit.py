@@ -15,10 +15,10 @@ from quark_onnx.config import QConfig
 from quark_onnx.errors import QuarkError
 from quark_onnx.graph import Graph
 from quark_onnx.optimizers import Samples
-from quark_onnx.refine.acceptance import worst_sqnr
+from quark_onnx.refine.acceptance import min_output_sqnr
 from quark_onnx.steps.calibrate import calibrate
-from quark_onnx.steps.compute_qparams import solve, solve_biases
-from quark_onnx.steps.keep_sensitive_float import guard
+from quark_onnx.steps.compute_qparams import compute_bias_qparams, compute_qparams
+from quark_onnx.steps.keep_sensitive_float import keep_sensitive_ops_float
 from quark_onnx.steps.make_plan import make_plan
 from quark_onnx.steps.opsets import raise_opset_for
 from quark_onnx.steps.run import Reference, Sample
@@ -50,10 +50,10 @@ def quantized_sqnr(
         plan = make_plan(raised, config, strict=False)
         ranges = calibrate(raised, plan, islice(iter(samples), _MEASURED)) if config.measures else {}
         if config.safe:
-            guard(raised, plan, ranges)
-        params = solve(raised, plan, ranges)
-        solve_biases(raised, plan, params)
-        return worst_sqnr(raised, plan, params, reference.session, held_out)
+            keep_sensitive_ops_float(raised, plan, ranges)
+        params = compute_qparams(raised, plan, ranges)
+        compute_bias_qparams(raised, plan, params)
+        return min_output_sqnr(raised, plan, params, reference.session, held_out)
     except QuarkError as error:  # what is wrong is said of the model that is handed out
         logger.debug("what a rewrite of the float graph is worth cannot be told: %s", error)
         return None

@@ -19,8 +19,8 @@ from calibrators.onnx_runtime.session import open_session
 from quark_onnx.graph import Graph
 from quark_onnx.patterns.conv_and_gemm import SPATIAL
 from quark_onnx.plan import Plan
-from quark_onnx.refine.acceptance import worst_sqnr
-from quark_onnx.refine.layer_problems import Place, lattice_of, places_in
+from quark_onnx.refine.acceptance import min_output_sqnr
+from quark_onnx.refine.layer_problems import LayerTask, lattice_of, places_in
 from quark_onnx.steps.compute_qparams import Params
 from quark_onnx.steps.run import Reference, Sample
 
@@ -90,7 +90,7 @@ def accept_biases(
     if corrected is graph:
         return graph
     judges = samples[:_JUDGES]
-    before, after = (worst_sqnr(each, plan, params, floating.session, judges) for each in (graph, corrected))
+    before, after = (min_output_sqnr(each, plan, params, floating.session, judges) for each in (graph, corrected))
     if before is None or after is None or after <= before:
         return graph
     notes.append(
@@ -100,7 +100,7 @@ def accept_biases(
     return corrected
 
 
-def _shift(graph: Graph, plan: Plan, params: Params, place: Place, mean: Doubles) -> Doubles:
+def _shift(graph: Graph, plan: Plan, params: Params, place: LayerTask, mean: Doubles) -> Doubles:
     """The mean error of each output; a window that reaches beyond the border counts as one inside."""
     stored = graph.constant(place.weight)
     assert stored is not None
@@ -112,7 +112,9 @@ def _shift(graph: Graph, plan: Plan, params: Params, place: Place, mean: Doubles
     return shift
 
 
-def _input_means(graph: Graph, places: Sequence[Place], samples: Sequence[Sample]) -> dict[tuple[str, bool], Doubles]:
+def _input_means(
+    graph: Graph, places: Sequence[LayerTask], samples: Sequence[Sample]
+) -> dict[tuple[str, bool], Doubles]:
     """The mean of each channel of what layers read, by tensor and whether its channels are the second axis."""
     extended, names = graph.copy(), dict[tuple[str, bool], str]()
     for place in places:

@@ -13,17 +13,17 @@ from numpy.typing import NDArray
 
 from quark_onnx.dtypes import Integer, Minifloat
 from quark_onnx.graph import Graph, Node
-from quark_onnx.kernels import patches
-from quark_onnx.kernels.lattice import Lattice
+from quark_onnx.kernels import im2col
+from quark_onnx.kernels.im2col import Window
+from quark_onnx.kernels.levels import Levels
 from quark_onnx.kernels.parallel import side_by_side
-from quark_onnx.kernels.patches import Window
 from quark_onnx.optimizers.problem import Doubles, Floats, Problem, Rows
 from quark_onnx.patterns.activation import activation_behind
 from quark_onnx.patterns.conv_and_gemm import LAYERS, SPATIAL, Layer
 from quark_onnx.plan import Plan, Quantize, Use
 from quark_onnx.refine.calibration_rows import Mix, Room, finite
-from quark_onnx.refine.layer_stream import Walk
-from quark_onnx.refine.stored_activation import Kept
+from quark_onnx.refine.layer_stream import LayerStream
+from quark_onnx.refine.stored_activation import StoredActivation
 from quark_onnx.steps.compute_qparams import Params
 
 T = TypeVar("T", bound=np.generic)
@@ -39,7 +39,7 @@ _SLAB = 4096
 
 
 @dataclass(frozen=True)
-class Place:
+class LayerTask:
     """A layer of the graph that can be optimized.
 
     Attributes:
@@ -67,9 +67,9 @@ class Place:
         return self.node.input(1)
 
 
-def places_in(graph: Graph, plan: Plan, params: Params) -> tuple[list[Place], list[str]]:
+def places_in(graph: Graph, plan: Plan, params: Params) -> tuple[list[LayerTask], list[str]]:
     """The layers in the order of the graph, and why others of their kind are none of them."""
-    places, left = list[Place](), list[str]()
+    places, left = list[LayerTask](), list[str]()
     for node in graph.nodes:
         if node.kind not in LAYERS or not graph.is_constant(node.input(1)):
             continue
@@ -77,14 +77,14 @@ def places_in(graph: Graph, plan: Plan, params: Params) -> tuple[list[Place], li
             continue
         layer = Layer.of(graph, node)
         found = _place(graph, plan, params, layer) if layer else "its weight or its attributes are of another kind"
-        if isinstance(found, Place):
+        if isinstance(found, LayerTask):
             places.append(found)
         else:
             left.append(f"{node.name} ({node.op_type}): {found}")
     return places, left
 
 
-def _place(graph: Graph, plan: Plan, params: Params, layer: Layer) -> Place | str:
+def _place(graph: Graph, plan: Plan, params: Params, layer: Layer) -> LayerTask | str:
     node = layer.node
     use = plan.root(plan.use(node.input(1), node))
     entry = plan.entries[use]
@@ -108,13 +108,13 @@ def _place(graph: Graph, plan: Plan, params: Params, layer: Layer) -> Place | st
         offset = value.reshape(-1).astype(np.float64)
     result = adder.outputs[0]
     if not own:
-        return Place(layer, use, result, "", offset)
+        return LayerTask(layer, use, result, "", offset)
     bias_use = plan.root(plan.use(own, adder))
     rounded = isinstance(plan.entries.get(bias_use), Quantize)
     known = rounded and bias_use.tensor == own and bias_use in params.table
     alone = len(graph.consumers(own)) == 1 and not graph.is_output(own)
     free = alone and (known or not rounded)
-    return Place(layer, use, result, own if free else "", offset, bias_use if known else None)
+    return LayerTask(layer, use, result, own if free else "", offset, bias_use if known else None)
 
 
 def _added(graph: Graph, node: Node, outputs: int) -> tuple[str, Node] | None:
@@ -130,7 +130,7 @@ def _added(graph: Graph, node: Node, outputs: int) -> tuple[str, Node] | None:
     return other, readers[0]
 
 
-def summand_of(graph: Graph, place: Place) -> tuple[Node, int] | None:
+def summand_of(graph: Graph, place: LayerTask) -> tuple[Node, int] | None:
     """The addition that alone reads what a layer computes, and at which place it reads the other summand.
 
     None where there is none, or its summand is a constant.
@@ -144,12 +144,12 @@ def summand_of(graph: Graph, place: Place) -> tuple[Node, int] | None:
     return readers[0], others[0]
 
 
-def lattice_of(graph: Graph, plan: Plan, params: Params, place: Place) -> Lattice:
+def lattice_of(graph: Graph, plan: Plan, params: Params, place: LayerTask) -> Levels:
     """The values that the weight of a layer may take, in the order of groups, outputs and inputs."""
     return _lattice(graph, plan, params, place.use, lambda array: flat(place.layer.arranged(array)))
 
 
-def bias_lattice_of(graph: Graph, plan: Plan, params: Params, place: Place) -> Lattice | None:
+def bias_lattice_of(graph: Graph, plan: Plan, params: Params, place: LayerTask) -> Levels | None:
     """The values that its bias may take, (groups, outputs); None for any."""
     if place.bias_use is None:
         return None
@@ -159,7 +159,7 @@ def bias_lattice_of(graph: Graph, plan: Plan, params: Params, place: Place) -> L
 
 def _lattice(
     graph: Graph, plan: Plan, params: Params, use: Use, arranged: Callable[[NDArray[Any]], NDArray[Any]]
-) -> Lattice:
+) -> Levels:
     entry, found = plan.entries[use], params.table[use]
     assert isinstance(entry, Quantize)
     stored = graph.constant(use.tensor)
@@ -169,11 +169,11 @@ def _lattice(
     zeros = arranged(np.ascontiguousarray(zero)).astype(np.float32)
     grid = entry.spec.grid
     if isinstance(entry.spec.dtype, Minifloat):
-        return Lattice(steps, entry.spec.dtype.levels, zeros, zeros)
-    return Lattice(steps, np.zeros(0, np.float32), grid.qmin - zeros, grid.qmax - zeros)
+        return Levels(steps, entry.spec.dtype.levels, zeros, zeros)
+    return Levels(steps, np.zeros(0, np.float32), grid.qmin - zeros, grid.qmax - zeros)
 
 
-def scalable(plan: Plan, params: Params, place: Place) -> bool:
+def scalable(plan: Plan, params: Params, place: LayerTask) -> bool:
     """Whether each output of a layer has a float scale of its own."""
     entry, found = plan.entries[place.use], params.table[place.use]
     if not isinstance(entry, Quantize) or found.axis is None or found.block_size or entry.spec.pow2:
@@ -187,7 +187,7 @@ def flat(array: NDArray[Any]) -> NDArray[Any]:
 
 
 @dataclass(frozen=True)
-class Gatherer:
+class RowCollector:
     """Takes rows for one layer from the two walks, the quantized one in front of the layer and the float one behind.
 
     Attributes:
@@ -197,14 +197,14 @@ class Gatherer:
             there the layer should make good, for the sum is what later layers read. None to leave it at that.
     """
 
-    place: Place
-    source: Kept
-    floating: Walk
-    quantized: Walk
+    place: LayerTask
+    source: StoredActivation
+    floating: LayerStream
+    quantized: LayerStream
     rooms: tuple[Room, Room]
-    beside: tuple[str, Kept] | None = None
+    beside: tuple[str, StoredActivation] | None = None
 
-    def problem(self, lattice: Lattice, bias_lattice: Lattice | None, scalable: bool, seed: int) -> Problem:
+    def problem(self, lattice: Levels, bias_lattice: Levels | None, scalable: bool, seed: int) -> Problem:
         """The problem of the layer."""
         graph = self.floating.graph
         weight = flat(self.place.layer.weight(graph))
@@ -248,14 +248,14 @@ class Gatherer:
     def _taken(self, which: Sequence[int], most: int, seed: int, room: Room) -> Rows:
         """Rows of some samples: every ``len(which)`` of them in turn are of each sample one, at a random place."""
         shapes = self.floating.shapes(self.place.result)
-        most_places = max(patches.count_places(shapes[index], spatial=self._spatial) for index in which)
+        most_places = max(im2col.count_places(shapes[index], spatial=self._spatial) for index in which)
         each = min(-(-most // len(which)), most_places)
         shape = flat(self.place.layer.weight(self.floating.graph)).shape
         rows, width = Mix(shape, len(which), each, room), shape[0] * (shape[1] + shape[2])
         for at, run in self._runs(which, 4 * width * each):  # one by one: several cores would only wait for each other
             seeds = [seed * 10007 + index for index in which[at : at + len(run)]]
-            count = patches.count_places(run[0][1].shape, spatial=self._spatial)
-            rows.put(at, *self._of(run, patches.places_of(count, each, seeds)))
+            count = im2col.count_places(run[0][1].shape, spatial=self._spatial)
+            rows.put(at, *self._of(run, im2col.places_of(count, each, seeds)))
         return rows.mixed()
 
     def _runs(self, which: Sequence[int], size: int) -> Iterator[tuple[int, list[tuple[NDArray[Any], ...]]]]:
@@ -282,7 +282,7 @@ class Gatherer:
 
     def _of(self, run: list[tuple[NDArray[Any], ...]], places: NDArray[np.int64]) -> tuple[Floats, Floats]:
         xs, ys, *others = ([tensors[at] for tensors in run] for at in range(len(run[0])))
-        inputs = self._windowed(xs, places, ys[0].shape[2:]) if self._spatial else patches.rows_at(xs, places)
+        inputs = self._windowed(xs, places, ys[0].shape[2:]) if self._spatial else im2col.rows_at(xs, places)
         targets = self._results(ys, places)
         if self.beside is not None and all(other[0].shape == ys[0].shape for other in others):
             wanted, found = (self._results(other, places) for other in others)
@@ -290,11 +290,11 @@ class Gatherer:
         return self.source.values(inputs), targets
 
     def _results(self, ys: Sequence[NDArray[T]], places: NDArray[np.int64]) -> NDArray[T]:
-        return patches.at_places(ys, places, self.place.layer.groups) if self._spatial else patches.rows_at(ys, places)
+        return im2col.at_places(ys, places, self.place.layer.groups) if self._spatial else im2col.rows_at(ys, places)
 
     def _windowed(self, xs: Sequence[NDArray[T]], places: NDArray[np.int64], output: tuple[int, ...]) -> NDArray[T]:
         window = window_of(self.place.node, xs[0].shape[2:], output, self._kernel)
-        return patches.windowed(xs, places, output, window, self.place.layer.groups, self.source.zero)
+        return im2col.windowed(xs, places, output, window, self.place.layer.groups, self.source.zero)
 
     @property
     def _kernel(self) -> tuple[int, ...]:
@@ -341,7 +341,7 @@ class Gatherer:
                 yield rows[None, start : start + _SLAB]
             return
         [y] = self.floating.values(self.place.result, [index])
-        count = patches.count_places(y.shape, spatial=True)
+        count = im2col.count_places(y.shape, spatial=True)
         for start in range(0, count, _SLAB):
             yield self._windowed([x], np.arange(start, min(count, start + _SLAB))[None], y.shape[2:])[0]
 

@@ -27,7 +27,7 @@ from quark_onnx.optimizers import Samples
 _BLOCK, _SMALL = 8, 1 << 21
 
 
-class Walk:
+class LayerStream:
     """A graph on its way over the samples."""
 
     def __init__(self, graph: Graph, samples: Samples, *, memory: int) -> None:

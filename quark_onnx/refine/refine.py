@@ -15,7 +15,7 @@ import numpy as np
 
 from quark_onnx.errors import ModelError
 from quark_onnx.graph import Graph
-from quark_onnx.kernels.lattice import Lattice
+from quark_onnx.kernels.levels import Levels
 from quark_onnx.kernels.threads import one_thread
 from quark_onnx.optimizers import LayerOptimizer, Samples
 from quark_onnx.optimizers.problem import Floats, LayerResult, Problem, Solution
@@ -23,8 +23,8 @@ from quark_onnx.plan import BiasOf, Plan, Use
 from quark_onnx.progress import Progress
 from quark_onnx.refine.calibration_rows import Room
 from quark_onnx.refine.layer_problems import (
-    Gatherer,
-    Place,
+    LayerTask,
+    RowCollector,
     bias_lattice_of,
     flat,
     lattice_of,
@@ -32,9 +32,9 @@ from quark_onnx.refine.layer_problems import (
     scalable,
     summand_of,
 )
-from quark_onnx.refine.layer_stream import Walk
+from quark_onnx.refine.layer_stream import LayerStream
 from quark_onnx.refine.resume import Journal
-from quark_onnx.refine.stored_activation import Kept, kept
+from quark_onnx.refine.stored_activation import StoredActivation, store_activation
 from quark_onnx.steps.compute_qparams import Params
 from quark_onnx.steps.function_bodies import define_functions
 from quark_onnx.steps.insert import insert
@@ -98,7 +98,7 @@ class _Run:
     """The two models on their way over the samples."""
 
     def __init__(
-        self, graph: Graph, plan: Plan, params: Params, places: list[Place], samples: Samples, journal: Journal
+        self, graph: Graph, plan: Plan, params: Params, places: list[LayerTask], samples: Samples, journal: Journal
     ) -> None:
         self._plan, self._params, self._journal = plan, params, journal
         self._target = graph
@@ -111,31 +111,31 @@ class _Run:
             )
         self._nodes = {node.name: node for node in self._quantized.nodes}
         self._rooms = (Room(), Room())
-        self._walks = [Walk(each, samples, memory=_MEMORY) for each in (self._float, self._quantized)]
+        self._walks = [LayerStream(each, samples, memory=_MEMORY) for each in (self._float, self._quantized)]
 
-    def _lattice(self, place: Place) -> Lattice:
+    def _lattice(self, place: LayerTask) -> Levels:
         return lattice_of(self._float, self._plan, self._params, place)
 
-    def selects_others(self, place: Place) -> bool:
+    def selects_others(self, place: LayerTask) -> bool:
         """Whether a layer reads other rows than in the float model, as the data decides how many there are."""
         source = place.node.input(0)
         if not self._plan.shapes.sized_by_data(source):
             return False
         floating, quantized = self._walks
-        own = kept(quantized, self._nodes[place.node.name].input(0))
+        own = store_activation(quantized, self._nodes[place.node.name].input(0))
         floating.reach(source)
         quantized.reach(own.name)
         return floating.shapes(source) != quantized.shapes(own.name)
 
-    def optimize(self, place: Place, optimizers: Sequence[LayerOptimizer]) -> LayerResult:
+    def optimize(self, place: LayerTask, optimizers: Sequence[LayerOptimizer]) -> LayerResult:
         """Choose and store the codes and the bias of one layer."""
         floating, quantized = self._walks
-        source = kept(quantized, self._nodes[place.node.name].input(0))
+        source = store_activation(quantized, self._nodes[place.node.name].input(0))
         quantized.reach(source.name)
         floating.reach(place.result, *([place.node.input(0)] if any(each.reads_mean for each in optimizers) else []))
         if beside := self._beside(place):
             quantized.reach(source.name, beside[1].name)
-        gatherer = Gatherer(place, source, floating, quantized, self._rooms, beside)
+        gatherer = RowCollector(place, source, floating, quantized, self._rooms, beside)
         seed = crc32(place.node.name.encode())
         bias_lattice = bias_lattice_of(self._float, self._plan, self._params, place)
         free = scalable(self._plan, self._params, place)
@@ -166,7 +166,7 @@ class _Run:
                 self._quantized.set_constant(place.bias, bias)
         return result
 
-    def _beside(self, place: Place) -> tuple[str, Kept] | None:
+    def _beside(self, place: LayerTask) -> tuple[str, StoredActivation] | None:
         """What the result of a layer is added to, in both models; None where that is still to come."""
         found = summand_of(self._float, place)
         if found is None:
@@ -175,19 +175,19 @@ class _Run:
         # what the float model has reached by now has no layers in front of it that are still to be optimized
         if not self._walks[0].known(adding.inputs[at]):
             return None
-        return adding.inputs[at], kept(self._walks[1], self._nodes[adding.name].input(at))
+        return adding.inputs[at], store_activation(self._walks[1], self._nodes[adding.name].input(at))
 
     def close(self) -> None:
         for walk in self._walks:
             walk.close()
 
-    def _store_weight(self, place: Place, weight: Floats, *graphs: Graph) -> None:
+    def _store_weight(self, place: LayerTask, weight: Floats, *graphs: Graph) -> None:
         stored = place.layer.as_stored(weight.reshape(place.layer.shape(self._float))).astype(np.float32)
         for graph in graphs:
             graph.set_constant(place.weight, stored)
 
 
-def _open(plan: Plan, places: list[Place]) -> Plan:
+def _open(plan: Plan, places: list[LayerTask]) -> Plan:
     """The plan without the weights and biases that are to be chosen: they stay float constants."""
     opened = plan.without(BiasOf)
     for place in places:

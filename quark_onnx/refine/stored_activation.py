@@ -9,14 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quark_onnx.optimizers.problem import Floats
-from quark_onnx.refine.layer_stream import Walk
+from quark_onnx.refine.layer_stream import LayerStream
 
 #: Codes that numpy has, and that float32 holds.
 _CODES = frozenset({"uint8", "int8", "uint16", "int16"})
 
 
 @dataclass(frozen=True)
-class Kept:
+class StoredActivation:
     """A tensor that a walk reaches, and how to read it.
 
     Attributes:
@@ -40,7 +40,7 @@ class Kept:
         return values
 
 
-def kept(walk: Walk, tensor: str) -> Kept:
+def store_activation(walk: LayerStream, tensor: str) -> StoredActivation:
     """How a tensor of a quantized graph is best kept, or is kept already."""
     graph = walk.graph
     node = graph.producer(tensor)
@@ -50,12 +50,12 @@ def kept(walk: Walk, tensor: str) -> Kept:
         or node.op_type != "DequantizeLinear"
         or node.domain not in ("", "ai.onnx", "com.microsoft")
     ):
-        return Kept(tensor)
+        return StoredActivation(tensor)
     codes = node.inputs[0]
     scale = graph.constant(node.inputs[1])
     zero = graph.constant(node.inputs[2]) if node.input(2) else None
     single = scale is not None and scale.dtype == np.float32 and scale.size == 1
     if not single or zero is None or zero.dtype.name not in _CODES or graph.is_constant(codes):
-        return Kept(tensor)
+        return StoredActivation(tensor)
     assert scale is not None
-    return Kept(codes, np.float32(scale.reshape(())), int(zero.reshape(())))
+    return StoredActivation(codes, np.float32(scale.reshape(())), int(zero.reshape(())))

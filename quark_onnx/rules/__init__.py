@@ -5,7 +5,6 @@ from quark_onnx.rules import (  # noqa: F401  (importing is registering)
     attention,
     combine,
     conv,
-    delicate,
     einsum,
     elementwise,
     embedding,
@@ -17,6 +16,7 @@ from quark_onnx.rules import (  # noqa: F401  (importing is registering)
     reduce,
     sampling,
     selection,
+    sensitive,
 )
 from quark_onnx.rules.base import WEIGHTED, Rule, rule
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from quark_onnx.graph import Node
 from quark_onnx.graph.node import softmax_axis
 from quark_onnx.plan import Plan, fused_into
-from quark_onnx.rules.base import rule, spare_masked, steered
+from quark_onnx.rules.base import is_control_tensor, rule, spare_masked
 
 #: Operators whose result need not be quantized before a Relu or Clip that alone reads it.
 _FUSING = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Sub", "Mul", "BatchNormalization"})
@@ -60,7 +60,7 @@ _CONTRIBUTED = ("QuickGelu", "ScaledSiLU", "BiasGelu", "BiasSplitGelu")
 @rule(*_SMOOTH, *_PLAIN, *(f"com.microsoft::{name}" for name in _CONTRIBUTED))
 def smooth(node: Node, plan: Plan) -> None:
     """Input and result, unless the input is a mask or a position; a bias that is added first stays float."""
-    if not steered(node, plan, node.inputs[0]):
+    if not is_control_tensor(node, plan, node.inputs[0]):
         plan.activation(node, node.inputs[0], node.outputs[0])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quark_onnx.graph import Node
 from quark_onnx.plan import Plan
-from quark_onnx.rules.base import rule, spared
+from quark_onnx.rules.base import kept_float, rule
 
 _MS = "com.microsoft::"
 _REASON = "no runtime has an integer form of it: its scores would have no scale"
@@ -52,20 +52,20 @@ def attention(node: Node, plan: Plan) -> None:
     """Left float beside integers, which its scores would have no scale for; else query, key, value and result."""
     if plan.safe and plan.integer_only(node):
         plan.keep_node(node, _REASON)
-    elif not spared(node, plan, _REASON):
+    elif not kept_float(node, plan, _REASON):
         plan.activation(node, *node.inputs[:3], node.outputs[0])
 
 
 @rule("RotaryEmbedding", _MS + "RotaryEmbedding", _MS + "MRotaryEmbedding")
 def rotary(node: Node, plan: Plan) -> None:
     """Left float where there is float arithmetic; else input and result. Sines and cosines stay float."""
-    if not spared(node, plan, "onnxruntime rotates floats alone, and the product behind it rounds once"):
+    if not kept_float(node, plan, "onnxruntime rotates floats alone, and the product behind it rounds once"):
         plan.activation(node, node.inputs[0], node.outputs[0])
 
 
 @rule(_MS + "BiasSoftmax")
 def bias_softmax(node: Node, plan: Plan) -> None:
     """Left float where there is float arithmetic, as the bias is a mask; else scores and result."""
-    if not spared(node, plan, "it adds a mask before its softmax"):
+    if not kept_float(node, plan, "it adds a mask before its softmax"):
         plan.activation(node, node.inputs[0])
         plan.activation(node, node.outputs[0], bounds=(0.0, 1.0))

@@ -33,7 +33,7 @@ def rule(*op_types: str) -> Callable[[Rule], Rule]:
     return RULES.register(*op_types)
 
 
-def spared(node: Node, plan: Plan, reason: str) -> bool:
+def kept_float(node: Node, plan: Plan, reason: str) -> bool:
     """Whether a node is left float for this reason: what runs it has float arithmetic, and safety was not waived."""
     asked = plan.specs[node].activation is not None and not all(map(plan.ineligible, node.inputs))
     if plan.safe and asked and not plan.rounds_results(node):
@@ -41,10 +41,10 @@ def spared(node: Node, plan: Plan, reason: str) -> bool:
     return node.name in plan.kept
 
 
-def steered(node: Node, plan: Plan, *tensors: str) -> bool:
+def is_control_tensor(node: Node, plan: Plan, *tensors: str) -> bool:
     """Whether a node is left float because a mask, a position or a size is among these tensors, which it reads."""
     for tensor in tensors:
-        if plan.masks(tensor):
+        if plan.holds_mask_constants(tensor):
             plan.keep_node(node, f"{tensor!r} holds values that mean 'never'; no scale spans them and real values")
         elif control(plan.graph, tensor):
             plan.keep_node(node, f"{tensor!r} is computed from integers alone: a mask or a position, not a signal")
@@ -78,7 +78,7 @@ _MASKING = frozenset({"Add", "Sub", "Sum", "Where", "Min", "Max"})
 _CARRYING = frozenset({"Mul", "Div", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Identity", "Clip"})
 
 
-def decides(node: Node, plan: Plan) -> bool:
+def feeds_root_or_division(node: Node, plan: Plan) -> bool:
     """Whether its result ends in a root, a logarithm or a denominator, shifted and bounded by constants at most.
 
     There the smallest values matter most, and few codes tell them apart least.

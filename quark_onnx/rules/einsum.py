@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from quark_onnx.graph import Node
 from quark_onnx.plan import Plan
-from quark_onnx.rules.base import rule, steered
+from quark_onnx.rules.base import is_control_tensor, rule
 
 
 @rule("Einsum")
 def einsum(node: Node, plan: Plan) -> None:
     """All operands, a constant one as a weight along an axis of the result; the result where there is no float32."""
-    if steered(node, plan, *node.inputs):
+    if is_control_tensor(node, plan, *node.inputs):
         return
     terms, result = _terms(node)
     for place, tensor in enumerate(node.inputs):

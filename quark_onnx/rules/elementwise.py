@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from quark_onnx.graph import Node
 from quark_onnx.plan import Plan
-from quark_onnx.rules.base import DECIDING, NORMALIZING, RESIDUAL, decides, rule, spared, steered
+from quark_onnx.rules.base import (
+    DECIDING,
+    NORMALIZING,
+    RESIDUAL,
+    feeds_root_or_division,
+    is_control_tensor,
+    kept_float,
+    rule,
+)
 
 #: Matrix products, which are rounded after a bias was added to them.
 _PRODUCTS = frozenset({"MatMul", "Einsum", "com.microsoft::FusedMatMul"})
@@ -13,7 +21,7 @@ _PRODUCTS = frozenset({"MatMul", "Einsum", "com.microsoft::FusedMatMul"})
 @rule("Add")
 def add(node: Node, plan: Plan) -> None:
     """Both operands and the result; float where it adds a bias to a product or, in 8 bits, to a residual stream."""
-    if any(reader.kind in NORMALIZING for reader in plan.graph.followers(node)) and plan.coarse(node):
+    if any(reader.kind in NORMALIZING for reader in plan.graph.followers(node)) and plan.is_low_bit(node):
         plan.keep_node(node, RESIDUAL)
     elif not plan.rounds_results(node) and any(_is_bias(node, plan, i) for i in (0, 1)):
         plan.keep_node(node, "it adds a bias to a product that is not rounded yet")
@@ -66,9 +74,9 @@ def where(node: Node, plan: Plan) -> None:
 
 def _operands(node: Node, plan: Plan, operands: tuple[str, ...], quantized: tuple[str, ...] | None = None) -> None:
     """Quantize operands, all of them unless it is said which, and the result; nothing where a mask is among them."""
-    if steered(node, plan, *operands):
+    if is_control_tensor(node, plan, *operands):
         return
-    if node.kind in _BOUNDING and decides(node, plan) and spared(node, plan, DECIDING):
+    if node.kind in _BOUNDING and feeds_root_or_division(node, plan) and kept_float(node, plan, DECIDING):
         return
     plan.activation(node, *(operands if quantized is None else quantized))
     plan.activation(node, node.outputs[0])

@@ -15,7 +15,7 @@ def embedding(node: Node, plan: Plan) -> None:
     for table in node.inputs[_TABLES]:
         if plan.graph.is_constant(table):
             plan.weight(node, table, axis=0, along=1)
-    if plan.coarse(node):
+    if plan.is_low_bit(node):
         plan.keep_node(node, RESIDUAL)
     else:
         plan.activation(node, node.outputs[0])

@@ -12,7 +12,7 @@ from quark_onnx.rules.base import NORMALIZING, RESIDUAL, rule
 @rule("com.microsoft::GroupNorm")
 def normalization(node: Node, plan: Plan) -> None:
     """Input and first result; the statistics that may follow it stay float."""
-    if node.kind in NORMALIZING and plan.coarse(node):
+    if node.kind in NORMALIZING and plan.is_low_bit(node):
         plan.keep_node(node, RESIDUAL)
     else:
         plan.activation(node, node.inputs[0], node.outputs[0])
@@ -28,7 +28,7 @@ def unit_length(node: Node, plan: Plan) -> None:
 @rule("com.microsoft::SkipLayerNormalization", "com.microsoft::SkipSimplifiedLayerNormalization")
 def skip_normalization(node: Node, plan: Plan) -> None:
     """Both summands, result and sum, where the format is wide enough for a residual stream."""
-    if plan.coarse(node):
+    if plan.is_low_bit(node):
         plan.keep_node(node, RESIDUAL)
     else:
         plan.activation(node, node.input(0), node.input(1), *node.outputs[:1], *node.outputs[3:4])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quark_onnx.graph import Node
 from quark_onnx.plan import Plan
-from quark_onnx.rules.base import rule, spared
+from quark_onnx.rules.base import kept_float, rule
 
 _RANKING = "it ranks values, of which few codes make many equal"
 
@@ -12,14 +12,14 @@ _RANKING = "it ranks values, of which few codes make many equal"
 @rule("TopK")
 def top(node: Node, plan: Plan) -> None:
     """Left float where there is float arithmetic, as rounding makes ties; else the values have the input's scale."""
-    if not spared(node, plan, _RANKING):
+    if not kept_float(node, plan, _RANKING):
         plan.same_as(node, node.outputs[0], node.inputs[0])
 
 
 @rule("ArgMax", "ArgMin")
 def position(node: Node, plan: Plan) -> None:
     """Left float where there is float arithmetic, as rounding makes ties; else the input."""
-    if not spared(node, plan, _RANKING):
+    if not kept_float(node, plan, _RANKING):
         plan.activation(node, node.inputs[0])
 
 

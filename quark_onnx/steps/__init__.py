@@ -1,8 +1,8 @@
 """quantize_static in reading order, one file a step."""
 
-from quark_onnx.steps.apply_target_constraints import Limits, settle
+from quark_onnx.steps.apply_target_constraints import Limits, apply_target_constraints
 from quark_onnx.steps.calibrate import HoldOut, Ranges, calibrate, stretch, unmeasured
-from quark_onnx.steps.compute_qparams import Params, solve, solve_biases
+from quark_onnx.steps.compute_qparams import Params, compute_bias_qparams, compute_qparams
 from quark_onnx.steps.destination import destination, keeps_weights_beside
 from quark_onnx.steps.dynamic import quantized_before, read_floats
 from quark_onnx.steps.finish import Finished, check, finish, hand_back
@@ -10,20 +10,20 @@ from quark_onnx.steps.function_bodies import OLD_DOMAIN, RENAMED, define_functio
 from quark_onnx.steps.fuse import Agreement, fuse
 from quark_onnx.steps.insert import insert
 from quark_onnx.steps.insert_subgraphs import quantize_insides
-from quark_onnx.steps.keep_sensitive_float import guard
+from quark_onnx.steps.keep_sensitive_float import keep_sensitive_ops_float
 from quark_onnx.steps.make_plan import make_plan
 from quark_onnx.steps.mixed_precision import describe, mix
-from quark_onnx.steps.nonfinite_inputs import tolerated
+from quark_onnx.steps.nonfinite_inputs import allowed_nonfinite
 from quark_onnx.steps.open_data import first_sample, input_specs, reader_for
 from quark_onnx.steps.opsets import lower_opset, raise_opset_for
 from quark_onnx.steps.prepare import clean, prepare, rewritten
-from quark_onnx.steps.random_sample import probe
+from quark_onnx.steps.random_sample import random_sample
 from quark_onnx.steps.run import Reference, Sample
 from quark_onnx.steps.run_data import Planned, RunData
 from quark_onnx.steps.scale_search import search
 from quark_onnx.steps.spare_movers import spare_movers
-from quark_onnx.steps.subgraph_plans import Inside, all_plans, give_up_late, plan_insides, wanted
-from quark_onnx.steps.tie_transposed_weights import share_transposed
+from quark_onnx.steps.subgraph_plans import SubgraphPlan, all_plans, give_up_late, plan_insides, wanted
+from quark_onnx.steps.tie_transposed_weights import tie_transposed_weights
 
 __all__ = [
     "OLD_DOMAIN",
@@ -31,7 +31,6 @@ __all__ = [
     "Agreement",
     "Finished",
     "HoldOut",
-    "Inside",
     "Limits",
     "Params",
     "Planned",
@@ -39,10 +38,15 @@ __all__ = [
     "Reference",
     "RunData",
     "Sample",
+    "SubgraphPlan",
     "all_plans",
+    "allowed_nonfinite",
+    "apply_target_constraints",
     "calibrate",
     "check",
     "clean",
+    "compute_bias_qparams",
+    "compute_qparams",
     "define_functions",
     "describe",
     "destination",
@@ -50,31 +54,27 @@ __all__ = [
     "first_sample",
     "fuse",
     "give_up_late",
-    "guard",
     "hand_back",
     "input_specs",
     "insert",
+    "keep_sensitive_ops_float",
     "keeps_weights_beside",
     "lower_opset",
     "make_plan",
     "mix",
     "plan_insides",
     "prepare",
-    "probe",
     "quantize_insides",
     "quantized_before",
     "raise_opset_for",
+    "random_sample",
     "read_floats",
     "reader_for",
     "rewritten",
     "search",
-    "settle",
-    "share_transposed",
-    "solve",
-    "solve_biases",
     "spare_movers",
     "stretch",
-    "tolerated",
+    "tie_transposed_weights",
     "unmeasured",
     "wanted",
     "with_bodies",

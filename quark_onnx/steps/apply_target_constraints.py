@@ -46,7 +46,7 @@ class Limits:
         return {use: 2.0 ** -found[use] for use in self.uses if found[use] != at[use]}
 
 
-def settle(limits: Limits, params: Params) -> int:
+def apply_target_constraints(limits: Limits, params: Params) -> int:
     """Move the scales in ``params`` until all constraints hold; how many moved.
 
     Raises:

@@ -17,7 +17,7 @@ from quark_onnx.graph import Graph
 from quark_onnx.plan import Plan, Quantize, Use
 from quark_onnx.steps import bounded
 from quark_onnx.steps.run import Sample
-from quark_onnx.steps.subgraph_plans import Inside, controls, shapeless
+from quark_onnx.steps.subgraph_plans import SubgraphPlan, controls, shapeless
 
 #: What was measured of each use.
 Ranges = dict[Use, Statistic]
@@ -35,7 +35,7 @@ def calibrate(
     graph: Graph,
     plan: Plan,
     samples: Iterable[Sample],
-    insides: Sequence[Inside] = (),
+    insides: Sequence[SubgraphPlan] = (),
     *,
     executor: Executor | None = None,
     progress: Progress | None = None,
@@ -75,7 +75,7 @@ def calibrate_each(
 
 
 def _scope(
-    model: ModelProto, graph: Graph, plan: Plan, insides: Sequence[Inside], borrowed: frozenset[str] = frozenset()
+    model: ModelProto, graph: Graph, plan: Plan, insides: Sequence[SubgraphPlan], borrowed: frozenset[str] = frozenset()
 ) -> Scope:
     """What is to be watched in a graph and in the bodies in it."""
     scopes = [_scope(shapeless(i), i.graph, i.plan, i.insides, i.body.borrowed) for i in insides]
@@ -132,7 +132,7 @@ def unmeasured(graph: Graph, plan: Plan) -> bool:
     return bool(_wanted(graph, plan))
 
 
-def _ranges(graph: Graph, plan: Plan, insides: Sequence[Inside], found: Iterator[Statistic]) -> Ranges:
+def _ranges(graph: Graph, plan: Plan, insides: Sequence[SubgraphPlan], found: Iterator[Statistic]) -> Ranges:
     """What was found, by use; in the order in which a scope lists what it watches."""
     ranges: Ranges = {}
     wanted = _wanted(graph, plan)

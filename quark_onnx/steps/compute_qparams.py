@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrators import Grid, QParams, Range, params_for
-from calibrators.affine import stored
+from calibrators.affine import round_scale
 from calibrators.grid import SMALLEST_SCALE
 from calibrators.shown import short
 from quark_onnx.config import QuantizationSpec
@@ -55,7 +55,7 @@ class Params:
         return [f"scale of {n} channels of {w!r} raised to hold its bias" for w, n in self.raised.items()]
 
 
-def solve(graph: Graph, plan: Plan, ranges: Ranges) -> Params:
+def compute_qparams(graph: Graph, plan: Plan, ranges: Ranges) -> Params:
     """The scales and zero points of everything but biases."""
     params = Params()
     for use, entry in list(plan.entries.items()):
@@ -73,7 +73,7 @@ def solve(graph: Graph, plan: Plan, ranges: Ranges) -> Params:
     return params
 
 
-def solve_biases(graph: Graph, plan: Plan, params: Params) -> None:
+def compute_bias_qparams(graph: Graph, plan: Plan, params: Params) -> None:
     """Add the scales of the biases to ``params``, raising those of weights where an int32 would not hold them.
 
     Biases that cannot be held are kept float in ``plan``, with the reason.
@@ -101,7 +101,7 @@ def _in_blocks(graph: Graph, use: Use, entry: Quantize, dtype: Integer) -> QPara
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # numpy lets go of the interpreter
         parts = list(pool.map(part, range(0, len(table), _BLOCKS)))
     scale, zero = (np.concatenate([getattr(part, name) for part in parts]) for name in ("scale", "zero_point"))
-    scale = np.sign(scale) * stored(np.abs(scale.astype(np.float64)), spec.grid)
+    scale = np.sign(scale) * round_scale(np.abs(scale.astype(np.float64)), spec.grid)
     flat = QParams(scale.astype(np.float32), zero + dtype.qmin, 0)
     return entry.placed(flat, array.shape)
 
@@ -246,7 +246,7 @@ def _make_room(graph: Graph, plan: Plan, params: Params, use: Use, entry: BiasOf
         raised = np.where(low, least, w.scale)
         raised = _up(raised if w.axis is not None else raised.max())
         if isinstance(weight, Quantize) and weight.spec.scale == "float16":
-            raised = stored(raised.astype(np.float64), weight.spec.grid).astype(np.float32)
+            raised = round_scale(raised.astype(np.float64), weight.spec.grid).astype(np.float32)
         params.table[own] = w.with_scale(raised)
         params.raised[root.tensor] = params.raised.get(root.tensor, 0) + int(low.sum())
 

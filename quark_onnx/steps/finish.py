@@ -17,7 +17,7 @@ from calibrators.onnx_runtime.isolation import release
 from calibrators.onnx_runtime.session import PROTOBUF_LIMIT, estimate_bytes, is_defined, open_session
 from quark_onnx.errors import AccuracyError, ModelError
 from quark_onnx.functions.float4 import as_standard
-from quark_onnx.graph import Graph, Narrowing
+from quark_onnx.graph import Graph, OriginalDtypes
 from quark_onnx.graph.io import external_files, loaded, read_stored, staged
 from quark_onnx.graph.node import QUANTIZE
 from quark_onnx.graph.states import State, states
@@ -56,7 +56,7 @@ def finish(
     *,
     min_sqnr: float | None = None,
     external: bool = False,
-    narrowing: Narrowing | None = None,
+    narrowing: OriginalDtypes | None = None,
     functions: bool = True,
 ) -> Finished:
     """The finished model, which has been checked, loaded and run, and its error at each output on the samples.

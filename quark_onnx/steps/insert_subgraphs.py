@@ -8,13 +8,13 @@ from quark_onnx.config import QConfig
 from quark_onnx.graph import Graph
 from quark_onnx.graph.bodies import bodies, put_back
 from quark_onnx.plan import Quantize
-from quark_onnx.steps.compute_qparams import solve, solve_biases
+from quark_onnx.steps.compute_qparams import compute_bias_qparams, compute_qparams
 from quark_onnx.steps.insert import insert
-from quark_onnx.steps.keep_sensitive_float import guard
-from quark_onnx.steps.subgraph_plans import Inside
+from quark_onnx.steps.keep_sensitive_float import keep_sensitive_ops_float
+from quark_onnx.steps.subgraph_plans import SubgraphPlan
 
 
-def quantize_insides(graph: Graph, insides: Sequence[Inside], config: QConfig) -> list[str]:
+def quantize_insides(graph: Graph, insides: Sequence[SubgraphPlan], config: QConfig) -> list[str]:
     """Quantize the bodies of a quantized graph in place, as planned; what was done, for the report."""
     planned = {(inside.body.node.name, inside.body.attribute): inside for inside in insides}
     notes = list[str]()
@@ -24,9 +24,9 @@ def quantize_insides(graph: Graph, insides: Sequence[Inside], config: QConfig) -
             continue
         inner, plan = inside.graph, inside.plan
         inner.reserve(graph.names)
-        found = guard(inner, plan, inside.ranges) if config.safe else []
-        params = solve(inner, plan, inside.ranges)
-        solve_biases(inner, plan, params)
+        found = keep_sensitive_ops_float(inner, plan, inside.ranges) if config.safe else []
+        params = compute_qparams(inner, plan, inside.ranges)
+        compute_bias_qparams(inner, plan, params)
         result = insert(inner, plan, params, form=config.pairs, lower=config.form != "operators")
         deeper = quantize_insides(result, inside.insides, config)
         count = sum(isinstance(entry, Quantize) for entry in plan.entries.values())

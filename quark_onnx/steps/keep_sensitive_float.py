@@ -26,7 +26,7 @@ _EXPONENTIAL = frozenset({"Softmax", "LogSoftmax", "Exp"})
 _DECODING = frozenset({"NonMaxSuppression", "TopK", "ArgMax", "ArgMin"})
 
 
-def guard(graph: Graph, plan: Plan, ranges: Ranges) -> list[str]:
+def keep_sensitive_ops_float(graph: Graph, plan: Plan, ranges: Ranges) -> list[str]:
     """Turn decisions into ``Keep`` where they would ruin the model; what was found, for the report.
 
     A *tail* is a connected set of nodes from which no weighted operator is reached. A tail that joins tensors whose

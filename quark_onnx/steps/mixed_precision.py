@@ -18,10 +18,10 @@ from quark_onnx.plan import Keep, Plan, Quantize, Use
 from quark_onnx.progress import Progress
 from quark_onnx.report.measure import least_sqnr, measure
 from quark_onnx.steps.calibrate import Ranges, calibrate_each
-from quark_onnx.steps.compute_qparams import Params, solve, solve_biases
+from quark_onnx.steps.compute_qparams import Params, compute_bias_qparams, compute_qparams
 from quark_onnx.steps.function_bodies import define_functions
 from quark_onnx.steps.insert import insert
-from quark_onnx.steps.keep_sensitive_float import guard
+from quark_onnx.steps.keep_sensitive_float import keep_sensitive_ops_float
 from quark_onnx.steps.make_plan import make_plan
 from quark_onnx.steps.run import Sample
 
@@ -191,9 +191,9 @@ class _Search:
             elif entry.spec.measured:
                 plan.entries[use] = Keep("its range was not measured")
         if self._config.safe:
-            guard(self._graph, plan, ranges)
+            keep_sensitive_ops_float(self._graph, plan, ranges)
         params = self._solve(plan, ranges)
-        solve_biases(self._graph, plan, params)
+        compute_bias_qparams(self._graph, plan, params)
         result = insert(self._graph, plan, params)
         define_functions(result)
         return result.to_model()
@@ -217,7 +217,7 @@ class _Search:
             if key not in self._solved:
                 single = Plan(self._graph, plan.specs, shapes=plan.shapes)
                 single.entries[use] = entry
-                self._solved[key] = solve(self._graph, single, {use: ranges[use]} if use in ranges else {})
+                self._solved[key] = compute_qparams(self._graph, single, {use: ranges[use]} if use in ranges else {})
                 self._solved[key].table = {Use(use.tensor): each for each in self._solved[key].table.values()}
             if Use(use.tensor) in self._solved[key].table:
                 params.table[use] = self._solved[key].table[Use(use.tensor)]

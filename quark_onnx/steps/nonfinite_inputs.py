@@ -22,7 +22,7 @@ _ABSORBING = frozenset(
 )
 
 
-def tolerated(graph: Graph, plan: Plan) -> dict[str, Allowed]:
+def allowed_nonfinite(graph: Graph, plan: Plan) -> dict[str, Allowed]:
     """What each input may hold besides finite values.
 
     NaN or infinity in a sample is an error, because it spoils the range of whatever is computed from it, except that

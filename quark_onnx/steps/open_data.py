@@ -13,14 +13,14 @@ from quark_onnx.config import QConfig
 from quark_onnx.errors import DataError, data_errors
 from quark_onnx.graph import Graph
 from quark_onnx.steps.make_plan import make_plan
-from quark_onnx.steps.nonfinite_inputs import tolerated
+from quark_onnx.steps.nonfinite_inputs import allowed_nonfinite
 from quark_onnx.steps.run import Sample
 
 
 def input_specs(graph: Graph, config: QConfig | None = None) -> list[InputSpec]:
     """What the data has to provide: name, type, shape and possible values of each input that has no default."""
     config = (config or QConfig()).with_(keep_existing=True)  # the inputs of a quantized model are none the less inputs
-    specs, allowed = [], tolerated(graph, make_plan(graph, config))
+    specs, allowed = [], allowed_nonfinite(graph, make_plan(graph, config))
     for value in graph.inputs:
         if value.name in graph.initializers:
             continue

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 _SIZES = (1, 2, 8, 32, 224)
 
 
-def probe(graph: Graph, reference: Reference) -> Sample | None:
+def random_sample(graph: Graph, reference: Reference) -> Sample | None:
     """Random inputs that the float model runs on; None if none are found, or if what decodes files would read them.
 
     Raises:

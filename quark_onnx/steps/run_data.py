@@ -10,7 +10,7 @@ from quark_onnx.optimizers import Samples
 from quark_onnx.plan import Plan
 from quark_onnx.steps.calibrate import HoldOut
 from quark_onnx.steps.run import Sample
-from quark_onnx.steps.subgraph_plans import Inside
+from quark_onnx.steps.subgraph_plans import SubgraphPlan
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,6 @@ class Planned:
     config: QConfig
     graph: Graph
     plan: Plan
-    insides: list[Inside]
+    insides: list[SubgraphPlan]
     notes: list[str]
     rewrites: list[str]

@@ -30,7 +30,7 @@ from quark_onnx.steps.compute_qparams import Params
 from quark_onnx.steps.insert import insert_live
 from quark_onnx.steps.local import LocalErrors
 from quark_onnx.steps.run import Sample
-from quark_onnx.steps.scale_trials import Probe
+from quark_onnx.steps.scale_trials import ScaleTrial
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ def search(
             descent.run(progress)
         moves = _allowed(descent, start, limits)
         live, names = insert_live(corrected or graph, plan, params, _changed(moves, start, limits))
-        probe = Probe(graph, live, samples[half:] or samples) if moves else None
+        probe = ScaleTrial(graph, live, samples[half:] or samples) if moves else None
     except Exception as error:  # onnxruntime raises several unrelated types; without a search the scales are good too
         logger.warning("the scales are not searched, the model with its scales as inputs does not run: %s", error)
         return 0
@@ -230,7 +230,7 @@ def _gain(
     return float((first - second).mean()) if first is not None and second is not None else -np.inf
 
 
-def _checked(probe: Probe, names: dict[Use, str], moves: Sequence[_Move], start: Scales, limits: Limits) -> Scales:
+def _checked(probe: ScaleTrial, names: dict[Use, str], moves: Sequence[_Move], start: Scales, limits: Limits) -> Scales:
     """The scales after as many of the moves as bring the outputs nearer to the float ones: all, half of them, ..."""
 
     def noise(scales: Scales, best: list[float]) -> list[float]:

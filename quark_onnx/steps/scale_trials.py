@@ -25,7 +25,7 @@ _AT_ONCE, _SLACK = 2, 0.02
 Scales = Mapping[str, NDArray[np.float32]]
 
 
-class Probe:
+class ScaleTrial:
     """The float outputs of some samples, and a model whose scales are inputs."""
 
     def __init__(self, graph: Graph, live: Graph, samples: Sequence[Sample]) -> None:
@@ -78,7 +78,7 @@ class Probe:
             what = "output" if self._live.is_output(tensor) else "tensor"
             raise other_shape(f"{what} {tensor!r}", str(reference), str(found))
 
-    def __enter__(self) -> Probe:
+    def __enter__(self) -> ScaleTrial:
         return self
 
     def __exit__(

@@ -16,15 +16,15 @@ from quark_onnx.plan import Keep, Plan, Quantize, Use
 from quark_onnx.rules.passthrough import HANDING_ON
 from quark_onnx.steps.calibrate import Ranges
 from quark_onnx.steps.make_plan import make_plan
-from quark_onnx.steps.subgraph_plans import Inside, plan_insides
+from quark_onnx.steps.subgraph_plans import SubgraphPlan, plan_insides
 
 _REASON = "onnxruntime crashed with Q/DQ pairs around operators that move values"
 _UNMEASURED = "it was not measured before onnxruntime crashed"
 
 
 def spare_movers(
-    graph: Graph, config: QConfig, plan: Plan, insides: Sequence[Inside], ranges: Ranges
-) -> tuple[QConfig, Plan, list[Inside], Ranges, str] | None:
+    graph: Graph, config: QConfig, plan: Plan, insides: Sequence[SubgraphPlan], ranges: Ranges
+) -> tuple[QConfig, Plan, list[SubgraphPlan], Ranges, str] | None:
     """Return another configuration, plans and ranges, in which operators that move values read and write floats.
 
     Args:
@@ -47,7 +47,7 @@ def spare_movers(
     return config, again, inner, ranges, note
 
 
-def _movers(plan: Plan, insides: Sequence[Inside]) -> list[str]:
+def _movers(plan: Plan, insides: Sequence[SubgraphPlan]) -> list[str]:
     """Return the types of the operators that move quantized values, one for each node."""
     found = [node.op_type for node in plan.graph.nodes if node.kind in HANDING_ON and plan.touches(node)]
     for inside in insides:
@@ -55,7 +55,7 @@ def _movers(plan: Plan, insides: Sequence[Inside]) -> list[str]:
     return found
 
 
-def _spare_bodies(again: Sequence[Inside], before: Sequence[Inside]) -> None:
+def _spare_bodies(again: Sequence[SubgraphPlan], before: Sequence[SubgraphPlan]) -> None:
     for new, old in zip(again, before, strict=True):  # the graph and its bodies are the same
         new.ranges = _spared(new.plan, old.plan, old.ranges)
         _spare_bodies(new.insides, old.insides)

@@ -31,7 +31,7 @@ _EXCHANGED = frozenset(
 
 
 @dataclass
-class Inside:
+class SubgraphPlan:
     """A body, and what becomes of its tensors.
 
     Attributes:
@@ -46,7 +46,7 @@ class Inside:
     body: Body
     graph: Graph
     plan: Plan
-    insides: list[Inside]
+    insides: list[SubgraphPlan]
     played: bool
     ranges: dict[Use, Statistic] = field(default_factory=dict)
 
@@ -56,7 +56,7 @@ def plan_insides(
     config: QConfig,
     shapes: ShapeArithmetic | None = None,
     recurrent: Sequence[State] | None = None,
-) -> list[Inside]:
+) -> list[SubgraphPlan]:
     """Plans of the bodies of a graph's nodes; what cannot be measured is planned without activations that have to be.
 
     What a body hands out keeps its value: what reads it outside decides.
@@ -69,7 +69,7 @@ def plan_insides(
         return []
     shapes = shapes or ShapeArithmetic.of(graph)
     outer = states(graph) if recurrent is None else recurrent
-    chosen, found = select(graph, config.with_(keep_existing=True), strict=False), list[Inside]()
+    chosen, found = select(graph, config.with_(keep_existing=True), strict=False), list[SubgraphPlan]()
     for body in bodies(graph):
         if body.node.kind not in _CONTROL or chosen[body.node].keep == EXCLUDED:
             continue
@@ -87,22 +87,22 @@ def plan_insides(
         for value in inner.outputs:
             if Use(value.name) in plan.entries:
                 plan.entries[Use(value.name)] = Keep("a body hands it out")
-        found.append(Inside(body, inner, plan, plan_insides(inner, own, known, carried), played))
+        found.append(SubgraphPlan(body, inner, plan, plan_insides(inner, own, known, carried), played))
     return found
 
 
-def wanted(insides: Sequence[Inside]) -> list[Quantize]:
+def wanted(insides: Sequence[SubgraphPlan]) -> list[Quantize]:
     """Every tensor that is to be quantized in bodies, and in those inside them."""
     entries = [entry for inside in insides for entry in inside.plan.entries.values() if isinstance(entry, Quantize)]
     return entries + [entry for inside in insides for entry in wanted(inside.insides)]
 
 
-def all_plans(insides: Sequence[Inside]) -> list[Plan]:
+def all_plans(insides: Sequence[SubgraphPlan]) -> list[Plan]:
     """The plans of bodies, and of those inside them."""
     return [plan for inside in insides for plan in (inside.plan, *all_plans(inside.insides))]
 
 
-def give_up_late(insides: Sequence[Inside], *, vendor: bool) -> None:
+def give_up_late(insides: Sequence[SubgraphPlan], *, vendor: bool) -> None:
     """Keep float what the model's opset cannot express, as it could not be raised."""
     for inside in insides:
         opset = inside.graph.opset
@@ -113,7 +113,7 @@ def give_up_late(insides: Sequence[Inside], *, vendor: bool) -> None:
         give_up_late(inside.insides, vendor=vendor)
 
 
-def controls(insides: Sequence[Inside], scopes: Sequence[Scope]) -> tuple[Control, ...]:
+def controls(insides: Sequence[SubgraphPlan], scopes: Sequence[Scope]) -> tuple[Control, ...]:
     """The nodes to play, from their bodies and what is watched in each."""
     nodes: dict[Node, dict[str, Scope]] = {}
     for inside, scope in zip(insides, scopes, strict=True):
@@ -123,7 +123,7 @@ def controls(insides: Sequence[Inside], scopes: Sequence[Scope]) -> tuple[Contro
     return tuple(_control(node, own) for node, own in watched.items())
 
 
-def shapeless(inside: Inside) -> ModelProto:
+def shapeless(inside: SubgraphPlan) -> ModelProto:
     """A body as a model whose inputs have any shape: what a body declares is not what it is given, at times."""
     model, node = inside.graph.to_model(), inside.body.node
     own = [value for value in model.graph.input if value.name not in inside.body.borrowed]

@@ -23,7 +23,7 @@ _TURNED = frozenset({TensorProto.INT8, TensorProto.UINT8, TensorProto.FLOAT})
 _Key = tuple[str, tuple[int, ...], bytes]
 
 
-def share_transposed(graph: Graph) -> list[str]:
+def tie_transposed_weights(graph: Graph) -> list[str]:
     """Let a matrix that is the transpose of another one be computed from it; what was done, for the report."""
     matrices = _with_partner(graph, [name for name in graph.initializers if _may_share(graph, name)])
     known: dict[_Key, str] = {}

@@ -13,7 +13,7 @@ from calibrators.onnx_runtime.session import open_session
 from quark_onnx import QConfig, QuantizationSpec, quantize, quantize_static
 from quark_onnx.npu import check
 from quark_onnx.steps import scale_trials
-from quark_onnx.steps.scale_trials import Probe
+from quark_onnx.steps.scale_trials import ScaleTrial
 from tests.endtoend.random_graphs import draw, renamed, shuffled
 from tests.models import normal, parse, weight
 
@@ -87,9 +87,9 @@ def attention() -> ModelProto:
 
 def compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Let every search be one in parts that is compared with the whole; trials on the whole and in parts so far."""
-    noise, seen = Probe.noise, [0, 0]
+    noise, seen = ScaleTrial.noise, [0, 0]
 
-    def both(self: Probe, scales: Any, best: list[float]) -> list[float]:
+    def both(self: ScaleTrial, scales: Any, best: list[float]) -> list[float]:
         found, stage = noise(self, scales, best), self._stage
         self._stage = self._whole
         assert noise(self, scales, best) == found
@@ -98,7 +98,7 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return found
 
     monkeypatch.setattr(scale_trials, "_WORTH", 0)
-    monkeypatch.setattr(Probe, "noise", both)
+    monkeypatch.setattr(ScaleTrial, "noise", both)
     return seen
 
 

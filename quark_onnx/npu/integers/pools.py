@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from quark_onnx.kernels.patches import windowed
+from quark_onnx.kernels.im2col import windowed
 from quark_onnx.npu.integers.call import Call, Operator, Value
 from quark_onnx.npu.integers.fixed import Fixed, Ints, times
 from quark_onnx.npu.integers.windows import covered, placed, places

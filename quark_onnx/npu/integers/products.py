@@ -14,7 +14,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from quark_onnx.kernels.patches import Window, windowed
+from quark_onnx.kernels.im2col import Window, windowed
 from quark_onnx.npu.integers.call import Call, Operator, Value
 from quark_onnx.npu.integers.fixed import Fixed, summed, times, together
 from quark_onnx.npu.integers.windows import placed, places

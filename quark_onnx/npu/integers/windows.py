@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quark_onnx.graph import Node
-from quark_onnx.kernels.patches import Window
+from quark_onnx.kernels.im2col import Window
 from quark_onnx.refine.layer_problems import window_of
 
 _SAME = ("SAME_UPPER", "SAME_LOWER")

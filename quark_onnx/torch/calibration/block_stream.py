@@ -111,7 +111,7 @@ class Call:
         return found if isinstance(found, torch.Tensor) else found[0]
 
 
-class Walk:
+class BlockStream:
     """The hidden states of all samples, in front of a block.
 
     Attributes:

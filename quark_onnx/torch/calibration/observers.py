@@ -15,8 +15,8 @@ from quark_onnx.torch.config.number_formats import TwoLevel
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.formats import affine
 from quark_onnx.torch.formats.affine import Params
-from quark_onnx.torch.formats.block_formats import whole_for
-from quark_onnx.torch.models.fused_groups import across_experts
+from quark_onnx.torch.formats.block_formats import global_scale_for
+from quark_onnx.torch.models.fused_groups import groups_across_experts
 from quark_onnx.torch.models.quantized_layer import split_input
 from quark_onnx.torch.runtime import distributed
 
@@ -24,7 +24,7 @@ from quark_onnx.torch.runtime import distributed
 _AT_ONCE = 1 << 22
 
 
-class Watched:
+class Observer:
     """The statistic of one activation."""
 
     def __init__(self, spec: TensorSpec, name: str, device: Any) -> None:
@@ -78,7 +78,7 @@ class Watched:
             return None
         if isinstance(self.spec.dtype, TwoLevel):
             reach = max(float(self._statistic.hi[0]), -float(self._statistic.lo[0]))
-            return Params(whole_for(torch.tensor(reach)).to(self._device))
+            return Params(global_scale_for(torch.tensor(reach)).to(self._device))
         found: Range = self.spec.calibrator.range(self._statistic, self.spec.grid)
         params = affine.of_numbers(float(found.lo[0]), float(found.hi[0]), self.spec, self._model)
         scale = params.scale.clamp(min=least).to(self._device)
@@ -107,7 +107,7 @@ class Scales:
         }
 
 
-class Watching:
+class ActivationObservers:
     """Context manager: hooks on layers whose activations have scales that only data can tell.
 
     Args:
@@ -117,26 +117,26 @@ class Watching:
     def __init__(self, layers: Mapping[str, tuple[Any, LayerSpec]]) -> None:
         self._layers = layers
         self._hooks: list[Any] = []
-        self.inputs: dict[str, Watched] = {}
-        self.outputs: dict[str, Watched] = {}
-        self.probabilities: dict[str, Watched] = {}
+        self.inputs: dict[str, Observer] = {}
+        self.outputs: dict[str, Observer] = {}
+        self.probabilities: dict[str, Observer] = {}
         #: Experts that the data has not reached, once ``scales`` has found what the others read.
         self.borrowing: list[str] = []
 
-    def __enter__(self) -> Watching:
+    def __enter__(self) -> ActivationObservers:
         for name, (module, spec) in self._layers.items():
             if spec.input is not None and spec.input.measured:
-                watched = self.inputs[name] = Watched(spec.input, f"the input of {name}", module.weight.device)
+                watched = self.inputs[name] = Observer(spec.input, f"the input of {name}", module.weight.device)
                 self._hooks.append(module.register_forward_pre_hook(_reading(watched), with_kwargs=True))
             if spec.output is not None and spec.output.measured:
-                watched = self.outputs[name] = Watched(spec.output, f"the output of {name}", module.weight.device)
+                watched = self.outputs[name] = Observer(spec.output, f"the output of {name}", module.weight.device)
                 if spec.rotated:
                     module.round_keys = _rotated(watched, name, len(module.weight))
                 else:
                     self._hooks.append(module.register_forward_hook(_computing(watched)))
             if spec.probabilities is not None:
                 what = f"the softmax of the attention of {name}"
-                watched = self.probabilities[name] = Watched(spec.probabilities, what, module.weight.device)
+                watched = self.probabilities[name] = Observer(spec.probabilities, what, module.weight.device)
                 module.round_probabilities = _handed(watched)
         return self
 
@@ -162,7 +162,7 @@ class Watching:
         """
         inputs = {name: found for name, one in self.inputs.items() if (found := one.params()) is not None}
         self.borrowing = []
-        for group in across_experts(self.inputs):
+        for group in groups_across_experts(self.inputs):
             self._share(group, inputs)
         return Scales(
             inputs,
@@ -191,14 +191,14 @@ class Watching:
             inputs[name] = max(alike, key=lambda params: float(params.scale))
 
 
-def _reading(watched: Watched) -> Any:
+def _reading(watched: Observer) -> Any:
     def hook(module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         watched.observe(split_input(args, named)[0].detach())
 
     return hook
 
 
-def _rotated(watched: Watched, name: str, outputs: int) -> Any:
+def _rotated(watched: Observer, name: str, outputs: int) -> Any:
     def hook(keys: Any) -> Any:
         if keys.shape[1] * keys.shape[3] % outputs:
             raise ModelError(
@@ -211,7 +211,7 @@ def _rotated(watched: Watched, name: str, outputs: int) -> Any:
     return hook
 
 
-def _handed(watched: Watched) -> Any:
+def _handed(watched: Observer) -> Any:
     def hook(probabilities: Any) -> Any:
         watched.observe(probabilities.detach())
         return probabilities
@@ -219,7 +219,7 @@ def _handed(watched: Watched) -> Any:
     return hook
 
 
-def _computing(watched: Watched) -> Any:
+def _computing(watched: Observer) -> Any:
     def hook(module: Any, args: tuple[Any, ...], found: Any) -> None:
         watched.observe(found.detach())
 

@@ -18,7 +18,7 @@ from quark_onnx.torch.models.checkpoint_names import DiskNames
 from quark_onnx.torch.models.experts import UNFUSED
 from quark_onnx.torch.models.fused_groups import experts_of
 from quark_onnx.torch.models.mixtures import routers_of
-from quark_onnx.torch.models.online_rotation import Turned
+from quark_onnx.torch.models.online_rotation import OnlineRotation
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer, Rounding, kind_of
 from quark_onnx.torch.models.structure import within
 
@@ -52,7 +52,7 @@ def export_safetensors(
         raise ConfigError(f"the model is a {type(model).__name__}; only a model of transformers has a checkpoint")
     check_config(form, config)
     for name, module in model.named_modules():
-        if isinstance(module, Turned):
+        if isinstance(module, OnlineRotation):
             raise ConfigError(
                 f"each run rotates what {name} reads, which nothing does that loads a checkpoint; set r4 to false"
             )

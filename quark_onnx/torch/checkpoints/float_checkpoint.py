@@ -49,7 +49,7 @@ class FloatCheckpoint:
             self._model = skeleton_of(self._config, trust_code=self.trust_code)
         return self._model
 
-    def hand_over(self) -> Any:
+    def take_model(self) -> Any:
         """The model, to be changed; whoever asks later gets another."""
         model, self._model = self.model, None
         return model

@@ -28,7 +28,7 @@ _WEIGHTS = (
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredTensor:
     """A tensor that lies in a file.
 
     Attributes:
@@ -108,13 +108,13 @@ class Reader:
         return self.tensors[name].shape
 
 
-def _listed(folder: Path) -> dict[str, Stored]:
+def _listed(folder: Path) -> dict[str, StoredTensor]:
     """All tensors of the files that an index names; one that is in several is that of the file it is listed in."""
     index = folder / INDEX
     listed = read_json(index).get("weight_map")
     if not isinstance(listed, dict) or not listed or not all(isinstance(file, str) for file in listed.values()):
         raise ModelError(f"{index} has no weight_map of tensors to files")
-    files = dict[str, dict[str, Stored]]()
+    files = dict[str, dict[str, StoredTensor]]()
     for file in sorted(set(listed.values())):
         if Path(file).name != file:
             raise ModelError(f"{index} lists {file!r}, which is no name of a file in its folder")
@@ -127,11 +127,14 @@ def _listed(folder: Path) -> dict[str, Stored]:
     return found | {name: files[file][name] for name, file in listed.items()}
 
 
-def _heads(path: Path) -> dict[str, Stored]:
+def _heads(path: Path) -> dict[str, StoredTensor]:
     try:
         with safe_open(str(path), framework="pt") as file:
             parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - the file is no mapping
-            return {name: Stored(name, tuple(part.get_shape()), part.get_dtype(), path) for name, part in parts.items()}
+            return {
+                name: StoredTensor(name, tuple(part.get_shape()), part.get_dtype(), path)
+                for name, part in parts.items()
+            }
     except (OSError, SafetensorError) as error:
         raise ModelError(f"{path} is damaged, or no safetensors file: {error}; download it again") from error
 

@@ -24,7 +24,7 @@ OPERATORS = (
 )
 
 
-class Usual(str):
+class DefaultExclude(str):
     """A glob that a model may lack: what its family usually has, and not what a user wrote."""
 
     __slots__ = ()
@@ -94,7 +94,7 @@ class TorchConfig:
         algorithms: what makes weights easier to round, or chooses better codes than the nearest, in this order; by name
             (``"gptq"``, ``"gptq:polish=2"``) or as values.
 
-    A name or a glob that matches no layer of the model is an error, but for what is excluded by a ``Usual``.
+    A name or a glob that matches no layer of the model is an error, but for what is excluded by a ``DefaultExclude``.
 
     >>> config = TorchConfig(LayerSpec(TensorSpec("int8")), exclude=("lm_head",))
     >>> config.spec_of("lm_head", "Linear"), config.spec_of("model.layers.0.mlp.up_proj", "Linear").weight.dtype.name
@@ -180,7 +180,7 @@ class TorchConfig:
     def check(self, names: Iterable[str]) -> None:
         """Raise ConfigError for the first name or glob that matches none of ``names``, or only what is excluded."""
         names = list(names)
-        globs = [("exclude", glob) for glob in self.exclude if not isinstance(glob, Usual)]
+        globs = [("exclude", glob) for glob in self.exclude if not isinstance(glob, DefaultExclude)]
         globs += [("layers", glob) for glob, _ in self.layers]
         globs += [("kv_cache", glob) for glob in (self.kv_cache.layers if self.kv_cache else ())]
         globs += [("attention", glob) for glob in (self.attention.layers if self.attention else ())]

@@ -167,7 +167,7 @@ def _times_power(x: Any, exponent: Any) -> Any:
     return x * torch.exp2(half.float()) * torch.exp2((exponent - half).float())
 
 
-def whole_for(greatest: Any) -> Any:
+def global_scale_for(greatest: Any) -> Any:
     """NVFP4's scale of a tensor with this greatest magnitude: its block has the greatest E4M3 as its scale."""
     whole = greatest.float() / (E2M1.largest * E4M3.largest)
     return torch.where(whole > 0, whole, torch.ones_like(whole))
@@ -176,7 +176,7 @@ def whole_for(greatest: Any) -> Any:
 def _two_levels(x: Any, whole: Any) -> Shared:
     greatest = x.abs().amax(-1)
     if whole is None:
-        whole = whole_for(greatest.max() if greatest.numel() else greatest.new_zeros(()))
+        whole = global_scale_for(greatest.max() if greatest.numel() else greatest.new_zeros(()))
     whole = whole.float()
     scale = (greatest / (E2M1.largest * whole)).clamp(max=E4M3.largest).to(torch.float8_e4m3fn)
     scale = torch.where(scale.float() > 0, scale.float(), torch.ones_like(greatest))

@@ -16,7 +16,7 @@ from quark_onnx.torch.config.spec import TensorSpec
 from quark_onnx.torch.formats import affine, block_formats
 from quark_onnx.torch.formats.affine import Params
 from quark_onnx.torch.formats.bit_packing import in_blocks
-from quark_onnx.torch.formats.block_formats import whole_for
+from quark_onnx.torch.formats.block_formats import global_scale_for
 
 #: Weights that are rounded at once: what is computed on the way is little, and stays near the processor.
 _AT_ONCE = 1 << 20
@@ -92,7 +92,7 @@ def quantize(
         )
     matrix = weight.reshape(len(weight), -1)
     if isinstance(spec.dtype, TwoLevel):
-        whole = whole_of([weight]) if whole is None else whole
+        whole = global_scale_of([weight]) if whole is None else whole
     elif isinstance(spec.dtype, Scaled) and params is None and not spec.group and not spec.per_channel:
         params = solve(matrix, spec)
     count = max(1, _AT_ONCE // max(1, matrix.shape[1]))
@@ -102,9 +102,9 @@ def quantize(
     return Quantized(spec, tuple(weight.shape), codes, scale, zero, whole, weight.dtype)
 
 
-def whole_of(weights: Iterable[Any]) -> Any:
+def global_scale_of(weights: Iterable[Any]) -> Any:
     """NVFP4's scale of weights that runtimes make one of: they keep one such scale for all of it."""
-    return whole_for(
+    return global_scale_for(
         torch.stack([torch.stack(affine.extremes(each.reshape(-1))).abs().max() for each in weights]).max()
     )
 

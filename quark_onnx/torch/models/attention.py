@@ -24,7 +24,7 @@ _EAGER, _FUNCTION = "eager", "eager_attention_forward"
 _SOFTMAX = (torch.nn.functional.softmax, torch.softmax, torch.Tensor.softmax, torch.special.softmax)
 
 
-def hand_over(model: Any, layers: Layers) -> Callable[[], None]:
+def install_attention_hooks(model: Any, layers: Layers) -> Callable[[], None]:
     """From now on, attention hands rotated keys to ``round_keys`` of its layers, and what softmax computes to
     ``round_probabilities``, and goes on with what comes back.
 
@@ -103,7 +103,7 @@ def notes_of(model: Any, layers: Layers, config: TorchConfig, kept: Iterable[str
 
 def hand_over_again(model: Any) -> None:
     """As ``hand_over``, for the layers of a model that is quantized already."""
-    hand_over(model, {name: (layer, layer.spec) for name, layer in _quantized(model).items()})
+    install_attention_hooks(model, {name: (layer, layer.spec) for name, layer in _quantized(model).items()})
 
 
 def set_attention(model: Any, implementation: str) -> None:

@@ -12,12 +12,12 @@ _EXPERT = re.compile(r"(?P<experts>(.*\.)?experts)\.\d+\.(?P<layer>\w+)")
 _BESIDE_GATES = {"up_proj": "gate_proj", "w1": "gate_proj", "w3": "gate_proj"}
 
 
-def siblings_of(name: str, names: Container[str]) -> list[str]:
+def fused_group_of(name: str, names: Container[str]) -> list[str]:
     """The layers that runtimes make one of, this one among them.
 
-    >>> siblings_of("0.q_proj", ["0.q_proj", "0.k_proj", "0.o_proj", "1.k_proj"])
+    >>> fused_group_of("0.q_proj", ["0.q_proj", "0.k_proj", "0.o_proj", "1.k_proj"])
     ['0.q_proj', '0.k_proj']
-    >>> siblings_of("0.o_proj", ["0.q_proj", "0.k_proj", "0.o_proj"])
+    >>> fused_group_of("0.o_proj", ["0.q_proj", "0.k_proj", "0.o_proj"])
     ['0.o_proj']
     """
     parent, dot, last = name.rpartition(".")
@@ -25,10 +25,10 @@ def siblings_of(name: str, names: Container[str]) -> list[str]:
     return [each for shard in shards if (each := f"{parent}{dot}{shard}") in names]
 
 
-def across_experts(names: Iterable[str]) -> list[list[str]]:
+def groups_across_experts(names: Iterable[str]) -> list[list[str]]:
     """The layers of all experts of one block that read alike: gates with what stands beside them, and the others.
 
-    >>> across_experts(["0.experts.0.up_proj", "0.experts.0.down_proj", "0.experts.1.gate_proj", "0.o_proj"])
+    >>> groups_across_experts(["0.experts.0.up_proj", "0.experts.0.down_proj", "0.experts.1.gate_proj", "0.o_proj"])
     [['0.experts.0.up_proj', '0.experts.1.gate_proj'], ['0.experts.0.down_proj']]
     """
     groups = dict[tuple[str, str], list[str]]()

@@ -14,7 +14,7 @@ from quark_onnx.kernels.hadamard import Rotation
 
 
 @dataclass(frozen=True, eq=False)
-class Turning:
+class OrthogonalMatrix:
     """An orthogonal matrix, ``diag(signs) (factors[0] x factors[1] x ...)`` of Kronecker products.
 
     Attributes:
@@ -26,10 +26,10 @@ class Turning:
     signs: Any = None
 
     @staticmethod
-    def of(rotation: Rotation) -> Turning:
+    def of(rotation: Rotation) -> OrthogonalMatrix:
         """The same matrix, in float64."""
         signs = None if rotation.signs is None else torch.from_numpy(rotation.signs)
-        return Turning(tuple(torch.tensor(factor) for factor in rotation.factors), signs)
+        return OrthogonalMatrix(tuple(torch.tensor(factor) for factor in rotation.factors), signs)
 
     @property
     def size(self) -> int:
@@ -41,7 +41,7 @@ class Turning:
 
         An axis that is several times as long is turned part by part.
 
-        >>> Turning((torch.tensor([[0.0, 1.0], [-1.0, 0.0]]),)).turn(torch.tensor([1.0, 2.0, 3.0, 4.0]))
+        >>> OrthogonalMatrix((torch.tensor([[0.0, 1.0], [-1.0, 0.0]]),)).turn(torch.tensor([1.0, 2.0, 3.0, 4.0]))
         tensor([-2.,  1., -4.,  3.])
         """
         moved = x.movedim(axis, -1)
@@ -56,7 +56,7 @@ class Turning:
         return result.reshape(moved.shape).movedim(-1, axis)
 
 
-class Turned(nn.Module):
+class OnlineRotation(nn.Module):
     """A layer behind a rotation that each run computes.
 
     Args:
@@ -64,7 +64,7 @@ class Turned(nn.Module):
         turning: the rotation; in float32 from here on, or in the type that the model is moved to.
     """
 
-    def __init__(self, layer: Any, turning: Turning) -> None:
+    def __init__(self, layer: Any, turning: OrthogonalMatrix) -> None:
         super().__init__()
         self.layer = layer
         self._count = len(turning.factors)
@@ -74,9 +74,9 @@ class Turned(nn.Module):
             self.register_buffer(name, kept, persistent=False)
 
     @property
-    def turning(self) -> Turning:
+    def turning(self) -> OrthogonalMatrix:
         """The rotation."""
-        return Turning(tuple(getattr(self, f"factor{place}") for place in range(self._count)), self.signs)
+        return OrthogonalMatrix(tuple(getattr(self, f"factor{place}") for place in range(self._count)), self.signs)
 
     def forward(self, x: Any) -> Any:
         """What the layer computes of the rotated ``x``, of shape (..., features)."""

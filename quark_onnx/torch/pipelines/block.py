@@ -7,20 +7,20 @@ from typing import Any
 
 from quark_onnx.errors import ModelError
 from quark_onnx.torch.algorithms.base import BlockJob, Outcome
-from quark_onnx.torch.calibration.block_stream import Walk
-from quark_onnx.torch.calibration.observers import Watching
+from quark_onnx.torch.calibration.block_stream import BlockStream
+from quark_onnx.torch.calibration.observers import ActivationObservers
 from quark_onnx.torch.config.number_formats import TwoLevel
 from quark_onnx.torch.config.spec import LayerSpec
 from quark_onnx.torch.config.torch_config import TorchConfig
-from quark_onnx.torch.formats.quantized_tensor import Quantized, quantize, whole_of
-from quark_onnx.torch.models.fused_groups import siblings_of
+from quark_onnx.torch.formats.quantized_tensor import Quantized, global_scale_of, quantize
+from quark_onnx.torch.models.fused_groups import fused_group_of
 from quark_onnx.torch.models.quantized_layer import Layers, QuantizedLayer, kind_of, outputs_first
 from quark_onnx.torch.models.structure import put_modules, shared_parameter, within
 from quark_onnx.torch.pipelines.report import TorchReport
 
 
 def quantize_block(
-    model: Any, name: str, layers: Layers, walk: Walk, config: TorchConfig, report: TorchReport
+    model: Any, name: str, layers: Layers, walk: BlockStream, config: TorchConfig, report: TorchReport
 ) -> Iterator[int]:
     """Quantize one block, and bring the hidden states behind it; say after each sample how many the block has seen.
 
@@ -33,7 +33,7 @@ def quantize_block(
         layers: those of its layers that are quantized.
     """
     block = model.get_submodule(name)
-    rounders = rounders_of(config)
+    rounders = weight_algorithms(config)
     if rounders and walk.quantized is None:
         job = BlockJob(name, block, layers, walk.calls(name), walk.calls(name), known=walk.known)
         if not any(each.rounds_activations for each in rounders):
@@ -41,13 +41,13 @@ def quantize_block(
         made, outcomes = refined(job, rounders)
         report.outcomes += outcomes
         yield from _advance(job, made, walk)
-        finish(model, layers, Watching({}), config, report, made)
+        finish(model, layers, ActivationObservers({}), config, report, made)
         return
     floats = walk.calls(name)
     calls = walk.calls(name, quantized=True) if rounders else floats
     job = BlockJob(name, block, layers, floats, calls, known=walk.known)
     outcomes = [found for transform in transforms_of(config) for found in transform(job)]
-    with Watching(layers) as watching:
+    with ActivationObservers(layers) as watching:
         yield from walk.run(name, block)
     made = dict[str, Quantized]()
     if rounders:
@@ -63,7 +63,7 @@ def quantize_block(
     finish(model, layers, watching, config, report, made)
 
 
-def _advance(job: BlockJob, made: Mapping[str, Quantized], walk: Walk, quantized: bool = False) -> Iterator[int]:
+def _advance(job: BlockJob, made: Mapping[str, Quantized], walk: BlockStream, quantized: bool = False) -> Iterator[int]:
     """Bring the hidden states that quantized blocks have left behind a block with these codes."""
     replay, job.replay = job.replay, None  # what it keeps goes once it is done
     if replay is not None:
@@ -73,7 +73,7 @@ def _advance(job: BlockJob, made: Mapping[str, Quantized], walk: Walk, quantized
         yield from walk.run(job.name, job.block, quantized)
 
 
-def check_apart(model: Any, blocks: Mapping[str, Any], config: TorchConfig) -> None:
+def check_unshared(model: Any, blocks: Mapping[str, Any], config: TorchConfig) -> None:
     """Raise ModelError where an algorithm rewrites weights of a block that are those of something else, too, or where
     blocks are layers themselves, so that there is nothing to take apart."""
     bare = next((name for name, block in blocks.items() if kind_of(block) is not None), None)
@@ -88,7 +88,7 @@ def check_apart(model: Any, blocks: Mapping[str, Any], config: TorchConfig) -> N
         )
 
 
-def rounders_of(config: TorchConfig) -> list[Any]:
+def weight_algorithms(config: TorchConfig) -> list[Any]:
     """The algorithms that choose codes."""
     return [each for each in config.algorithms if each.stage == "weights"]
 
@@ -98,10 +98,10 @@ def transforms_of(config: TorchConfig) -> list[Any]:
     return [each for each in config.algorithms if each.stage == "block"]
 
 
-def has_two_streams(layers: Layers, config: TorchConfig) -> bool:
+def needs_float_reference(layers: Layers, config: TorchConfig) -> bool:
     """Whether what the float model computes is to be known beside what quantized blocks leave: for scales of
     activations, for algorithms that aim at it, and for those that rewrite float blocks."""
-    rounders = rounders_of(config)
+    rounders = weight_algorithms(config)
     aimed = bool(transforms_of(config)) or measures(layers) or any(each.aims_at_float for each in rounders)
     return bool(rounders) and aimed
 
@@ -111,7 +111,7 @@ def rotations_of(config: TorchConfig) -> list[Any]:
     return [each for each in config.algorithms if each.stage == "model"]
 
 
-def endings_of(config: TorchConfig) -> list[Any]:
+def finalizers(config: TorchConfig) -> list[Any]:
     """The algorithms that work on a whole model, once its layers are quantized."""
     return [each for each in config.algorithms if each.stage == "end"]
 
@@ -119,10 +119,10 @@ def endings_of(config: TorchConfig) -> list[Any]:
 def refined(job: BlockJob, rounders: list[Any]) -> tuple[dict[str, Quantized], list[Outcome]]:
     """The codes of a block's weights as algorithms leave them, one after the other."""
     made = {name: each for name in job.layers if (each := weight_of(name, job.layers)) is not None}
-    return refined_from(made, job, rounders)
+    return apply_rounders(made, job, rounders)
 
 
-def refined_from(
+def apply_rounders(
     made: dict[str, Quantized], job: BlockJob, rounders: list[Any]
 ) -> tuple[dict[str, Quantized], list[Outcome]]:
     """Codes to the nearest as algorithms leave them, one after the other."""
@@ -147,10 +147,10 @@ def weight_of(name: str, layers: Layers, read: Callable[[str], Any] | None = Non
     if spec.weight is None:
         return None
     weight = outputs_first(module.weight.detach(), kind_of(module))
-    return quantize(weight, spec.weight, name, whole=whole_among(name, layers, read))
+    return quantize(weight, spec.weight, name, whole=shared_global_scale(name, layers, read))
 
 
-def whole_among(name: str, layers: Layers, read: Callable[[str], Any] | None = None) -> Any:
+def shared_global_scale(name: str, layers: Layers, read: Callable[[str], Any] | None = None) -> Any:
     """NVFP4's scale of a layer and its siblings, which runtimes that fuse them keep once; None in other formats.
 
     Args:
@@ -159,20 +159,20 @@ def whole_among(name: str, layers: Layers, read: Callable[[str], Any] | None = N
     own = layers[name][1].weight
     if own is None or not isinstance(own.dtype, TwoLevel):
         return None
-    alike = [each for each in siblings_of(name, layers) if layers[each][1].weight == own]
-    return whole_of(layers[each][0].weight.detach() if read is None else read(each) for each in alike)
+    alike = [each for each in fused_group_of(name, layers) if layers[each][1].weight == own]
+    return global_scale_of(layers[each][0].weight.detach() if read is None else read(each) for each in alike)
 
 
-def weight_alone(
+def quantize_data_free(
     name: str, layers: Layers, config: TorchConfig, report: TorchReport, read: Callable[[str], Any] | None = None
 ) -> Quantized | None:
     """The codes of a layer's weight, as algorithms choose them that need no data; arguments as of ``weight_of``."""
-    rounders = rounders_of(config)
+    rounders = weight_algorithms(config)
     made = weight_of(name, layers, read)
     if made is None or not rounders:
         return made
     alone = BlockJob(name, layers[name][0], {name: layers[name]}, (), ())
-    found, outcomes = refined_from({name: made}, alone, rounders)
+    found, outcomes = apply_rounders({name: made}, alone, rounders)
     report.outcomes += outcomes
     return found[name]
 
@@ -180,7 +180,7 @@ def weight_alone(
 def finish(
     model: Any,
     layers: Layers,
-    watching: Watching,
+    watching: ActivationObservers,
     config: TorchConfig,
     report: TorchReport,
     made: Mapping[str, Quantized] | None = None,

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from quark_onnx.torch.algorithms.gptq.levels import Steps
+from quark_onnx.torch.algorithms.gptq.levels import TensorLevels
 from quark_onnx.torch.algorithms.gptq.solver import Solver
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.meta_model import dtype_of
@@ -190,7 +190,7 @@ def _rounding_rate(spec: TensorSpec, dtype: Any) -> float:
 def _column_rate() -> float:
     """Columns a second that are swept, where they are so short that their length does not matter."""
     weight = torch.linspace(-1, 1, _SOME * _SWEPT).reshape(_SOME, _SWEPT)
-    steps, solver = Steps.of(quantize(weight, TensorSpec("int8"))), Solver.of(torch.eye(_SWEPT))
+    steps, solver = TensorLevels.of(quantize(weight, TensorSpec("int8"))), Solver.of(torch.eye(_SWEPT))
     assert steps is not None
     return _SWEPT / _seconds(lambda: solver.rounded(weight, [steps]))
 

@@ -12,9 +12,9 @@ import torch
 
 from quark_onnx.errors import DataError, ModelError
 from quark_onnx.progress import Progress
-from quark_onnx.torch.calibration.block_stream import NotWalkable, Walk, batches, inference, run_whole
+from quark_onnx.torch.calibration.block_stream import BlockStream, NotWalkable, batches, inference, run_whole
 from quark_onnx.torch.calibration.hidden_states import spilling
-from quark_onnx.torch.calibration.observers import Scales, Watching
+from quark_onnx.torch.calibration.observers import ActivationObservers, Scales
 from quark_onnx.torch.checkpoints.export import check_experts, tensors_of
 from quark_onnx.torch.checkpoints.layouts import Layout
 from quark_onnx.torch.checkpoints.parameter_sources import Sources, empty, fill, missing_of
@@ -22,20 +22,20 @@ from quark_onnx.torch.checkpoints.unsaved import compute_unsaved
 from quark_onnx.torch.config.spec import LayerSpec
 from quark_onnx.torch.config.torch_config import TorchConfig
 from quark_onnx.torch.formats.quantized_tensor import check_finite
-from quark_onnx.torch.models.attention import hand_over
+from quark_onnx.torch.models.attention import install_attention_hooks
 from quark_onnx.torch.models.quantized_layer import Layers, QuantizedLayer, kind_of, outputs_first
 from quark_onnx.torch.models.structure import blocks_of, embedding_of, heads_of, within
 from quark_onnx.torch.pipelines.block import (
-    check_apart,
-    endings_of,
-    has_two_streams,
+    check_unshared,
+    finalizers,
     inside,
+    needs_float_reference,
     quantize_block,
-    weight_alone,
+    quantize_data_free,
 )
 from quark_onnx.torch.pipelines.report import TorchReport
-from quark_onnx.torch.pipelines.resume import BlockJournal, Kept
-from quark_onnx.torch.runtime.memory import give_back
+from quark_onnx.torch.pipelines.resume import BlockJournal, StoredBlock
+from quark_onnx.torch.runtime.memory import release_memory
 
 #: Layers after which free memory is given back; it takes a while to get it again.
 _KEPT = 16
@@ -78,7 +78,7 @@ class FileRun:
                 if name in self.chosen:
                     yield from self._one(name, module)
                     if done % _KEPT == 0:
-                        give_back()
+                        release_memory()
                 else:
                     yield from self._untouched(name, module)
                 bar.update(done)
@@ -86,7 +86,7 @@ class FileRun:
     def _one(self, name: str, module: Any, scales: Scales | None = None) -> Iterator[tuple[str, Any]]:
         spec = self.chosen[name][1]
         fill(module, name, self.sources)
-        weight = weight_alone(
+        weight = quantize_data_free(
             name, self.chosen, self.config, self.report, lambda each: self.sources.get(f"{each}.weight")
         )
         layer = QuantizedLayer(module, weight, spec, **(scales or Scales()).of(name))
@@ -114,11 +114,11 @@ class FileRun:
     ) -> Iterator[tuple[str, Any]]:
         """Codes of weights and scales of activations, block by block."""
         blocks = blocks_of(self.model)
-        check_apart(self.model, blocks, self.config)
+        check_unshared(self.model, blocks, self.config)
         outside = {name: each for name, each in self.chosen.items() if not any(within(name, b) for b in blocks)}
         samples = list(batches(data or ()))
         with ExitStack() as stack:
-            stack.callback(hand_over(self.model, self.chosen))
+            stack.callback(install_attention_hooks(self.model, self.chosen))
             stack.enter_context(inference(self.model))
             folder = stack.enter_context(spilling(self.spill))
             try:
@@ -133,7 +133,7 @@ class FileRun:
             for name, module in self.model.named_modules():
                 if name not in later and not any(within(name, block) for block in blocks):
                     yield from self._outside(name, module, scales)
-            if endings_of(self.config):
+            if finalizers(self.config):
                 yield from self._at_once(blocks, walk, samples, journal, progress)
             else:
                 yield from self._blocks(blocks, walk, journal, progress)
@@ -143,7 +143,7 @@ class FileRun:
 
     def _walk(
         self, blocks: dict[str, Any], outside: Layers, samples: list[Any], folder: Path | None
-    ) -> tuple[Walk, Watching]:
+    ) -> tuple[BlockStream, ActivationObservers]:
         """Run what comes before the blocks on all samples, and watch the layers there."""
         if not blocks:
             raise NotWalkable("the model has no list of blocks")
@@ -152,16 +152,16 @@ class FileRun:
         # heads that stay float are not run before the last block, unless they look tokens up, too
         heads = [name for name in heads if not isinstance(self.model.get_submodule(name), torch.nn.Embedding)]
         self._fill_outside(blocks, heads)
-        with Watching({name: each for name, each in outside.items() if each[1].measures}) as watching:
+        with ActivationObservers({name: each for name, each in outside.items() if each[1].measures}) as watching:
             walk = self._recorded(blocks, samples, folder)
         walk.check_once(self.model)
         self._empty_outside(blocks)
         return walk, watching
 
-    def _recorded(self, blocks: dict[str, Any], samples: list[Any], folder: Path | None) -> Walk:
+    def _recorded(self, blocks: dict[str, Any], samples: list[Any], folder: Path | None) -> BlockStream:
         """Record what the blocks read; an error names the parameter that the checkpoint lacks, where this is why."""
         try:
-            return Walk(self.model, blocks, samples, folder)
+            return BlockStream(self.model, blocks, samples, folder)
         except DataError as error:
             front = _outside(self.model, blocks)
             empty_ones = (f"{name}.{each}" for name in front for each in missing_of(front[name]))
@@ -180,7 +180,7 @@ class FileRun:
             raise ModelError(f"the checkpoint {self.sources.reader.folder} has no tensor for {missing[0]}")
         for name, (module, _) in self.chosen.items():
             check_finite(module.weight, name)
-        with Watching(self.chosen) as watching:
+        with ActivationObservers(self.chosen) as watching:
             run_whole(self.model, samples)
         scales = watching.scales(self.config.least_of)
         self.report.note_borrowing(watching.borrowing)
@@ -202,11 +202,11 @@ class FileRun:
         yield from self._one(name, module, scales) if name in self.chosen else self._untouched(name, module)
 
     def _after(
-        self, layers: Layers, blocks: dict[str, Any], walk: Walk, samples: Iterable[Any]
+        self, layers: Layers, blocks: dict[str, Any], walk: BlockStream, samples: Iterable[Any]
     ) -> Iterator[tuple[str, Any]]:
         """Measure layers after the blocks; those that the data does not reach stay float."""
         self._fill_outside(blocks)
-        with Watching(layers) as watching:
+        with ActivationObservers(layers) as watching:
             walk.finish(self.model, samples)
         scales = watching.scales(self.config.least_of)
         self._empty_outside(blocks)
@@ -229,9 +229,9 @@ class FileRun:
             empty(module, recurse=False)
 
     def _blocks(
-        self, blocks: dict[str, Any], walk: Walk, journal: BlockJournal, progress: bool | None
+        self, blocks: dict[str, Any], walk: BlockStream, journal: BlockJournal, progress: bool | None
     ) -> Iterator[tuple[str, Any]]:
-        if has_two_streams(self.chosen, self.config):
+        if needs_float_reference(self.chosen, self.config):
             walk.split()
         journal.begin(walk.tensors())
         with Progress(progress, len(blocks) * len(walk), "quantizing", "sample") as bar:
@@ -244,7 +244,7 @@ class FileRun:
                     for done in quantize_block(self.model, name, part, walk, self.config, self.report):
                         bar.update(index * len(walk) + done)
                     tensors = self._named(name, part, tensors_of(block, self.layout))
-                    journal.keep(index, tensors, Kept.of(part, self.report, before), walk.states)
+                    journal.keep(index, tensors, StoredBlock.of(part, self.report, before), walk.states)
                 else:
                     tensors, kept = found
                     kept.tell(self.report)
@@ -254,13 +254,18 @@ class FileRun:
                 yield from sorted(tensors.items())  # as a journal hands them back in an order of its own
                 empty(block)
                 _drop(self.model, part)
-                give_back()
+                release_memory()
 
     def _at_once(
-        self, blocks: dict[str, Any], walk: Walk, samples: list[Any], journal: BlockJournal, progress: bool | None
+        self,
+        blocks: dict[str, Any],
+        walk: BlockStream,
+        samples: list[Any],
+        journal: BlockJournal,
+        progress: bool | None,
     ) -> Iterator[tuple[str, Any]]:
         """All blocks stay in memory until algorithms have worked on them together; what these have reached is kept."""
-        if has_two_streams(self.chosen, self.config):
+        if needs_float_reference(self.chosen, self.config):
             walk.split()
         journal.begin(walk.tensors())
         with Progress(progress, len(blocks) * len(walk), "quantizing", "sample") as bar:
@@ -271,7 +276,7 @@ class FileRun:
                     bar.update(index * len(walk) + done)
         del walk
         self._fill_outside(blocks)
-        for index, each in enumerate(endings_of(self.config)):
+        for index, each in enumerate(finalizers(self.config)):
             self.report.outcomes += each(self.model, self.chosen, samples, progress, journal.state(index))
         for name, block in blocks.items():
             tensors = self._named(name, inside(self.chosen, name), tensors_of(block, self.layout))

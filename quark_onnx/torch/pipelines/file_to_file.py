@@ -92,7 +92,7 @@ def quantize_checkpoint(
     check_config(layout, config)
     config = layout.adapted(config)
     source = FloatCheckpoint.of(source, writing.trust_code)
-    reader, model = source.reader, source.hand_over()
+    reader, model = source.reader, source.take_model()
     chosen, kept = chosen_layers(model, config)
     measured = needs_data(chosen, config)
     if measured and data is None:

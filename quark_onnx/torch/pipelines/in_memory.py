@@ -11,11 +11,11 @@ from typing import Any
 from quark_onnx.errors import ConfigError, DataError, ModelError
 from quark_onnx.progress import Progress
 from quark_onnx.torch.algorithms.rotation.rotate import rotate
-from quark_onnx.torch.calibration.block_stream import Walk, batches, inference, run_whole
-from quark_onnx.torch.calibration.observers import Watching
+from quark_onnx.torch.calibration.block_stream import BlockStream, batches, inference, run_whole
+from quark_onnx.torch.calibration.observers import ActivationObservers
 from quark_onnx.torch.config.spec import LayerSpec
 from quark_onnx.torch.config.torch_config import OPERATORS, TorchConfig
-from quark_onnx.torch.models.attention import hand_over, notes_of
+from quark_onnx.torch.models.attention import install_attention_hooks, notes_of
 from quark_onnx.torch.models.experts import unfuse_experts
 from quark_onnx.torch.models.float_weights import (
     ROUTER,
@@ -28,18 +28,18 @@ from quark_onnx.torch.models.mixtures import routers_of
 from quark_onnx.torch.models.quantized_layer import Layers, QuantizedLayer, kind_of, unlike_its_base
 from quark_onnx.torch.models.structure import blocks_of, layers_of, put_modules, shared_among, within
 from quark_onnx.torch.pipelines.block import (
-    check_apart,
-    endings_of,
+    check_unshared,
+    finalizers,
     finish,
-    has_two_streams,
     inside,
     measures,
     missing_data,
     needs_data,
+    needs_float_reference,
     quantize_block,
+    quantize_data_free,
     rotations_of,
-    rounders_of,
-    weight_alone,
+    weight_algorithms,
 )
 from quark_onnx.torch.pipelines.report import TorchReport
 from quark_onnx.torch.runtime import distributed
@@ -116,7 +116,7 @@ def quantize_model(
         made = dict[str, Any]()
         with Progress(progress, len(chosen), "quantizing", "layer") as bar:
             for done, (name, (module, spec)) in enumerate(chosen.items(), 1):
-                made[name] = QuantizedLayer(module, weight_alone(name, chosen, config, report), spec)
+                made[name] = QuantizedLayer(module, quantize_data_free(name, chosen, config, report), spec)
                 bar.update(done)
         put_modules(model, made)
         report.note_idle(config.algorithms)
@@ -125,7 +125,7 @@ def quantize_model(
     with inference(model), _float_again(model, chosen):
         if not _walk(model, chosen, data, config, progress, report):
             _whole(model, chosen, data, config, report)
-        for each in endings_of(config):
+        for each in finalizers(config):
             report.outcomes += each(model, chosen, data, progress)
     report.note_idle(config.algorithms)
     return report
@@ -137,7 +137,7 @@ def _float_again(model: Any, layers: Layers) -> Iterator[None]:
 
     Attention hands rotated keys and probabilities over inside, and later on if nothing fails.
     """
-    undo = hand_over(model, layers)
+    undo = install_attention_hooks(model, layers)
     try:
         yield
     except BaseException:
@@ -156,7 +156,7 @@ def _check_ranks(config: TorchConfig) -> None:
 def _learned_on(chosen: Layers, config: TorchConfig) -> Layers:
     """What is rounded while rotations are learned: activations alone where an algorithm chooses codes of weights, which
     makes up for what rounding them does (SpinQuant, section 4.2)."""
-    if not rounders_of(config) or all(spec.input is None for _, spec in chosen.values()):
+    if not weight_algorithms(config) or all(spec.input is None for _, spec in chosen.values()):
         return chosen
     return {name: (module, spec.with_(weight=None)) for name, (module, spec) in chosen.items()}
 
@@ -193,15 +193,15 @@ def _walk(
             raise ModelError(f"{next(iter(rest))} lies outside of the blocks, and its activations are measured")
         if shared_among(model, blocks, chosen):
             raise ModelError("two blocks have a layer in common")
-        check_apart(model, blocks, config)
+        check_unshared(model, blocks, config)
         if not config.algorithms and not any(map(measures, parts.values())):
             return False
-        with Watching(rest) as watching:
+        with ActivationObservers(rest) as watching:
             if measures(rest):
                 run_whole(model, data)
-        walk = Walk(model, blocks, data)
+        walk = BlockStream(model, blocks, data)
         walk.check_once(model)
-        if has_two_streams(chosen, config):
+        if needs_float_reference(chosen, config):
             walk.split()
     except ModelError as error:
         if config.algorithms:
@@ -214,20 +214,20 @@ def _walk(
                 bar.update(index * len(walk) + done)
     rest = _reached(model, rest, watching, config, report)
     report.note_outside(rest, config.algorithms)
-    alone = {name: weight_alone(name, rest, config, report) for name in rest}
+    alone = {name: quantize_data_free(name, rest, config, report) for name in rest}
     finish(model, rest, watching, config, report, {name: each for name, each in alone.items() if each is not None})
     return True
 
 
 def _whole(model: Any, layers: Layers, data: list[Any], config: TorchConfig, report: TorchReport) -> None:
     """Quantize layers of a model that is run as a whole."""
-    with Watching(layers) as watching:
+    with ActivationObservers(layers) as watching:
         run_whole(model, data)
     finish(model, _reached(model, layers, watching, config, report), watching, config, report)
 
 
 def _reached(
-    model: Any, layers: Layers, watching: Watching, config: TorchConfig, report: TorchReport
+    model: Any, layers: Layers, watching: ActivationObservers, config: TorchConfig, report: TorchReport
 ) -> dict[str, tuple[Any, LayerSpec]]:
     """The layers without those outside of the blocks that the data does not reach, which stay float."""
     blocks, scales = blocks_of(model), watching.scales(config.least_of)

@@ -17,8 +17,8 @@ import torch
 from quark_onnx.errors import ConfigError, DataError, ModelError
 from quark_onnx.progress import Progress
 from quark_onnx.torch.algorithms.scheduling.stages import stages_of
-from quark_onnx.torch.calibration.block_stream import Walk, batches, call, inference
-from quark_onnx.torch.calibration.observers import Watching
+from quark_onnx.torch.calibration.block_stream import BlockStream, batches, call, inference
+from quark_onnx.torch.calibration.observers import ActivationObservers
 from quark_onnx.torch.calibration.text import read_windows
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.load import load_checkpoint
@@ -32,7 +32,7 @@ from quark_onnx.torch.models.structure import blocks_of, put_modules, usually_fl
 from quark_onnx.torch.pipelines.block import inside, weight_of
 from quark_onnx.torch.pipelines.in_memory import chosen_layers
 from quark_onnx.torch.pipelines.ptq import Text, tokenizer_of
-from quark_onnx.torch.runtime.memory import give_back
+from quark_onnx.torch.runtime.memory import release_memory
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ def mix_checkpoint(
         return mix(model, schemes, bits, [each[None] for each in windows], config=config, progress=progress)
     finally:
         del model
-        give_back()
+        release_memory()
 
 
 def _groups(model: Any, chosen: Mapping[str, tuple[Any, LayerSpec]], samples: list[Any]) -> list[tuple[str, ...]]:
@@ -167,7 +167,7 @@ def _groups(model: Any, chosen: Mapping[str, tuple[Any, LayerSpec]], samples: li
     blocks = blocks_of(model)
     if not blocks:
         raise ModelError("the model has no list of blocks; mixed precision is for language models")
-    walk = Walk(model, blocks, samples[:1])
+    walk = BlockStream(model, blocks, samples[:1])
     walk.check_once(model)
     experts = [f"{name}." for name, module in model.named_modules() if isinstance(module, UNFUSED)]
     found: dict[Any, list[str]] = {}
@@ -201,7 +201,7 @@ def _measured(
     with Progress(progress, len(specs) * len(groups), "measuring", "group") as bar:
         for place, (name, spec) in enumerate(specs.items()):
             layers = {each: (module, spec) for each, (module, _) in chosen.items()}
-            with Watching(layers) as watching:
+            with ActivationObservers(layers) as watching:
                 for batch in samples if spec.measures else ():
                     call(model, batch)
             scales = watching.scales()

@@ -28,7 +28,7 @@ _OWN = re.compile(r"state\.tmp|(block|hidden|end)-\d+\.(safetensors|tmp|tmp\.val
 
 
 @dataclass(frozen=True)
-class Kept:
+class StoredBlock:
     """What a report says of a block.
 
     Attributes:
@@ -40,7 +40,7 @@ class Kept:
     outcomes: Sequence[Outcome] = ()
 
     @classmethod
-    def of(cls, layers: Layers, report: TorchReport, before: int) -> Kept:
+    def of(cls, layers: Layers, report: TorchReport, before: int) -> StoredBlock:
         """That of layers which have just been quantized.
 
         Args:
@@ -56,7 +56,7 @@ class Kept:
         report.outcomes += self.outcomes
 
     @classmethod
-    def read(cls, text: str) -> Kept:
+    def read(cls, text: str) -> StoredBlock:
         """That which ``text`` has written."""
         found = json.loads(text)
         return cls(found["unreached"], [Outcome(**each) for each in found["outcomes"]])
@@ -128,13 +128,13 @@ class BlockJournal:
         for name in own:
             (self._folder / name).unlink()
 
-    def find(self, index: int) -> tuple[dict[str, Any], Kept] | None:
+    def find(self, index: int) -> tuple[dict[str, Any], StoredBlock] | None:
         """The tensors of a block that is done, and what the report says of it."""
         if self._folder is None or self._last < index:
             return None
         with safe_open(str(self._block(index)), framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            return tensors, Kept.read(file.metadata()["kept"])
+            return tensors, StoredBlock.read(file.metadata()["kept"])
 
     def hidden(self, index: int, now: list[Any]) -> list[Any]:
         """The hidden states behind a block, if it is the last that is done; those of now for an earlier one."""
@@ -143,7 +143,7 @@ class BlockJournal:
         found = load_file(str(self._hidden(index)))
         return [found[str(place)] for place in range(len(found))]
 
-    def keep(self, index: int, tensors: dict[str, Any], kept: Kept, hidden: list[Any]) -> None:
+    def keep(self, index: int, tensors: dict[str, Any], kept: StoredBlock, hidden: list[Any]) -> None:
         """Keep what became of a block, and the hidden states behind it in place of those before."""
         if self._folder is None:
             return

@@ -32,7 +32,7 @@ def resident() -> int:
         return _USUAL
 
 
-def give_back() -> None:
+def release_memory() -> None:
     """Return free memory, where the C library can be asked to."""
     if (library := _glibc()) is not None:
         library.malloc_trim(0)

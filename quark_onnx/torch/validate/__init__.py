@@ -2,7 +2,7 @@
 
 from quark_onnx.torch.validate.clients import validate
 from quark_onnx.torch.validate.finding import Finding, Rule, Verdict
-from quark_onnx.torch.validate.mend import Mended, mend
+from quark_onnx.torch.validate.repair import Mended, repair
 from quark_onnx.torch.validate.rules import RULES
 
 __all__ = [
@@ -11,6 +11,6 @@ __all__ = [
     "Mended",
     "Rule",
     "Verdict",
-    "mend",
+    "repair",
     "validate",
 ]

@@ -9,19 +9,19 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from quark_onnx.kernels.gptq import Compensation, error_of, gptq
-from quark_onnx.kernels.lattice import Lattice
+from quark_onnx.kernels.levels import Levels
 from quark_onnx.registry import DTYPES
 
 Doubles = NDArray[np.float64]
 EXAMPLES = settings(deadline=None, derandomize=True, max_examples=40)
 
 
-def grid(shape: tuple[int, ...], step: float = 0.2, codes: int = 7) -> Lattice:
+def grid(shape: tuple[int, ...], step: float = 0.2, codes: int = 7) -> Levels:
     scale = np.full(shape, step, np.float32)
-    return Lattice(scale, np.zeros(0, np.float32), np.full_like(scale, -codes), np.full_like(scale, codes))
+    return Levels(scale, np.zeros(0, np.float32), np.full_like(scale, -codes), np.full_like(scale, codes))
 
 
-def published(weight: Doubles, gram: Doubles, lattice: Lattice, damping: float, order: NDArray[np.int64]) -> Doubles:
+def published(weight: Doubles, gram: Doubles, lattice: Levels, damping: float, order: NDArray[np.int64]) -> Doubles:
     """Frantar et al. 2023, section 3, as Optimal Brain Quantization writes it: one column at a time, and the inverse
     of what is left of the matrix after each."""
     count = gram.shape[0]
@@ -115,7 +115,7 @@ def test_levels_of_uneven_steps(name: str) -> None:
     gram, weight = (rows.T @ rows)[None], random.normal(size=(1, 6, 16))
     scale, zero = np.full(weight.shape, 0.4, np.float32), np.zeros(weight.shape, np.float32)
     levels = DTYPES[name].levels  # type: ignore[attr-defined]
-    lattice = Lattice(scale, levels, zero, zero)
+    lattice = Levels(scale, levels, zero, zero)
     found = gptq(weight, gram, lattice)
     assert np.isin(found, (levels * np.float32(0.4)).astype(np.float32)).all()
     assert error_of(weight, found, gram).sum() < 0.9 * error_of(weight, lattice.nearest(weight), gram).sum()

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from calibrators import QParams, dequantize, quantize
 from quark_onnx.dtypes import Integer, Minifloat
-from quark_onnx.kernels.lattice import Lattice
+from quark_onnx.kernels.levels import Levels
 from quark_onnx.registry import DTYPES
 
 EXAMPLES = settings(deadline=None, derandomize=True, max_examples=40)
@@ -31,11 +31,11 @@ def params_of(random: np.random.Generator, shape: tuple[int, int], kind: str, ro
     return QParams(scale, np.asarray(zero, np.int64), axis, block)
 
 
-def lattice_of(params: QParams, shape: tuple[int, int], row: Any) -> Lattice:
+def lattice_of(params: QParams, shape: tuple[int, int], row: Any) -> Levels:
     scale, zero = (np.broadcast_to(v, shape).astype(np.float32) for v in params.spread(shape))
     if isinstance(row, Minifloat):
-        return Lattice(scale, row.levels, zero, zero)
-    return Lattice(scale, np.zeros(0, np.float32), row.qmin - zero, row.qmax - zero)
+        return Levels(scale, row.levels, zero, zero)
+    return Levels(scale, np.zeros(0, np.float32), row.qmin - zero, row.qmax - zero)
 
 
 def weights(random: np.random.Generator, shape: tuple[int, int], scale: NDArray[Any], row: Any) -> NDArray[np.float64]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from quark_onnx.kernels.noise import Rounding, Spread, Term, least_noise
+from quark_onnx.kernels.noise import Rounding, Spread, Term, minimize_noise
 
 ROUNDINGS = [
     Rounding(),
@@ -73,7 +73,7 @@ def test_it_is_convex(rounding: Rounding) -> None:
 def test_no_other_factors_have_less_noise(rounding: Rounding) -> None:
     terms, fixed = chain(3), np.arange(CHANNELS + 1) % 7 == 0
     fixed[4] = True
-    best, before, after = least_noise(terms, fixed, rounding)
+    best, before, after = minimize_noise(terms, fixed, rounding)
     assert best[0] == best[4] == 0.0
     assert before == total(terms, np.zeros(CHANNELS + 1), rounding)[0] and after == total(terms, best, rounding)[0]
     assert after < before
@@ -110,7 +110,7 @@ def test_factors_even_out_what_shares_a_scale() -> None:
         np.arange(1, 4), np.zeros(2, np.intp), np.ones((1, 2, 3)), np.ones((1, 3)), np.ones((1, 2)),
         (Spread(np.zeros(3), high, np.ones(3)),),
     )  # fmt: skip
-    best, before, after = least_noise([term], np.arange(4) == 0, Rounding(0, True, 255))
+    best, before, after = minimize_noise([term], np.arange(4) == 0, Rounding(0, True, 255))
     found = 0.75 * np.log(high)  # where the slope is nothing: (high / factor)^6 goes as factor^2
 
     def noise(logarithm: np.ndarray) -> float:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from quark_onnx.graph import Graph
-from quark_onnx.kernels import patches
+from quark_onnx.kernels import im2col
 from quark_onnx.patterns.conv_and_gemm import Layer
 from quark_onnx.refine.layer_problems import flat, window_of
 from tests.models import run
@@ -39,18 +39,18 @@ def check(op: str, x: Floats, weight: Floats, wanted: int, **attributes: Any) ->
     assert layer is not None
     matrix = flat(layer.weight(graph))
     spatial = op.startswith("Conv")
-    count = patches.count_places(y.shape, spatial=spatial)
-    [places] = patches.places_of(count, wanted, [count])
+    count = im2col.count_places(y.shape, spatial=spatial)
+    [places] = im2col.places_of(count, wanted, [count])
     assert len(places) == min(count, wanted) == len(set(places.tolist()))
     if spatial:
         window = window_of(node, x.shape[2:], y.shape[2:], weight.shape[2:])
-        rows = patches.windowed([x], places[None], y.shape[2:], window, layer.groups)[0]
-        expected = patches.at_places([y], places[None], layer.groups)[0]
+        rows = im2col.windowed([x], places[None], y.shape[2:], window, layer.groups)[0]
+        expected = im2col.at_places([y], places[None], layer.groups)[0]
         codes = np.rint(x * 10).astype(np.int64) + 7  # 7 stands for 0
-        taken = patches.windowed([codes], places[None], y.shape[2:], window, layer.groups, 7)[0] - 7
+        taken = im2col.windowed([codes], places[None], y.shape[2:], window, layer.groups, 7)[0] - 7
         np.testing.assert_array_equal(taken, np.rint(rows * 10))
     else:
-        rows, expected = (patches.rows_at([each], places[None])[0] for each in (x, y))
+        rows, expected = (im2col.rows_at([each], places[None])[0] for each in (x, y))
     found = rows.astype(np.float64) @ matrix.swapaxes(1, 2)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
@@ -126,15 +126,15 @@ def test_products(shape: tuple[int, ...]) -> None:
 @given(count=st.integers(0, 50), wanted=st.integers(0, 60), seed=st.integers(0, 9))
 @EXAMPLES
 def test_places_are_some_of_all(count: int, wanted: int, seed: int) -> None:
-    [found, other] = patches.places_of(count, wanted, [seed, seed + 1])
+    [found, other] = im2col.places_of(count, wanted, [seed, seed + 1])
     assert len(found) == min(count, wanted)
     assert len(set(found)) == len(found) and ((found >= 0) & (found < count)).all()
-    np.testing.assert_array_equal(patches.places_of(count, wanted, [seed + 1, seed]), [other, found])
+    np.testing.assert_array_equal(im2col.places_of(count, wanted, [seed + 1, seed]), [other, found])
 
 
 @pytest.mark.parametrize(("count", "wanted"), [(1000, 97), (3136, 50), (49, 7), (12544, 512), (7, 7)])
 def test_places_lie_evenly_in_random_order(count: int, wanted: int) -> None:
-    [found, other] = patches.places_of(count, wanted, [0, 1])
+    [found, other] = im2col.places_of(count, wanted, [0, 1])
     gaps = np.diff(np.append(np.sort(found), np.sort(found)[0] + count))
     assert gaps.max() <= 2 * -(-count // wanted)
     assert (np.diff(found) < 0).any()
@@ -146,16 +146,16 @@ def test_places_lie_evenly_in_random_order(count: int, wanted: int) -> None:
 def test_several_tensors_at_once_are_what_each_is_alone(data: st.DataObject, seed: int) -> None:
     random = np.random.default_rng(seed)
     kernel, strides, pads = (tuple(draw_sizes(data, 2, low, high)) for low, high in ((1, 3), (1, 2), (0, 2)))
-    window, groups = patches.Window(kernel, strides, (1, 1), pads, data.draw(st.booleans())), 2
+    window, groups = im2col.Window(kernel, strides, (1, 1), pads, data.draw(st.booleans())), 2
     xs = list(random.integers(0, 256, (3, 2, 4, 5, 6)).astype(np.uint8))
-    places = patches.places_of(2 * 5 * 6, data.draw(st.integers(1, 70)), [seed, seed + 1, seed + 2])
-    rows = patches.windowed(xs, places, (5, 6), window, groups, 7)
+    places = im2col.places_of(2 * 5 * 6, data.draw(st.integers(1, 70)), [seed, seed + 1, seed + 2])
+    rows = im2col.windowed(xs, places, (5, 6), window, groups, 7)
     for x, own, found in zip(xs, places, rows, strict=True):
-        np.testing.assert_array_equal(found, patches.windowed([x], own[None], (5, 6), window, groups, 7)[0])
-    for x, own, found in zip(xs, places, patches.at_places(xs, places, groups), strict=True):
+        np.testing.assert_array_equal(found, im2col.windowed([x], own[None], (5, 6), window, groups, 7)[0])
+    for x, own, found in zip(xs, places, im2col.at_places(xs, places, groups), strict=True):
         for place, values in zip(own, found.swapaxes(0, 1), strict=True):
             batch, row, column = np.unravel_index(place, (2, 5, 6))
             np.testing.assert_array_equal(values.reshape(-1), x[batch, :, row, column])
     places %= 2 * 4 * 5
-    for x, own, found in zip(xs, places, patches.rows_at(xs, places), strict=True):
+    for x, own, found in zip(xs, places, im2col.rows_at(xs, places), strict=True):
         np.testing.assert_array_equal(found[0], x.reshape(-1, 6)[own])

@@ -150,7 +150,7 @@ def test_parts_cover_everything_once(sizes: tuple[int, int, int], threads: int) 
 LEARN = """
 import hashlib
 import numpy as np
-from quark_onnx.kernels.lattice import Lattice
+from quark_onnx.kernels.levels import Levels
 from quark_onnx.optimizers import AdaQuant, AdaRound
 from quark_onnx.patterns.activation import Activation
 from quark_onnx.optimizers.problem import Problem, Rows
@@ -162,7 +162,7 @@ for shape in ((1, 300, 300), (200, 1, 9)):
     x = random.normal(size=(groups, 300, inputs)).astype(np.float32)
     rows = Rows(x, (x @ weight.swapaxes(1, 2) + bias[:, None]).astype(np.float32))
     ends = [np.full(shape, value, np.float32) for value in (0.3, -8, 7)]
-    lattice = Lattice(ends[0], np.zeros(0, np.float32), *ends[1:])
+    lattice = Levels(ends[0], np.zeros(0, np.float32), *ends[1:])
     problem = Problem("n", weight, bias, lattice, True, Activation("clip", low=0.0), rows, rows, lambda: bias, None)
     for optimizer in (AdaRound(iterations=8, device="cpu"), AdaQuant(iterations=8, device="cpu")):
         found = optimizer(problem, problem.nearest())

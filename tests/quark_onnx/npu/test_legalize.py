@@ -58,7 +58,7 @@ def test_a_float_model_loses_what_the_compiler_does_not_take(tmp_path: Path) -> 
     assert {"GlobalAveragePool", "Slice"} <= set(kinds(found.model))
     same(model, found.model)
     onnx.checker.check_model(found.model, full_check=True)
-    assert "own_parameters: 2" in found.notes
+    assert "unshare_initializers: 2" in found.notes
     assert npu.legalize(found.model).notes == () and str(npu.legalize(found.model)) == "nothing was to be rewritten"
 
 

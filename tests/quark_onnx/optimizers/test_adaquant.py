@@ -10,7 +10,7 @@ from onnx import numpy_helper
 
 from quark_onnx import GPTQ, AdaQuant, AdaRound, BiasCorrection, QConfig, QuantizationSpec, quantize
 from quark_onnx.errors import ConfigError
-from quark_onnx.kernels.lattice import Lattice
+from quark_onnx.kernels.levels import Levels
 from quark_onnx.optimizers.problem import Problem, Rows, Solution
 from quark_onnx.patterns.activation import Activation
 from tests.quark_onnx.optimizers.networks import convolutional, images
@@ -28,7 +28,7 @@ def problem_of(*, scalable: bool) -> Problem:
     targets = (x @ weight[0].T).astype(np.float32)
     scale = np.full(weight.shape, 9 / 7, np.float32)
     least, greatest = np.full(weight.shape, -8, np.float32), np.full(weight.shape, 7, np.float32)
-    lattice = Lattice(scale, np.zeros(0, np.float32), least, greatest)
+    lattice = Levels(scale, np.zeros(0, np.float32), least, greatest)
     train, held = Rows(x[:, :1600], targets[:, :1600]), Rows(x[:, 1600:], targets[:, 1600:])
     mean, bias = x.mean(axis=1, dtype=np.float64), np.zeros((1, 4))
     gram = np.einsum("grk,grl->gkl", *[train.inputs.astype(np.float64)] * 2), len(train)
@@ -80,7 +80,7 @@ def test_a_correction_behind_it_keeps_the_scales() -> None:
 def test_what_is_stored_is_what_was_learned(name: str) -> None:
     data, optimizers = images(16), (name, "bias_correction")
     plain, better = (quantize(convolutional(), data, CHANNELS.with_(optimizers=each)) for each in ((), optimizers))
-    assert better.report.worst_sqnr > plain.report.worst_sqnr
+    assert better.report.min_output_sqnr > plain.report.min_output_sqnr
     assert any(layer.changed[name.partition(":")[0]] for layer in better.report.layers)
     scales = [
         {i.name: numpy_helper.to_array(i) for i in result.model.graph.initializer if i.name.endswith("_scale")}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from quark_onnx.kernels.lattice import Lattice
+from quark_onnx.kernels.levels import Levels
 from quark_onnx.optimizers import GPTQ, AdaQuant, AdaRound, BiasCorrection
 from quark_onnx.optimizers.problem import Problem, Rows
 from quark_onnx.patterns.activation import Activation
@@ -19,7 +19,7 @@ def problem() -> Problem:
     targets = np.concatenate([clean, 2 * clean], axis=1)[None] @ weight.swapaxes(1, 2)
     x, targets = x.astype(np.float32), targets.astype(np.float32)
     scale = np.full(weight.shape, 0.25, np.float32)
-    lattice = Lattice(scale, np.zeros(0, np.float32), np.full_like(scale, -128), np.full_like(scale, 127))
+    lattice = Levels(scale, np.zeros(0, np.float32), np.full_like(scale, -128), np.full_like(scale, 127))
     train, held = Rows(x[:, :3000], targets[:, :3000]), Rows(x[:, 3000:], targets[:, 3000:])
     gram = (x[0, :3000].T @ x[0, :3000]).astype(np.float64)[None], 3000
     mean = np.zeros((1, 12))

@@ -10,7 +10,7 @@ from onnx import ModelProto
 
 from quark_onnx import QConfig, compare, quantize, quantize_weights
 from quark_onnx.config import QuantizationSpec
-from quark_onnx.kernels.lattice import Lattice
+from quark_onnx.kernels.levels import Levels
 from quark_onnx.optimizers import BiasCorrection
 from quark_onnx.optimizers.problem import Problem, Rows
 from quark_onnx.patterns.activation import Activation
@@ -35,7 +35,7 @@ def problem_of(activation: Activation, groups: int = 2) -> Problem:
     targets = (x @ matrix.swapaxes(1, 2) + bias[:, None]).astype(np.float32)
     shape = (groups, 3, 5)
     scale, least, greatest = (np.full(shape, value, np.float32) for value in (0.5, -8, 7))
-    lattice = Lattice(scale, np.zeros(0, np.float32), least, greatest)
+    lattice = Levels(scale, np.zeros(0, np.float32), least, greatest)
     rows = Rows(x, targets)
     mean = x.mean(axis=1, dtype=np.float64)
     return Problem("n", matrix, bias, lattice, True, activation, rows, rows, lambda: mean, lambda: (np.zeros(1), 0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from quark_onnx.kernels.lattice import Lattice
+from quark_onnx.kernels.levels import Levels
 from quark_onnx.optimizers import GPTQ
 from quark_onnx.optimizers.problem import Doubles, Problem, Rows
 from quark_onnx.patterns.activation import Activation
@@ -21,7 +21,7 @@ def layer(rows: int) -> tuple[Problem, Doubles]:
     x = (random.normal(size=(1, rows + 400, 40)) @ mixing).astype(np.float32)
     targets = x @ weight.swapaxes(1, 2).astype(np.float32)
     scale = np.full(weight.shape, 0.4, np.float32)
-    lattice = Lattice(scale, np.zeros(0, np.float32), np.full_like(scale, -8), np.full_like(scale, 7))
+    lattice = Levels(scale, np.zeros(0, np.float32), np.full_like(scale, -8), np.full_like(scale, 7))
     train, held = Rows(x[:, :rows], targets[:, :rows]), Rows(x[:, rows:], targets[:, rows:])
     gram = (x[:, :rows].swapaxes(1, 2) @ x[:, :rows]).astype(np.float64), rows
     nothing = np.zeros((1, 8))

@@ -316,7 +316,7 @@ REWRITTEN = {
 }
 SINGLE = {"size": "fold_shapes", "uneven": "split", "rest": "split", "flat": "mean"}
 FULL = {"split": "split_to_slices", "mean": "mean_to_pool", "norm": "batch_norm_to_conv"}
-FULL |= {"large": "split_large_pools", "shared": "own_parameters"}
+FULL |= {"large": "split_large_pools", "shared": "unshare_initializers"}
 
 
 @pytest.mark.parametrize("case", REWRITTEN)
@@ -362,10 +362,10 @@ def test_defaults_are_those_of_the_opset() -> None:
 def test_factors_of_a_product_go_into_its_constants(inputs: str) -> None:
     text = f"g (float[2,4] x) => (float[2,3] y) {{ y = Gemm <alpha = 0.5, beta = 3.0, transB = 1> ({inputs}) }}"
     model = parse(text, w=weight(3, 4), **({"c": normal(3)} if "c" in inputs else {}))
-    done, after = applied(PASSES["plain_gemm"], model)
+    done, after = applied(PASSES["fold_gemm_alpha_beta"], model)
     factors = {a.name: a.f for a in after.graph.node[0].attribute if a.name in ("alpha", "beta")}
     assert done == 1 and factors == {"alpha": 1.0, "beta": 1.0}
-    assert applied(PASSES["plain_gemm"], after)[0] == 0
+    assert applied(PASSES["fold_gemm_alpha_beta"], after)[0] == 0
 
 
 @pytest.mark.parametrize(

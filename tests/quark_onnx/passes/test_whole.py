@@ -11,7 +11,7 @@ from onnx import ModelProto
 
 from quark_onnx import QConfig, npu, quantize
 from quark_onnx.graph import Graph
-from quark_onnx.passes import whole_gelu, whole_image_norms, whole_norms
+from quark_onnx.passes import fuse_gelu, fuse_layer_norm, whole_image_norms
 from quark_onnx.passes.base import Pass
 from tests.models import kinds, normal, parse, run, weight
 
@@ -81,8 +81,8 @@ def rewritten(model: ModelProto, single: Pass) -> tuple[int, ModelProto]:
 
 @pytest.mark.parametrize(
     ("single", "kind", "text"),
-    [(whole_gelu, "Gelu", text) for text in GELUS.values()]
-    + [(whole_norms, "LayerNormalization", text) for text in NORMS.values()],
+    [(fuse_gelu, "Gelu", text) for text in GELUS.values()]
+    + [(fuse_layer_norm, "LayerNormalization", text) for text in NORMS.values()],
     ids=[*GELUS, *NORMS],
 )
 def test_parts_become_the_operator(single: Pass, kind: str, text: str) -> None:
@@ -112,7 +112,7 @@ def test_parts_over_images_become_the_operator(text: str) -> None:
     onnx.checker.check_model(after)
     x = {"x": normal(2, 3, 4, 5, scale=2)}
     np.testing.assert_allclose(run(after, x)[0], run(model, x)[0], rtol=1e-4, atol=1e-5)
-    assert rewritten(model, whole_norms)[0] == 0 and Graph.of(after).shape("y") == (2, 3, 4, 5)
+    assert rewritten(model, fuse_layer_norm)[0] == 0 and Graph.of(after).shape("y") == (2, 3, 4, 5)
 
 
 @pytest.mark.parametrize("text", NOT_IMAGE_NORMS.values(), ids=[*NOT_IMAGE_NORMS])
@@ -141,7 +141,7 @@ def test_a_target_gets_normalized_images_on_the_engine() -> None:
 
 @pytest.mark.parametrize(
     ("single", "text"),
-    [(whole_gelu, text) for text in NOT_GELUS.values()] + [(whole_norms, text) for text in NOT_NORMS.values()],
+    [(fuse_gelu, text) for text in NOT_GELUS.values()] + [(fuse_layer_norm, text) for text in NOT_NORMS.values()],
     ids=[*NOT_GELUS, *NOT_NORMS],
 )
 def test_what_computes_something_else_stays(single: Pass, text: str) -> None:
@@ -151,7 +151,7 @@ def test_what_computes_something_else_stays(single: Pass, text: str) -> None:
 
 
 def test_constants_that_add_an_axis() -> None:
-    for single, text, name in ((whole_norms, NORMS["pow"], "small"), (whole_gelu, GELUS["torch"], "half")):
+    for single, text, name in ((fuse_layer_norm, NORMS["pow"], "small"), (fuse_gelu, GELUS["torch"], "half")):
         model = model_of(text)
         for tensor in model.graph.initializer:
             if tensor.name == name:
@@ -166,7 +166,7 @@ def test_a_shift_that_is_longer_than_the_axis() -> None:
         **{name: np.asarray(value, np.float32) for name, value in {"two": 2, "small": 1e-3, "scale": [2]}.items()},
         shift=normal(4),
     )
-    assert rewritten(model, whole_norms)[0] == 0
+    assert rewritten(model, fuse_layer_norm)[0] == 0
 
 
 def test_a_scale_that_makes_more_channels_than_are_declared() -> None:
@@ -176,16 +176,16 @@ def test_a_scale_that_makes_more_channels_than_are_declared() -> None:
 
 
 def test_an_opset_without_the_operator() -> None:
-    assert rewritten(model_of(NORMS["pow"], opset=16), whole_norms)[0] == 0
+    assert rewritten(model_of(NORMS["pow"], opset=16), fuse_layer_norm)[0] == 0
 
 
 def test_the_operator_of_onnx_is_spelled_for_any_opset() -> None:
     model = model_of("y = Gelu (x)", opset=20)
-    count, after = rewritten(model, whole_gelu)
+    count, after = rewritten(model, fuse_gelu)
     assert count == 1 and [node.domain for node in after.graph.node] == ["com.microsoft"]
     x = {"x": normal(2, 3, 8, scale=2)}
     np.testing.assert_allclose(run(after, x)[0], run(model, x)[0], rtol=1e-5, atol=1e-6)
-    assert rewritten(model_of('y = Gelu <approximate = "tanh"> (x)', opset=20), whole_gelu)[0] == 0
+    assert rewritten(model_of('y = Gelu <approximate = "tanh"> (x)', opset=20), fuse_gelu)[0] == 0
 
 
 def test_a_target_gets_both_at_its_opset() -> None:
@@ -199,6 +199,6 @@ def test_a_target_gets_both_at_its_opset() -> None:
         entry.dim_value = 1
     model.graph.output[0].CopyFrom(onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, (1, 3, 8)))
     result = quantize(model, data, QConfig.of("A16W8").with_(target="stx"))
-    assert Graph.of(result.model).opset == 17 and "whole_gelu: 1" in result.report.notes
+    assert Graph.of(result.model).opset == 17 and "fuse_gelu: 1" in result.report.notes
     forecast = npu.preflight(result.model, "stx", kind="A16W8")
     assert {verdict.device for verdict in forecast.verdicts if verdict.op_type == "Gelu"} == {"NPU"}

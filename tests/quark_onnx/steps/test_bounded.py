@@ -11,7 +11,7 @@ from calibrators import Grid, MinMSE, fake_quantize, params_for
 from calibrators.grid import Range
 from quark_onnx import QConfig
 from quark_onnx.plan import Use
-from quark_onnx.steps import settle
+from quark_onnx.steps import apply_target_constraints
 from quark_onnx.steps.bounded import params
 from tests.models import Array, parse
 from tests.pipeline import Stages
@@ -117,5 +117,5 @@ def test_a_gate_that_is_open_or_shut_keeps_its_ends_but_where_the_target_has_a_r
     data = [{"x": np.where(RANDOM.random((1, 64)) < 0.5, -6, 6).astype(np.float32)} for _ in range(4)]
     assert Stages.of(model, POW2, data).params.table[Use("y")].scale == 2**-6
     stages = Stages.of(model, QConfig.of("XINT8").with_(search=0, target="npu"), data)
-    settle(stages.limits, stages.params)
+    apply_target_constraints(stages.limits, stages.params)
     assert stages.params.table[Use("y")].scale == 2**-7

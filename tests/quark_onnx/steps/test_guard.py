@@ -9,7 +9,7 @@ import numpy as np
 from quark_onnx import QConfig
 from quark_onnx.graph import Graph
 from quark_onnx.plan import Plan, Use
-from quark_onnx.steps import calibrate, guard, make_plan
+from quark_onnx.steps import calibrate, keep_sensitive_ops_float, make_plan
 from tests.models import Array, Feeds, detector_head, kinds, parse, samples, unlike_concat, weight
 from tests.settings import TENSOR, WIDE
 
@@ -17,7 +17,7 @@ from tests.settings import TENSOR, WIDE
 def guarded(model: Any, config: QConfig = TENSOR, data: list[Feeds] | None = None) -> tuple[Plan, list[str]]:
     graph = Graph.of(model)
     plan = make_plan(graph, config)
-    return plan, guard(graph, plan, calibrate(graph, plan, data or samples(model)))
+    return plan, keep_sensitive_ops_float(graph, plan, calibrate(graph, plan, data or samples(model)))
 
 
 def test_the_decoding_of_a_detector_stays_float() -> None:

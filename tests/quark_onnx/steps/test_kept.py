@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from quark_onnx.graph import Graph
-from quark_onnx.refine.layer_stream import Walk
-from quark_onnx.refine.stored_activation import Kept, kept
+from quark_onnx.refine.layer_stream import LayerStream
+from quark_onnx.refine.stored_activation import StoredActivation, store_activation
 from tests.models import normal, parse, run
 
 TYPES = ["uint8", "int8", "uint16", "int16"]
@@ -26,8 +26,8 @@ def test_codes_become_the_values_that_onnxruntime_computes(dtype: str, share: fl
     info = np.iinfo(dtype)
     graph = graph_of(dtype, int(info.min + share * (int(info.max) - info.min)), "Identity (d)")
     data = [{"x": normal(50, 4, seed=seed, scale=100)} for seed in range(2)]
-    walk = Walk(graph, data, memory=1 << 20)
-    found = kept(walk, "d")
+    walk = LayerStream(graph, data, memory=1 << 20)
+    found = store_activation(walk, "d")
     assert found.name == "q"
     walk.reach("q")
     for sample, codes in zip(data, walk.values("q"), strict=True):
@@ -37,12 +37,16 @@ def test_codes_become_the_values_that_onnxruntime_computes(dtype: str, share: fl
 
 
 def test_what_is_no_more_than_codes_and_a_scale_is_kept_as_itself() -> None:
-    walk = Walk(graph_of("uint8", 3), [{"x": normal(2, 4)}], memory=1 << 20)
-    assert kept(walk, "x") == Kept("x") and kept(walk, "y") == Kept("y") and kept(walk, "d").name == "q"
+    walk = LayerStream(graph_of("uint8", 3), [{"x": normal(2, 4)}], memory=1 << 20)
+    assert (
+        store_activation(walk, "x") == StoredActivation("x")
+        and store_activation(walk, "y") == StoredActivation("y")
+        and store_activation(walk, "d").name == "q"
+    )
     walk.reach("d")
-    assert kept(walk, "d") == Kept("d")  # it is there already
+    assert store_activation(walk, "d") == StoredActivation("d")  # it is there already
     values = normal(2, 4)
-    assert Kept("x").values(values) is values
+    assert StoredActivation("x").values(values) is values
     channels = {"s": np.float32([1, 2, 3, 4]), "z": np.zeros(4, np.uint8)}
     for graph in (graph_of("uint8", 0, **channels), graph_of("int8", 0, s=np.asarray(np.float16(0.5)))):
-        assert kept(Walk(graph, [{"x": normal(2, 4)}], memory=0), "d") == Kept("d")
+        assert store_activation(LayerStream(graph, [{"x": normal(2, 4)}], memory=0), "d") == StoredActivation("d")

@@ -9,7 +9,7 @@ from onnx import ModelProto, numpy_helper
 from quark_onnx import QConfig, quantize
 from quark_onnx.npu import check
 from quark_onnx.plan import Use
-from quark_onnx.steps import Limits, search, settle
+from quark_onnx.steps import Limits, apply_target_constraints, search
 from tests.models import Feeds, parse, run, weight
 from tests.pipeline import Stages
 
@@ -42,21 +42,21 @@ def test_joined_and_pooled_tensors_get_the_coarsest_scale() -> None:
     stages = Stages.of(joined(), XINT8, images())
     before = {name: scale(stages, name) for name in "abcp"}
     assert len(set(before.values())) > 1
-    assert settle(stages.limits, stages.params) > 0
+    assert apply_target_constraints(stages.limits, stages.params) > 0
     after = {scale(stages, name) for name in "abcdp"}
     assert after == {max(before.values())}
-    assert settle(stages.limits, stages.params) == 0
+    assert apply_target_constraints(stages.limits, stages.params) == 0
 
 
 def test_without_a_target_nothing_moves() -> None:
     stages = Stages.of(joined(), XINT8.with_(target=""), images())
-    assert not stages.limits.uses and settle(stages.limits, stages.params) == 0
+    assert not stages.limits.uses and apply_target_constraints(stages.limits, stages.params) == 0
 
 
 def test_a_search_moves_tied_scales_together_and_stays_within_the_limits() -> None:
     data = images()
     stages = Stages.of(joined(), XINT8.with_(bias=False), data)
-    settle(stages.limits, stages.params)
+    apply_target_constraints(stages.limits, stages.params)
     for use in stages.limits.tied(Use("c")):
         stages.params.table[use] = stages.params.table[use].with_scale(stages.params.table[use].scale * 8)
     coarse = scale(stages, "c")
@@ -80,7 +80,7 @@ def test_weights_are_rounded_anew_where_their_scale_moves() -> None:
     data = [{"x": random.uniform(0.5, 1, size=(1, 2048, 2, 2)).astype(np.float32)} for _ in range(4)]
     stages = Stages.of(model, XINT8, data)
     before = scale(stages, "w")
-    assert settle(stages.limits, stages.params) == 1
+    assert apply_target_constraints(stages.limits, stages.params) == 1
     assert (before, scale(stages, "w")) == (2.0**-6, 2.0**-5)
     [codes] = [numpy_helper.to_array(t) for t in stages.model.graph.initializer if tuple(t.dims) == (1, 2048, 1, 1)]
     np.testing.assert_array_equal(codes * np.float32(scale(stages, "w")), ones)

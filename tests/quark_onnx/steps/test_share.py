@@ -10,7 +10,7 @@ from onnx import ModelProto, TensorProto, numpy_helper
 from calibrators.onnx_runtime.session import open_session
 from quark_onnx import QConfig, QuantizationSpec, quantize
 from quark_onnx.graph import Graph
-from quark_onnx.steps import share_transposed
+from quark_onnx.steps import tie_transposed_weights
 
 WIDTH = 24
 
@@ -116,7 +116,7 @@ def test_each_matrix_is_read_a_few_times_however_many_there_are(monkeypatch: pyt
     read = list[str]()
     constant = Graph.constant
     monkeypatch.setattr(Graph, "constant", lambda self, name: read.append(name) or constant(self, name))
-    assert share_transposed(graph) == []
+    assert tie_transposed_weights(graph) == []
     assert len(read) <= 4 * count
 
 
@@ -125,11 +125,11 @@ def test_matrices_of_another_type_or_shape_or_with_other_values_are_no_twins() -
     almost = codes.T.copy()
     almost[2, 1] += 1
     graph = of_codes(codes, codes, codes.T.astype(np.uint8), codes.reshape(3, 2), almost)
-    assert share_transposed(graph) == []
+    assert tie_transposed_weights(graph) == []
 
 
 def test_all_transposes_are_computed_from_the_first_twin() -> None:
     codes = np.arange(6, dtype=np.int8).reshape(2, 3)
     graph = of_codes(codes, codes.T.copy(), codes, codes.T.copy())
-    assert share_transposed(graph) == [f"'{name}' is 'w0' turned round, and not stored" for name in ("w1", "w3")]
+    assert tie_transposed_weights(graph) == [f"'{name}' is 'w0' turned round, and not stored" for name in ("w1", "w3")]
     assert set(graph.initializers) == {"w0", "w2"}

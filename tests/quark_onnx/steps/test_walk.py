@@ -12,7 +12,7 @@ import pytest
 from quark_onnx.errors import ModelError
 from quark_onnx.graph import Graph
 from quark_onnx.kernels.parallel import side_by_side
-from quark_onnx.refine.layer_stream import Walk
+from quark_onnx.refine.layer_stream import LayerStream
 from tests.models import normal, parse, run, samples, weight
 from tests.quark_onnx.optimizers.networks import NETWORKS
 
@@ -30,7 +30,7 @@ def test_pieces_give_what_the_whole_gives(network: str, memory: int) -> None:
     model.graph.output.extend(helper.make_tensor_value_info(n, 1, None) for n in names if n not in known)
     order = [value.name for value in model.graph.output]
     whole = [dict(zip(order, run(model, sample), strict=True)) for sample in values]
-    walk = Walk(graph, values, memory=memory)
+    walk = LayerStream(graph, values, memory=memory)
     for node in graph.nodes[::2]:
         walk.reach(node.outputs[0])
         for found, expected in zip(walk.values(node.outputs[0]), whole, strict=True):
@@ -48,7 +48,7 @@ def test_what_is_behind_may_still_change() -> None:
         )
     )
     data = samples(graph.to_model(), 3)
-    walk = Walk(graph, data, memory=1 << 20)
+    walk = LayerStream(graph, data, memory=1 << 20)
     walk.reach("a")
     graph.set_constant("w", np.eye(4, dtype=np.float32))
     graph.set_constant("v", np.zeros((4, 4), np.float32))  # too late
@@ -62,7 +62,7 @@ def test_only_what_is_read_later_is_kept(tmp_path: Path, monkeypatch: pytest.Mon
     graph = Graph.of(
         parse("g (float[N,4] x) => (float[N,4] y) { a = Relu (x) b = Neg (a) c = Exp (b) y = Add (c, a) }")
     )
-    walk = Walk(graph, samples(graph.to_model(), 3), memory=0)
+    walk = LayerStream(graph, samples(graph.to_model(), 3), memory=0)
     walk.reach("b")
     assert set(walk._values[0]) == {"a", "b"}
     walk.reach("c")
@@ -87,7 +87,7 @@ def test_inputs_and_constants_are_at_hand_and_bodies_get_what_they_read() -> Non
         )
     )
     data = [{**sample, "c": np.array(place % 2 == 0)} for place, sample in enumerate(samples(graph.to_model(), 4))]
-    walk = Walk(graph, data, memory=1 << 20)
+    walk = LayerStream(graph, data, memory=1 << 20)
     walk.reach("x")
     walk.reach("a")
     walk.reach("y")
@@ -97,7 +97,7 @@ def test_inputs_and_constants_are_at_hand_and_bodies_get_what_they_read() -> Non
 
 def test_a_piece_that_does_not_run_is_an_error_that_says_where() -> None:
     graph = Graph.of(parse("g (float[N] x) => (float[N] y) { y = Reshape (x, s) }", s=np.int64([2, -1])))
-    walk = Walk(graph, [{"x": np.ones(3, np.float32)}], memory=1 << 20)
+    walk = LayerStream(graph, [{"x": np.ones(3, np.float32)}], memory=1 << 20)
     with pytest.raises(ModelError, match="piece by piece, up to y"):
         walk.reach("y")
 
@@ -142,7 +142,7 @@ def test_float_weights_between_pairs_stay_what_they_are() -> None:
     step, zero = np.asarray(np.float32(0.125)), np.asarray(np.uint8(100))
     graph = Graph.of(parse(text, w=w, s=step, z=zero))
     sample = {"x": normal(2, 4, 6, 6)}
-    walk = Walk(graph, [sample], memory=1 << 20)
+    walk = LayerStream(graph, [sample], memory=1 << 20)
     walk.reach("q")
     walk.reach("p")
     [found] = walk.values("p")

@@ -14,7 +14,7 @@ import torch
 from quark_onnx.cli import main
 from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.torch.algorithms.learned_rounding.autoround import Training
-from quark_onnx.torch.calibration.observers import Watching
+from quark_onnx.torch.calibration.observers import ActivationObservers
 from quark_onnx.torch.checkpoints.export import export_safetensors
 from quark_onnx.torch.checkpoints.load import load_checkpoint
 from quark_onnx.torch.checkpoints.safetensors_io import Reader
@@ -205,7 +205,7 @@ def test_what_has_no_word_for_it(tmp_path: Path) -> None:
 
 def test_other_numbers_than_keys_are_refused() -> None:
     layer = torch.nn.Linear(4, 6)
-    with Watching({"k_proj": (layer, LayerSpec(output=FP8, rotated=True))}):
+    with ActivationObservers({"k_proj": (layer, LayerSpec(output=FP8, rotated=True))}):
         assert torch.equal(layer.round_keys(torch.ones(1, 3, 5, 2)), torch.ones(1, 3, 5, 2))
         with pytest.raises(ModelError, match="k_proj computes 6 numbers for a token, which are not the keys"):
             layer.round_keys(torch.ones(1, 2, 5, 4))

@@ -30,7 +30,7 @@ from quark_onnx.torch.config.torch_config import Attention, KVCache, TorchConfig
 from quark_onnx.torch.export.params import save_params
 from quark_onnx.torch.exports.kinds import exported
 from quark_onnx.torch.exports.onnx import export_onnx
-from quark_onnx.torch.models.attention import hand_over, set_attention
+from quark_onnx.torch.models.attention import install_attention_hooks, set_attention
 from quark_onnx.torch.pipelines import file_run
 from quark_onnx.torch.pipelines.estimate import estimate
 from quark_onnx.torch.pipelines.file_to_file import Writing, quantize_checkpoint
@@ -180,7 +180,7 @@ def test_a_run_that_was_killed_goes_on(tmp_path: Path, monkeypatch: pytest.Monke
     quantize_checkpoint(source, tmp_path / "whole", FULL, tokens(), progress=False)
     writing = Writing(resume=tmp_path / "resume", spill=tmp_path / "spill")
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(file_run, "give_back", killed)
+        patch.setattr(file_run, "release_memory", killed)
         quantize_checkpoint(source, out, FULL, tokens(), writing=writing, progress=False)
     kept = Reader(tmp_path / "resume" / "block-00000.safetensors")
     assert "model.layers.0.self_attn.q_proj.prob_output_scale" in kept and not out.exists()
@@ -423,8 +423,8 @@ def test_hand_over_without_transformers() -> None:
     with pytest.raises(
         QuarkError, match="attention: 0 belongs to a Sequential, which computes its probabilities by no"
     ):
-        hand_over(module, layers)
-    assert callable(hand_over(SimpleNamespace(), {}))
+        install_attention_hooks(module, layers)
+    assert callable(install_attention_hooks(SimpleNamespace(), {}))
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

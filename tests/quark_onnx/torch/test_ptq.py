@@ -75,7 +75,7 @@ def test_a_model_that_was_handed_over_is_made_anew(source: Path) -> None:
     assert FloatCheckpoint.of(opened) is opened
     first = opened.model
     assert opened.model is first and opened.heads == ("lm_head",)
-    assert opened.hand_over() is first and opened.model is not first
+    assert opened.take_model() is first and opened.model is not first
     for scheme in ("int4_wo_32", "fp8"):
         data = tokens() if scheme == "fp8" else None
         report = quantize_checkpoint(opened, source.parent / scheme, config_for(scheme), data, progress=False)

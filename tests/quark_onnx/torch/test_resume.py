@@ -41,7 +41,7 @@ def killed_behind(block: int, source: Path, output: Path, resume: Path, monkeypa
             raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(file_run, "give_back", counted)
+        patch.setattr(file_run, "release_memory", counted)
         with pytest.raises(Killed):
             run(source, output, resume)
     assert not output.exists()

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from quark_onnx.torch.algorithms.gptq.levels import Steps
+from quark_onnx.torch.algorithms.gptq.levels import TensorLevels
 from quark_onnx.torch.runtime.threads import one_thread
 
 #: Columns whose effect on the columns behind is gathered before it is applied; and those of such a part.
@@ -25,7 +25,7 @@ class Columns:
         order: of its columns.
     """
 
-    def __init__(self, steps: Steps, order: Any) -> None:
+    def __init__(self, steps: TensorLevels, order: Any) -> None:
         scale = steps.scale.t().contiguous()
         zero = torch.zeros_like(scale) if steps.zero is None else steps.zero.t().contiguous()
         # a scale may be less than what has an inverse; what it belongs to is 0 then

@@ -19,7 +19,7 @@ from quark_onnx.errors import ConfigError, DataError
 from quark_onnx.registry import ALGORITHMS
 from quark_onnx.torch.algorithms.base import UNREACHED, BlockJob, Outcome
 from quark_onnx.torch.algorithms.gptq.hessian import Gram, grams_of
-from quark_onnx.torch.algorithms.gptq.levels import Steps
+from quark_onnx.torch.algorithms.gptq.levels import TensorLevels
 from quark_onnx.torch.algorithms.gptq.losses import Loss, better, merged, squares_of
 from quark_onnx.torch.algorithms.gptq.range_search import fitted, has_ranges
 from quark_onnx.torch.algorithms.gptq.solver import AT_ONCE, Solver, Swept
@@ -27,7 +27,7 @@ from quark_onnx.torch.algorithms.scheduling.replay import Replay
 from quark_onnx.torch.algorithms.scheduling.stages import stages_in
 from quark_onnx.torch.formats.quantized_tensor import Quantized, joined
 from quark_onnx.torch.models.quantized_layer import kind_of
-from quark_onnx.torch.runtime.memory import give_back
+from quark_onnx.torch.runtime.memory import release_memory
 
 
 @ALGORITHMS.register("gptq")
@@ -105,9 +105,9 @@ class GPTQ:
             grams = grams_of(job, stage, job.replay, exact=self.aims_at_float)
             job.replay.rest()
             for group in stage.groups:
-                give_back()
+                release_memory()
                 outcomes += self._group(group, weights, grams.pop(group[0]), result)
-        give_back()
+        release_memory()
         job.replay.begin(len(stages))
         return result, outcomes
 
@@ -127,13 +127,13 @@ class GPTQ:
         searches = [
             self._search(name, weights[name].float(), result[name], gram, power, solver)
             for name in group
-            if Steps.of(result[name]) is not None
+            if TensorLevels.of(result[name]) is not None
         ]
         for batch in _together(self._try(each, power) for each in searches):
             rows = [len(each.search.target) for each in batch]
             swept = solver.rounded(
                 joined([each.search.target for each in batch]),
-                [Steps.stacked(own) for own in zip(*(each.steps for each in batch), strict=True)],
+                [TensorLevels.stacked(own) for own in zip(*(each.steps for each in batch), strict=True)],
                 self.polish,
                 joined([each.search.first for each in batch]),
             )
@@ -212,9 +212,9 @@ class _Try:
     starts: tuple[Quantized, ...]
 
     @cached_property
-    def steps(self) -> list[Steps]:
+    def steps(self) -> list[TensorLevels]:
         """Those of each start."""
-        return [steps for each in self.starts if (steps := Steps.of(each)) is not None]
+        return [steps for each in self.starts if (steps := TensorLevels.of(each)) is not None]
 
     @property
     def kind(self) -> object:
@@ -226,7 +226,7 @@ class _Try:
         found = self.starts[0]
         for place, each in enumerate(self.starts[1:], 1):
             found = merged(found, each, swept.picked == place)
-        steps = Steps.of(found)
+        steps = TensorLevels.of(found)
         assert steps is not None
         self.search.consider(steps.put(found, swept.values), swept)
 

@@ -27,7 +27,7 @@ _FLOAT8 = {"fp8e4m3": E4M3, "fp8e5m2": E5M2}
 
 
 @dataclass(frozen=True)
-class Steps:
+class TensorLevels:
     """A value is ``(level - zero) * scale``; levels are whole numbers between two ends, or the values of a small float.
 
     Attributes:
@@ -46,7 +46,7 @@ class Steps:
     size: int = 1
 
     @classmethod
-    def of(cls, quantized: Quantized) -> Steps | None:
+    def of(cls, quantized: Quantized) -> TensorLevels | None:
         """Those of a weight with its scales as they are; None for formats whose scales are part of the codes, for more
         levels than float32 can tell apart, and for floats of 4 bits with one scale."""
         spec, rows = quantized.spec, quantized.shape[0]
@@ -74,11 +74,11 @@ class Steps:
         )
 
     @classmethod
-    def _of_floats(cls, scale: Any, element: MiniFloat, size: int) -> Steps:
+    def _of_floats(cls, scale: Any, element: MiniFloat, size: int) -> TensorLevels:
         return cls(scale, None, -element.largest, element.largest, element, size)
 
     @classmethod
-    def stacked(cls, parts: Sequence[Steps]) -> Steps:
+    def stacked(cls, parts: Sequence[TensorLevels]) -> TensorLevels:
         """Those of several weights with as many columns and the same levels, one below the other."""
         return replace(
             parts[0], scale=joined([each.scale for each in parts]), zero=joined([each.zero for each in parts])
@@ -89,16 +89,16 @@ class Steps:
         """What makes levels the same: their ends, what lies between, and whether there are zero points."""
         return self.least, self.greatest, self.element, self.zero is not None
 
-    def part(self, rows: Any) -> Steps:
+    def part(self, rows: Any) -> TensorLevels:
         """That of some rows, of all columns."""
         return replace(self, scale=self.scale[rows], zero=None if self.zero is None else self.zero[rows])
 
-    def merged(self, other: Steps, wins: Any) -> Steps:
+    def merged(self, other: TensorLevels, wins: Any) -> TensorLevels:
         """This one, with the rows of another of the same levels where a mask, (rows,), says so."""
         zero = None if self.zero is None else torch.where(wins[:, None], other.zero, self.zero)
         return replace(self, scale=torch.where(wins[:, None], other.scale, self.scale), zero=zero)
 
-    def columns(self) -> list[Steps]:
+    def columns(self) -> list[TensorLevels]:
         """Those of one column for each block."""
         scales = self.scale.t().contiguous()
         zeros = [None] * len(scales) if self.zero is None else self.zero.t().contiguous()

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from quark_onnx.torch.algorithms.gptq.columns import BLOCK, Columns, Turns
-from quark_onnx.torch.algorithms.gptq.levels import Steps
+from quark_onnx.torch.algorithms.gptq.levels import TensorLevels
 from quark_onnx.torch.algorithms.gptq.triangular import factored, panels, put_below, quadratic, turned, upside_down
 
 #: Values that are swept at once, in rows: so many that steps are few, and memory is bounded.
@@ -118,7 +118,7 @@ class Solver:
         """How many rows have so many values, about."""
         return max(1, values // max(1, len(self.power)) // _ALIKE) * _ALIKE
 
-    def rounded(self, target: Any, tries: Sequence[Steps], polish: int = 0, first: Any = None) -> Swept:
+    def rounded(self, target: Any, tries: Sequence[TensorLevels], polish: int = 0, first: Any = None) -> Swept:
         """A weight, (rows, inputs), on levels.
 
         Args:
@@ -141,11 +141,11 @@ class Solver:
             cost[own] = damped * self.unit
         return Swept(values, picked, cost)
 
-    def _swept(self, target: Any, tries: Sequence[Steps], polish: int, first: Any) -> tuple[Any, Any, Any]:
+    def _swept(self, target: Any, tries: Sequence[TensorLevels], polish: int, first: Any) -> tuple[Any, Any, Any]:
         """Of some rows: how far values are off, inputs first, in their order; which try is best; and the cost, divided
         by ``unit``."""
         start = None if first is None else first[:, self.order[0]].repeat(len(tries))
-        columns = Columns(Steps.stacked(tries), self.order)
+        columns = Columns(TensorLevels.stacked(tries), self.order)
         off, seen, cost = self._sweep(target, len(tries), columns, start, seen=bool(polish))
         off, seen, cost, steps, picked = _least(off, seen, cost, tries)
         if len(tries) > 1:
@@ -225,7 +225,7 @@ class Solver:
         return change
 
 
-def _least(off: Any, seen: Any, cost: Any, tries: Sequence[Steps]) -> tuple[Any, Any, Any, Steps, Any]:
+def _least(off: Any, seen: Any, cost: Any, tries: Sequence[TensorLevels]) -> tuple[Any, Any, Any, TensorLevels, Any]:
     """Of tries side by side, row by row the one whose sweep has cost least, put where the first is; and its place."""
     rows = len(cost) // len(tries)
     (off, *others), (seen, *sights), (cost, *costs) = (each.split(rows, -1) for each in (off, seen, cost))

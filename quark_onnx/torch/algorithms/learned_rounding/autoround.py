@@ -16,7 +16,7 @@ from quark_onnx.errors import ConfigError, DataError
 from quark_onnx.optimizers.base import require_flag, require_number, require_whole
 from quark_onnx.registry import ALGORITHMS
 from quark_onnx.torch.algorithms.base import BlockJob, Outcome
-from quark_onnx.torch.algorithms.gptq.levels import Steps
+from quark_onnx.torch.algorithms.gptq.levels import TensorLevels
 from quark_onnx.torch.algorithms.learned_rounding.trainable_weight import TrainableWeight, through
 from quark_onnx.torch.algorithms.learned_rounding.training_state import OPTIMIZERS, Descent, draws, looks
 from quark_onnx.torch.formats.quantized_tensor import Quantized
@@ -83,7 +83,7 @@ class SignedRounding:
         """
         trained, outcomes = dict[str, TrainableWeight](), list[Outcome]()
         for name, weight, _ in job.weights():
-            if (steps := Steps.of(made[name])) is not None:
+            if (steps := TensorLevels.of(made[name])) is not None:
                 trained[name] = TrainableWeight(weight, made[name], steps)
             else:
                 kind = made[name].spec.dtype.name

@@ -19,7 +19,7 @@ from quark_onnx.optimizers.base import require_number, require_whole
 from quark_onnx.progress import Progress
 from quark_onnx.registry import ALGORITHMS
 from quark_onnx.torch.algorithms.base import Outcome
-from quark_onnx.torch.algorithms.gptq.levels import Steps
+from quark_onnx.torch.algorithms.gptq.levels import TensorLevels
 from quark_onnx.torch.algorithms.learned_rounding.autoround import Training, descend, renew
 from quark_onnx.torch.algorithms.learned_rounding.trainable_weight import TrainableWeight
 from quark_onnx.torch.algorithms.learned_rounding.training_state import Descent, draws, looks
@@ -102,7 +102,7 @@ class Distillation:
             layer = model.get_submodule(name)
             if not isinstance(layer, QuantizedLayer) or layer.quantized is None:
                 continue
-            if (steps := Steps.of(layer.quantized)) is None:
+            if (steps := TensorLevels.of(layer.quantized)) is None:
                 kind = layer.quantized.spec.dtype.name
                 note = f"{kind} has no steps that can be trained; its codes stay"
                 outcomes.append(Outcome(name, self.name, 0.0, 0.0, note))

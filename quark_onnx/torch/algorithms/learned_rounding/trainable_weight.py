@@ -15,7 +15,7 @@ import torch
 from calibrators.grid import SMALLEST_SCALE
 from quark_onnx.dtypes import Integer, Scaled
 from quark_onnx.kernels.minifloat import E4M3, MiniFloat
-from quark_onnx.torch.algorithms.gptq.levels import Steps
+from quark_onnx.torch.algorithms.gptq.levels import TensorLevels
 from quark_onnx.torch.config.number_formats import TwoLevel, element_of
 from quark_onnx.torch.formats import block_formats
 from quark_onnx.torch.formats.bit_packing import in_blocks
@@ -65,7 +65,7 @@ class TrainableWeight:
         low: what the least value that has a code is multiplied by; None where the format is symmetric.
     """
 
-    def __init__(self, weight: Any, start: Quantized, steps: Steps) -> None:
+    def __init__(self, weight: Any, start: Quantized, steps: TensorLevels) -> None:
         self._start, self._spec = start, start.spec
         self._element, self._qmin, self._qmax = steps.element, steps.least, steps.greatest
         self._reals = self._matrix(weight.detach().float())

@@ -1,4 +1,4 @@
-"""Moments: what layers read, boiled down to what the choice of scales depends on."""
+"""ActivationStats: what layers read, boiled down to what the choice of scales depends on."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TOKENS = 1024
 
 
 @dataclass(frozen=True)
-class Moments:
+class ActivationStats:
     """Of the inputs x of a layer, over all tokens; float32.
 
     Attributes:
@@ -47,7 +47,7 @@ class Moments:
         """The mean square of what a weight, (outputs, inputs), makes of the inputs, summed over outputs.
 
         >>> x = torch.tensor([[1.0, 0.0], [1.0, 2.0]])
-        >>> Moments(None, None, None, x.t() @ x / 2).power(torch.tensor([[3.0, 1.0]]))
+        >>> ActivationStats(None, None, None, x.t() @ x / 2).power(torch.tensor([[3.0, 1.0]]))
         17.0
         """
         if self.second is not None:
@@ -55,7 +55,7 @@ class Moments:
         return float((weight @ self.tokens.t()).square().sum() / len(self.tokens))
 
 
-class _Gathering:
+class _Collector:
     """Takes in what a layer reads.
 
     Args:
@@ -108,7 +108,7 @@ class _Gathering:
         else:
             self._tokens = [tensor.to(zeros.device) for part in distributed.gathered(self._tokens) for tensor in part]
 
-    def moments(self, name: str) -> Moments:
+    def moments(self, name: str) -> ActivationStats:
         """What was seen.
 
         Raises:
@@ -118,11 +118,13 @@ class _Gathering:
         if not torch.isfinite(mean).all():
             raise DataError(f"what {name} reads is infinite or no number on the calibration data")
         if self._second is not None:
-            return Moments(mean, lo, hi, second=self._second / self.count)
-        return Moments(mean, lo, hi, tokens=torch.cat(self._tokens))
+            return ActivationStats(mean, lo, hi, second=self._second / self.count)
+        return ActivationStats(mean, lo, hi, tokens=torch.cat(self._tokens))
 
 
-def moments_of(block: Any, calls: Sequence[Call], names: Iterable[str], *, products: bool = True) -> dict[str, Moments]:
+def moments_of(
+    block: Any, calls: Sequence[Call], names: Iterable[str], *, products: bool = True
+) -> dict[str, ActivationStats]:
     """The moments of what layers read; layers that no token reaches are missing.
 
     Args:
@@ -134,7 +136,7 @@ def moments_of(block: Any, calls: Sequence[Call], names: Iterable[str], *, produ
         DataError: a layer reads numbers that are infinite or none.
     """
     share = -(-_TOKENS // max(len(calls), 1))
-    gathered = {name: _Gathering(share, products) for name in dict.fromkeys(names)}
+    gathered = {name: _Collector(share, products) for name in dict.fromkeys(names)}
     hooks = [
         block.get_submodule(name).register_forward_pre_hook(_observing(each), with_kwargs=True)
         for name, each in gathered.items()
@@ -151,7 +153,7 @@ def moments_of(block: Any, calls: Sequence[Call], names: Iterable[str], *, produ
     return {name: each.moments(name) for name, each in gathered.items() if each.count}
 
 
-def _observing(gathering: _Gathering) -> Any:
+def _observing(gathering: _Collector) -> Any:
     def hook(module: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         gathering.observe(split_input(args, named)[0])
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.func import functional_call
 
-from quark_onnx.torch.algorithms.rescaling.probe import Probe
+from quark_onnx.torch.algorithms.rescaling.probe import BlockProbe
 from quark_onnx.torch.calibration.block_stream import Call
 from quark_onnx.torch.models.quantized_layer import kind_of, outputs_first
 
@@ -96,7 +96,7 @@ def find_pairs(block: Any, call: Call) -> list[Pair]:
         block: a decoder block, its experts taken apart; it stays as it is.
         call: what it is called with for one sample.
     """
-    probe = Probe(block, call)
+    probe = BlockProbe(block, call)
     found = find_norms(probe)
     taken = {name for pair in found for name in pair.readers}
     order = {name: index for index, name in enumerate(probe.base.read)}
@@ -111,10 +111,10 @@ def norms_to_linears(block: Any, call: Call) -> list[Pair]:
         block: a decoder block; it stays as it is.
         call: what it is called with for one sample.
     """
-    return find_norms(Probe(block, call))
+    return find_norms(BlockProbe(block, call))
 
 
-def find_norms(probe: Probe) -> list[Pair]:
+def find_norms(probe: BlockProbe) -> list[Pair]:
     """The pairs whose source has a gain for each channel."""
     found = []
     for name in probe.base.made:
@@ -130,7 +130,7 @@ def find_norms(probe: Probe) -> list[Pair]:
     return found
 
 
-def _readers(probe: Probe, source: str, size: int) -> tuple[str, ...]:
+def _readers(probe: BlockProbe, source: str, size: int) -> tuple[str, ...]:
     """What reads the channels of a part, if nothing else does; experts only do once their router reads what it did."""
     factors = probe.factors(size)
     readers = list[str]()
@@ -143,7 +143,7 @@ def _readers(probe: Probe, source: str, size: int) -> tuple[str, ...]:
         readers += new
 
 
-def _linear(probe: Probe, name: str, factors: Any) -> bool:
+def _linear(probe: BlockProbe, name: str, factors: Any) -> bool:
     """Whether what a part reads may be multiplied in its weight instead."""
     module, weight = probe.parts[name], matrix_of(probe.parts[name])
     if weight is None or kind_of(module) == "Embedding":
@@ -161,7 +161,7 @@ def _linear(probe: Probe, name: str, factors: Any) -> bool:
     return _close(before, after)
 
 
-def _find_linears(probe: Probe, taken: set[str]) -> list[Pair]:
+def _find_linears(probe: BlockProbe, taken: set[str]) -> list[Pair]:
     """The pairs whose source is a linear layer, for readers that no norm stands in front of."""
     groups = _groups(probe)
     found = list[Pair]()
@@ -178,7 +178,7 @@ def _find_linears(probe: Probe, taken: set[str]) -> list[Pair]:
 _BEFORE = 4
 
 
-def _groups(probe: Probe) -> list[dict[tuple[str, ...], str]]:
+def _groups(probe: BlockProbe) -> list[dict[tuple[str, ...], str]]:
     """The linear layers in the order in which they are run; those of all experts together, by their numbers."""
     groups = dict[tuple[Any, ...], dict[tuple[str, ...], str]]()
     order = [*probe.base.read, *(name for name in probe.parts if name not in probe.base.read)]
@@ -190,7 +190,7 @@ def _groups(probe: Probe) -> list[dict[tuple[str, ...], str]]:
     return list(groups.values())
 
 
-def _matched(probe: Probe, sources: Mapping[Any, str], readers: Mapping[Any, str]) -> list[Pair]:
+def _matched(probe: BlockProbe, sources: Mapping[Any, str], readers: Mapping[Any, str]) -> list[Pair]:
     """The pairs of two groups of layers that belong together."""
     if len(sources) > 1 and sources.keys() != readers.keys():
         return []
@@ -204,7 +204,7 @@ def _matched(probe: Probe, sources: Mapping[Any, str], readers: Mapping[Any, str
     return []
 
 
-def _layouts(probe: Probe, names: Mapping[str, str]) -> Iterator[tuple[Any, Any]]:
+def _layouts(probe: BlockProbe, names: Mapping[str, str]) -> Iterator[tuple[Any, Any]]:
     """Which rows of the first layer may be which columns of the second: all, a half of those that a gate has with what
     it lets through, or what attention makes of values."""
     source, reader = next(iter(names.items()))
@@ -221,7 +221,7 @@ def _layouts(probe: Probe, names: Mapping[str, str]) -> Iterator[tuple[Any, Any]
             yield torch.unique(places, return_inverse=True)
 
 
-def _values_of(probe: Probe, source: str, reader: str, outputs: int) -> Any:
+def _values_of(probe: BlockProbe, source: str, reader: str, outputs: int) -> Any:
     """Which output of one layer each input of another follows at the first token, which attends to nothing but itself,
     so that queries and keys make no difference; None where one follows none, or several.
 
@@ -243,7 +243,7 @@ def _values_of(probe: Probe, source: str, reader: str, outputs: int) -> Any:
     return places.long() if places.max() < outputs else None
 
 
-def _confirmed(probe: Probe, names: Mapping[str, str], rows: Any, columns: Any) -> bool:
+def _confirmed(probe: BlockProbe, names: Mapping[str, str], rows: Any, columns: Any) -> bool:
     """Whether factors go over from outputs of the first layers to inputs of the second, and change nothing else."""
     factors = probe.factors(len(rows))
     seen = {source: reader for source, reader in names.items() if reader in probe.base.read}
@@ -262,7 +262,7 @@ def _close(first: Any, second: Any) -> bool:
     return isinstance(first, tuple | list) and all(map(_close, first, second))
 
 
-def _with_unreached(probe: Probe, readers: list[str]) -> list[str]:
+def _with_unreached(probe: BlockProbe, readers: list[str]) -> list[str]:
     """Experts that no token has reached read what the others read."""
     kinds = {pattern_of(name) for name in readers}
     idle = [name for name in probe.parts if name not in probe.base.read and pattern_of(name) in kinds]
@@ -278,7 +278,7 @@ def pattern_of(name: str) -> str:
     return ".".join("*" if part.isdigit() else part for part in name.split("."))
 
 
-def _gain(probe: Probe, name: str, factors: Any) -> tuple[str, float] | None:
+def _gain(probe: BlockProbe, name: str, factors: Any) -> tuple[str, float] | None:
     """Which parameter of a norm multiplies what it computes, and what is added to it before."""
     module, x = probe.parts[name], probe.base.read[name].float()
     parameters = {key: parameter.detach().float() for key, parameter in module.named_parameters(recurse=False)}

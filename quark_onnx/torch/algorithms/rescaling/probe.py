@@ -28,7 +28,7 @@ class Trace:
     made: dict[str, Any] = field(default_factory=dict)
 
 
-class Probe:
+class BlockProbe:
     """A block that is run again and again. Factors are powers of two: they commute with rounding in any type of floats,
     and results that should be equal are.
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from quark_onnx.torch.algorithms.base import BlockJob, Outcome
-from quark_onnx.torch.algorithms.rescaling.activation_stats import Moments, moments_of
+from quark_onnx.torch.algorithms.rescaling.activation_stats import ActivationStats, moments_of
 from quark_onnx.torch.algorithms.rescaling.channel_pairs import Pair, find_pairs, inputs_last, pattern_of
 from quark_onnx.torch.config.spec import LayerSpec
 from quark_onnx.torch.runtime import distributed
@@ -40,7 +40,7 @@ class Readers:
     specs: tuple[LayerSpec, ...]
     columns: Any
     channels: int
-    moments: Moments
+    moments: ActivationStats
 
     def channel(self, values: Any) -> Any:
         """The greatest of the values of those inputs that are one channel: (inputs,) to (channels,)."""
@@ -120,7 +120,7 @@ def rescale(job: BlockJob, algorithm: str, choose: Choose, *, products: bool) ->
 
 
 def _rescale_alike(
-    job: BlockJob, algorithm: str, choose: Choose, pairs: list[Pair], moments: Mapping[str, Moments]
+    job: BlockJob, algorithm: str, choose: Choose, pairs: list[Pair], moments: Mapping[str, ActivationStats]
 ) -> list[Outcome]:
     """Rescale a pair, or that of all experts; take it back if the block does not compute what it did."""
     block, call = job.block, job.floats[0]
@@ -145,7 +145,7 @@ def _rescale_alike(
     return [Outcome(each.layer, algorithm, each.before, each.before, note) for each in outcomes]
 
 
-def _readers(job: BlockJob, pair: Pair, moments: Moments) -> Readers:
+def _readers(job: BlockJob, pair: Pair, moments: ActivationStats) -> Readers:
     found = {
         name: (inputs_last(module).float(), spec)
         for name, (module, spec) in job.layers.items()

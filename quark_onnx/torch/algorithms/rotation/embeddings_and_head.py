@@ -16,7 +16,7 @@ from quark_onnx.torch.models.structure import within
 
 
 @dataclass(frozen=True)
-class Outside:
+class EmbeddingsAndHead:
     """A model whose blocks are skipped.
 
     Attributes:

@@ -14,19 +14,19 @@ from torch.func import functional_call
 
 from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.kernels.hadamard import balanced, random_hadamard
-from quark_onnx.torch.algorithms.rotation.embeddings_and_head import Outside
+from quark_onnx.torch.algorithms.rotation.embeddings_and_head import EmbeddingsAndHead
 from quark_onnx.torch.algorithms.rotation.residual_stream import Part, Stream, floats_of, in_float32
 from quark_onnx.torch.algorithms.rotation.settings import Rotation
 from quark_onnx.torch.algorithms.rotation.weight_rewrites import (
     HEADS,
     STREAM,
-    Plan,
+    WeightRewrites,
     fold_heads,
     fold_online,
     fold_stream,
 )
-from quark_onnx.torch.calibration.block_stream import Call, Walk, moved
-from quark_onnx.torch.models.online_rotation import Turned, Turning
+from quark_onnx.torch.calibration.block_stream import BlockStream, Call, moved
+from quark_onnx.torch.models.online_rotation import OnlineRotation, OrthogonalMatrix
 from quark_onnx.torch.models.structure import blocks_of, put_modules
 
 #: How far the rotated model may be from the model, relative, in float32.
@@ -55,11 +55,11 @@ class Rotator:
         self.settings = settings
         self.blocks = stream_blocks(model)
         batch = moved(batch, next(model.parameters()).device)
-        self._walk = Walk(model, self.blocks, [batch])
-        self.rotations = dict[str, Turning]()
+        self._walk = BlockStream(model, self.blocks, [batch])
+        self.rotations = dict[str, OrthogonalMatrix]()
         name = next(iter(self.blocks))
         first, call = self.blocks[name], self.call(name)
-        self._outside = Outside(model, self.blocks, batch, _raw(first, floats_of(first), call, call.hidden))
+        self._outside = EmbeddingsAndHead(model, self.blocks, batch, _raw(first, floats_of(first), call, call.hidden))
         self.hidden = call.hidden
         self._size = call.hidden.shape[-1]
         self._back = self._outside.back().read(call.hidden) if settings.r1 else ()
@@ -78,10 +78,10 @@ class Rotator:
             )
         return Call(*map(in_float32, (calls[0].hidden, tuple(calls[0].args), dict(calls[0].kwargs))))
 
-    def outside(self) -> tuple[Plan, float]:
+    def outside(self) -> tuple[WeightRewrites, float]:
         """What becomes of embeddings, the last norm and the head; and the relative error."""
         if not self.settings.r1:
-            return Plan(), 0.0
+            return WeightRewrites(), 0.0
         self._outside.check_reached()
         hidden, front, back = self.hidden, self._outside.front(), self._outside.back()
         behind = [name for each in self._back for name in (each.norm, *each.readers) if name]
@@ -96,7 +96,7 @@ class Rotator:
         errors = [_error(turn(before[0]), after[0]), _error(before[1], after[1])]
         return plan, _checked("what surrounds the blocks", max(errors))
 
-    def block(self, name: str, hidden: Any) -> tuple[Plan, float, Any]:
+    def block(self, name: str, hidden: Any) -> tuple[WeightRewrites, float, Any]:
         """What becomes of a block, whose weights are there.
 
         Args:
@@ -129,11 +129,11 @@ class Rotator:
         why = f"; {odd[0]} belongs to no layer, perhaps it reads or writes the residual stream" if odd else ""
         return plan, _checked(name, _error(turn(before), after), why), before
 
-    def _plan(self, part: Part, hidden: Any) -> Plan:
+    def _plan(self, part: Part, hidden: Any) -> WeightRewrites:
         readings = part.read(hidden)
         skipped = {name for each in readings for name in each.readers}
         writers = part.written(hidden, self._size, skipped, normed=not self.settings.r1)
-        plan = fold_stream(part, Stream(readings, writers), self._size) if self.settings.r1 else Plan()
+        plan = fold_stream(part, Stream(readings, writers), self._size) if self.settings.r1 else WeightRewrites()
         heads = part.heads(hidden, writers)
         for each in heads if self.settings.r2 else ():
             plan.update(fold_heads(part, each))
@@ -144,7 +144,7 @@ class Rotator:
                 plan.update(fold_online(part, name, matrices[name].shape[1]))
         return plan
 
-    def rotation(self, name: str, plan: Plan) -> Turning:
+    def rotation(self, name: str, plan: WeightRewrites) -> OrthogonalMatrix:
         """The rotation of this name."""
         if name not in self.rotations:
             size = plan.sizes[name]
@@ -152,10 +152,10 @@ class Rotator:
             if size % mixed:
                 raise ConfigError(f"size of rotation is {mixed}, which does not divide {size} channels")
             made = balanced if name == STREAM and self.centered else random_hadamard
-            self.rotations[name] = Turning.of(made(mixed, self.settings.seed))
+            self.rotations[name] = OrthogonalMatrix.of(made(mixed, self.settings.seed))
         return self.rotations[name]
 
-    def _changed(self, plan: Plan, get: Any) -> dict[str, Any]:
+    def _changed(self, plan: WeightRewrites, get: Any) -> dict[str, Any]:
         for name in plan.sizes:
             self.rotation(name, plan)
         return {name: plan.tensor(name, get, self.rotations) for name in plan.rewrites}
@@ -173,7 +173,7 @@ def stream_blocks(model: Any) -> dict[str, Any]:
     return blocks
 
 
-def apply(plan: Plan, model: Any, rotations: Mapping[str, Turning]) -> None:
+def apply(plan: WeightRewrites, model: Any, rotations: Mapping[str, OrthogonalMatrix]) -> None:
     """Rewrite the parameters of a model in place, and put rotations in front of layers that read what is rotated."""
 
     def get(name: str) -> Any:
@@ -182,7 +182,7 @@ def apply(plan: Plan, model: Any, rotations: Mapping[str, Turning]) -> None:
     made = {name: plan.tensor(name, get, rotations) for name in plan.rewrites}
     for name, tensor in made.items():
         model.get_parameter(name).data = tensor
-    layers = {name: Turned(model.get_submodule(name), rotations[key]) for name, key in plan.online.items()}
+    layers = {name: OnlineRotation(model.get_submodule(name), rotations[key]) for name, key in plan.online.items()}
     put_modules(model, layers)
 
 
@@ -215,7 +215,7 @@ def _checked(name: str, error: float, why: str = "") -> float:
     return error
 
 
-def _turning(turning: Turning) -> Any:
+def _turning(turning: OrthogonalMatrix) -> Any:
     return lambda module, args: (turning.turn(args[0]), *args[1:])
 
 

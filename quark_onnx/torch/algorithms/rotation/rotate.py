@@ -15,11 +15,11 @@ from quark_onnx.errors import ConfigError, DataError, ModelError
 from quark_onnx.torch.algorithms.rotation.planner import Rotator, apply, stream_blocks
 from quark_onnx.torch.algorithms.rotation.settings import Rotation
 from quark_onnx.torch.algorithms.rotation.spinquant import Trainee, Training, learn
-from quark_onnx.torch.algorithms.rotation.weight_rewrites import Plan
+from quark_onnx.torch.algorithms.rotation.weight_rewrites import WeightRewrites
 from quark_onnx.torch.calibration.block_stream import batches, inference
 from quark_onnx.torch.checkpoints.parameter_sources import Sources, empty, fill, missing_of, tie
 from quark_onnx.torch.models.experts import unfuse_experts
-from quark_onnx.torch.models.online_rotation import Turning
+from quark_onnx.torch.models.online_rotation import OrthogonalMatrix
 from quark_onnx.torch.models.quantized_layer import Layers
 from quark_onnx.torch.models.structure import vocabulary_of, within
 
@@ -77,12 +77,12 @@ class Rotated:
 class _Planned:
     """What becomes of each part of a model, and how far the worst is from what it was."""
 
-    parts: tuple[Plan, ...]
+    parts: tuple[WeightRewrites, ...]
     error: float
 
     @property
-    def whole(self) -> Plan:
-        found = Plan()
+    def whole(self) -> WeightRewrites:
+        found = WeightRewrites()
         for part in self.parts:
             found.update(part)
         return found
@@ -124,7 +124,7 @@ def rotate(
             fixed, starts = _starts(rotator, planned.whole)
             how = Training(settings.steps, seed=settings.seed, centered=rotator.centered, progress=progress)
             best = learn(Trainee(model, planned.whole, layers or {}, fixed), starts, found, how)
-            rotator.rotations |= {name: Turning((matrix,)) for name, matrix in best.matrices.items()}
+            rotator.rotations |= {name: OrthogonalMatrix((matrix,)) for name, matrix in best.matrices.items()}
             learned = (best.before, best.after)
         for part in planned.parts:
             apply(part, model, rotator.rotations)
@@ -192,7 +192,7 @@ def _planned(rotator: Rotator, at: Callable[[str], AbstractContextManager[None]]
     return _Planned(tuple(parts), worst)
 
 
-def _starts(rotator: Rotator, plan: Plan) -> tuple[dict[str, Turning], tuple[dict[str, Any], ...]]:
+def _starts(rotator: Rotator, plan: WeightRewrites) -> tuple[dict[str, OrthogonalMatrix], tuple[dict[str, Any], ...]]:
     """The rotations that each run computes, which are not learned; and where learning of the others may start: as they
     are, or with none."""
     fixed = {name: rotator.rotations[name] for name in plan.online.values()}

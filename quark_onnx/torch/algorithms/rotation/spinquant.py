@@ -17,10 +17,10 @@ from torch.func import functional_call
 from quark_onnx.errors import DataError
 from quark_onnx.progress import Progress
 from quark_onnx.torch.algorithms.learned_rounding.trainable_weight import through
-from quark_onnx.torch.algorithms.rotation.weight_rewrites import STREAM, Plan
+from quark_onnx.torch.algorithms.rotation.weight_rewrites import STREAM, WeightRewrites
 from quark_onnx.torch.config.spec import TensorSpec
 from quark_onnx.torch.formats.quantized_tensor import fake_quantize, quantize
-from quark_onnx.torch.models.online_rotation import Turning
+from quark_onnx.torch.models.online_rotation import OrthogonalMatrix
 from quark_onnx.torch.models.quantized_layer import Layers, kind_of, outputs_first
 
 #: The share of the last direction that is kept.
@@ -74,7 +74,7 @@ class Trainee:
         fixed: rotations that are not learned.
     """
 
-    def __init__(self, model: Any, plan: Plan, layers: Layers, fixed: Mapping[str, Turning]) -> None:
+    def __init__(self, model: Any, plan: WeightRewrites, layers: Layers, fixed: Mapping[str, OrthogonalMatrix]) -> None:
         self._model, self._plan, self._layers, self._fixed = model, plan, layers, fixed
         self.device = next(model.parameters()).device
         self._floats = {name: each.detach().float() for name, each in model.named_parameters(remove_duplicate=False)}
@@ -86,7 +86,7 @@ class Trainee:
             matrices: the rotations, by name.
             ids: the tokens.
         """
-        rotations = {**self._fixed, **{name: Turning((matrix,)) for name, matrix in matrices.items()}}
+        rotations = {**self._fixed, **{name: OrthogonalMatrix((matrix,)) for name, matrix in matrices.items()}}
         tensors = dict(self._floats)
         for name, rewrite in self._plan.rewrites.items():
             tensors[name] = rewrite(tensors[name], self._floats.__getitem__, rotations)
@@ -100,7 +100,7 @@ class Trainee:
         return torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten())
 
     @contextmanager
-    def _rounding(self, rotations: Mapping[str, Turning]) -> Iterator[None]:
+    def _rounding(self, rotations: Mapping[str, OrthogonalMatrix]) -> Iterator[None]:
         """Layers read what is rotated where each run does that, and rounded."""
         with ExitStack() as stack:
             for name, key in self._plan.online.items():

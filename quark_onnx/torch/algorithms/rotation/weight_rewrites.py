@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from quark_onnx.torch.algorithms.rotation.residual_stream import Heads, Part, Reading, Stream, is_table
-from quark_onnx.torch.models.online_rotation import Turning
+from quark_onnx.torch.models.online_rotation import OrthogonalMatrix
 from quark_onnx.torch.models.quantized_layer import kind_of
 
 #: The rotation of the residual stream.
@@ -32,7 +32,7 @@ class Turn:
     rotation: str
     starts: tuple[int, ...] | None = None
 
-    def __call__(self, x: Any, turning: Turning) -> Any:
+    def __call__(self, x: Any, turning: OrthogonalMatrix) -> Any:
         """The parameter turned."""
         if self.starts is None:
             return turning.turn(x, self.axis)
@@ -80,7 +80,7 @@ class Rewrite:
     gain: Gain | None = None
     turns: tuple[Turn, ...] = ()
 
-    def __call__(self, x: Any, get: Callable[[str], Any], rotations: Mapping[str, Turning]) -> Any:
+    def __call__(self, x: Any, get: Callable[[str], Any], rotations: Mapping[str, OrthogonalMatrix]) -> Any:
         """The new parameter, in the type of ``x``.
 
         Args:
@@ -101,7 +101,7 @@ class Rewrite:
 
 
 @dataclass
-class Plan:
+class WeightRewrites:
     """What a rotation makes of a model, or of a part of it.
 
     Attributes:
@@ -114,7 +114,7 @@ class Plan:
     online: dict[str, str] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
 
-    def update(self, other: Plan) -> None:
+    def update(self, other: WeightRewrites) -> None:
         """Take in the plan of another part."""
         for name, rewrite in other.rewrites.items():
             own = {key: value for key, value in vars(rewrite).items() if value is not None}
@@ -127,7 +127,7 @@ class Plan:
         """Names of the layers whose outputs are values of attention heads."""
         return tuple(name.removeprefix(HEADS) for name in self.sizes if name.startswith(HEADS))
 
-    def tensor(self, name: str, get: Callable[[str], Any], rotations: Mapping[str, Turning]) -> Any:
+    def tensor(self, name: str, get: Callable[[str], Any], rotations: Mapping[str, OrthogonalMatrix]) -> Any:
         """A parameter of the rotated model, computed in float64, in the type that it has in the float model.
 
         Args:
@@ -147,9 +147,9 @@ class Plan:
         self.rewrites[name] = replace(now, turns=turns, **changes)
 
 
-def fold_stream(part: Part, stream: Stream, size: int) -> Plan:
+def fold_stream(part: Part, stream: Stream, size: int) -> WeightRewrites:
     """The rotation of the residual stream, with gains and biases of norms folded into what reads them."""
-    plan = Plan(sizes={STREAM: size})
+    plan = WeightRewrites(sizes={STREAM: size})
     for reading in stream.readings:
         gain = _fold_norm(plan, part, reading)
         for name in reading.readers:
@@ -164,7 +164,7 @@ def fold_stream(part: Part, stream: Stream, size: int) -> Plan:
     return plan
 
 
-def _fold_norm(plan: Plan, part: Part, reading: Reading) -> Gain | None:
+def _fold_norm(plan: WeightRewrites, part: Part, reading: Reading) -> Gain | None:
     """Make a norm neutral; its gain. A bias goes into those of the readers, or stays, rotated, where they have none."""
     if reading.norm is None:
         return None
@@ -183,10 +183,10 @@ def _fold_norm(plan: Plan, part: Part, reading: Reading) -> Gain | None:
     return gain
 
 
-def fold_heads(part: Part, heads: Heads) -> Plan:
+def fold_heads(part: Part, heads: Heads) -> WeightRewrites:
     """The rotation of the values of attention heads."""
     rotation = HEADS + heads.source
-    plan = Plan(sizes={rotation: heads.size})
+    plan = WeightRewrites(sizes={rotation: heads.size})
     source = part.modules[heads.source]
     plan.add(f"{heads.source}.weight", turns=(Turn(outputs_of(source), rotation, heads.starts),))
     if _has_bias(source):
@@ -195,10 +195,12 @@ def fold_heads(part: Part, heads: Heads) -> Plan:
     return plan
 
 
-def fold_online(part: Part, name: str, size: int) -> Plan:
+def fold_online(part: Part, name: str, size: int) -> WeightRewrites:
     """The rotation of what a layer reads, which each run computes."""
     rotation, axis = f"online {size}", inputs_of(part.modules[name])
-    return Plan({f"{name}.weight": Rewrite(turns=(Turn(axis, rotation),))}, {name: rotation}, {rotation: size})
+    return WeightRewrites(
+        {f"{name}.weight": Rewrite(turns=(Turn(axis, rotation),))}, {name: rotation}, {rotation: size}
+    )
 
 
 def inputs_of(module: Any) -> int:

@@ -10,26 +10,26 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._pytree import tree_leaves, tree_map
 
 
-class BlankError(RuntimeError):
+class MetaTensorError(RuntimeError):
     """A tensor was to be changed by numbers that nobody has."""
 
 
-class Blank(torch.Tensor):
+class MetaTensor(torch.Tensor):
     """A tensor with a shape, a type and a device, and without numbers.
 
     What it says of its device is where it would be: tensors that a model makes for it have numbers.
 
     Raises:
-        BlankError: numbers of another tensor were to be changed by those of a blank.
+        MetaTensorError: numbers of another tensor were to be changed by those of a blank.
         RuntimeError: its numbers are asked for; what is said of it is torch's.
     """
 
     _place: torch.device
 
     @classmethod
-    def of(cls, like: Any, device: Any) -> Blank:
+    def of(cls, like: Any, device: Any) -> MetaTensor:
         """One of the shape and type of a tensor."""
-        blank: Blank = like.to("meta").as_subclass(cls)
+        blank: MetaTensor = like.to("meta").as_subclass(cls)
         blank._place = device
         return blank
 
@@ -43,13 +43,15 @@ class Blank(torch.Tensor):
     ) -> Any:
         """What a function makes of tensors of which one is blank."""
         kwargs = kwargs or {}
-        device = next(each._place for each in tree_leaves((args, kwargs)) if isinstance(each, Blank))
+        device = next(each._place for each in tree_leaves((args, kwargs)) if isinstance(each, MetaTensor))
         if func == torch.Tensor.device.__get__:
             return device
         if func == torch.Tensor.is_cuda.__get__:
             return device.type == "cuda"
-        if any(isinstance(each, torch.Tensor) and not isinstance(each, Blank) for each in _changed(func, args, kwargs)):
-            raise BlankError(f"{func.__name__} changes a tensor by a blank")
+        if any(
+            isinstance(each, torch.Tensor) and not isinstance(each, MetaTensor) for each in _changed(func, args, kwargs)
+        ):
+            raise MetaTensorError(f"{func.__name__} changes a tensor by a blank")
         if func == scaled_dot_product_attention:
             return cls.of(_attended(*args, **kwargs), device)
         with torch._C.DisableTorchFunctionSubclass():

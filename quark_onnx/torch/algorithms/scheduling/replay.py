@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from quark_onnx.torch.algorithms.base import BlockJob
-from quark_onnx.torch.algorithms.scheduling.meta_tensor import Blank
+from quark_onnx.torch.algorithms.scheduling.meta_tensor import MetaTensor
 from quark_onnx.torch.algorithms.scheduling.stages import Stage
 from quark_onnx.torch.calibration.block_stream import Call
 from quark_onnx.torch.formats.quantized_tensor import Quantized
@@ -90,7 +90,7 @@ class Replay:
             except Exception:  # it has asked for the numbers of a blank, or fails in any case
                 found = None
         reads = {"": [found]} if found is None or isinstance(found, torch.Tensor) else found
-        if any(each is None or isinstance(each, Blank) for parts in reads.values() for each in parts):
+        if any(each is None or isinstance(each, MetaTensor) for parts in reads.values() for each in parts):
             return self._whole(call, run)  # what nothing should have read was read
         unchanged = all(result._version == versions.get(name, 0) for name, result in new.results.items())
         if self._limit and self._place < len(self._stages) and unchanged:
@@ -138,7 +138,7 @@ class Replay:
                 else:
                     new.blanks[name] = kept.results[name].to("meta")
             elif name in kept.blanks:
-                module.forward = _handing(Blank.of(kept.blanks[name], module.weight.device))
+                module.forward = _handing(MetaTensor.of(kept.blanks[name], module.weight.device))
             else:  # all runs so far have stopped before it, though none of its stage depends on what comes between
                 module.forward = self._computing(name, None, new, keep=keep)
         try:
@@ -158,7 +158,7 @@ class Replay:
 
         def forward(*args: Any, **named: Any) -> Any:
             found = self._layer(name)(*args, **named) if x is None else self._layer(name)(x)
-            if isinstance(found, Blank):
+            if isinstance(found, MetaTensor):
                 return found
             if keep:
                 new.results[name] = found

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from quark_onnx.errors import ModelError, nearest
-from quark_onnx.torch.checkpoints.safetensors_io import Stored
+from quark_onnx.torch.checkpoints.safetensors_io import StoredTensor
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Target:
     """
 
     name: str
-    sources: tuple[Stored, ...]
+    sources: tuple[StoredTensor, ...]
 
     @property
     def stacked(self) -> bool:
@@ -128,7 +128,7 @@ def head_dim(config: Any) -> int:
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
-def targets(tensors: Iterable[Stored], architecture: Architecture, config: Any) -> list[Target]:
+def targets(tensors: Iterable[StoredTensor], architecture: Architecture, config: Any) -> list[Target]:
     """The tensors of the file, in the order of the checkpoint's names.
 
     Raises:
@@ -138,7 +138,7 @@ def targets(tensors: Iterable[Stored], architecture: Architecture, config: Any) 
 
     arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture.name)
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
-    found: dict[str, list[tuple[int, Stored]]] = {}
+    found: dict[str, list[tuple[int, StoredTensor]]] = {}
     for stored in sorted(tensors, key=lambda stored: _natural(stored.name)):
         if _DERIVED.search(stored.name) or (config.tie_word_embeddings and stored.name == "lm_head.weight"):
             continue
@@ -157,7 +157,7 @@ def targets(tensors: Iterable[Stored], architecture: Architecture, config: Any) 
     return [Target(name, tuple(stored for _, stored in parts)) for name, parts in found.items()]
 
 
-def _check(found: dict[str, list[tuple[int, Stored]]], config: Any) -> None:
+def _check(found: dict[str, list[tuple[int, StoredTensor]]], config: Any) -> None:
     """Each block has what the first one has, each stack all experts; and there are the ends."""
     first = {match[2] for name in found if (match := _BLOCK.fullmatch(name)) and match[1] == "0"}
     needed = {"token_embd.weight", "output_norm.weight"}

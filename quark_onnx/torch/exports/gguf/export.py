@@ -14,7 +14,7 @@ import numpy as np
 
 from quark_onnx.errors import ConfigError, MissingDependency, nearest
 from quark_onnx.torch.checkpoints.meta_model import float_config_of
-from quark_onnx.torch.checkpoints.safetensors_io import Reader, Stored, read_json
+from quark_onnx.torch.checkpoints.safetensors_io import Reader, StoredTensor, read_json
 from quark_onnx.torch.exports.gguf import container
 from quark_onnx.torch.exports.gguf.architectures import Architecture, Target, architecture_of, targets
 from quark_onnx.torch.exports.gguf.blocks import FORMS
@@ -158,7 +158,7 @@ def _need(*packages: str) -> None:
             raise MissingDependency(f"a GGUF file needs the package {package}: pip install 'quark-onnx[llm]'")
 
 
-def _matched(weights: Mapping[str, Any], stored: Mapping[str, Stored]) -> dict[str, Any]:
+def _matched(weights: Mapping[str, Any], stored: Mapping[str, StoredTensor]) -> dict[str, Any]:
     """The same by the full names of the tensors that are written."""
     found = {}
     for name, weight in weights.items():

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from quark_onnx.errors import ConfigError, ModelError
-from quark_onnx.torch.checkpoints.safetensors_io import Stored
+from quark_onnx.torch.checkpoints.safetensors_io import StoredTensor
 from quark_onnx.torch.exports.gguf import blocks
 from quark_onnx.torch.exports.gguf.architectures import Target
 from quark_onnx.torch.formats.quantized_tensor import Quantized
@@ -58,7 +58,7 @@ class Part:
         each = [self._encoded(stored) for stored in self.target.sources]
         return np.stack(each) if self.target.stacked else each[0]
 
-    def _encoded(self, stored: Stored) -> Any:
+    def _encoded(self, stored: StoredTensor) -> Any:
         given = self.given.get(stored.name)
         if isinstance(given, Quantized) and self.type in blocks.FORMS:
             rows = blocks.store_codes(given, blocks.FORMS[self.type], stored.name)

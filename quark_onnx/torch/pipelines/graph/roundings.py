@@ -12,7 +12,7 @@ from torch.fx import GraphModule
 
 from quark_onnx.errors import DataError
 from quark_onnx.torch.calibration.block_stream import batches, call, inference
-from quark_onnx.torch.calibration.observers import Watched
+from quark_onnx.torch.calibration.observers import Observer
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.formats.affine import Params
 from quark_onnx.torch.models.quantized_layer import Rounding
@@ -106,9 +106,9 @@ class Roundings:
             raise DataError("the calibration data is empty")
         graph = self._module.graph
         device = next((each.device for each in self._module.parameters()), torch.device("cpu"))
-        watched, nodes = dict[Scale, Watched](), list[Any]()
+        watched, nodes = dict[Scale, Observer](), list[Any]()
         for scale, what in wanted.items():
-            watched[scale] = Watched(scale.spec, what, device)
+            watched[scale] = Observer(scale.spec, what, device)
             name = f"watch_{len(nodes)}"
             self._module.add_submodule(name, _Watch(watched[scale]))
             nodes += [self._call(name, root) for root in scale.roots]
@@ -189,7 +189,7 @@ def _origin(node: Any) -> Any:
 class _Watch(nn.Module):
     """Shows a statistic what passes."""
 
-    def __init__(self, watched: Watched) -> None:
+    def __init__(self, watched: Observer) -> None:
         super().__init__()
         self._watched = watched
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.torch.config.schemes import SCHEMES, scheme
-from quark_onnx.torch.config.torch_config import Usual
+from quark_onnx.torch.config.torch_config import DefaultExclude
 from quark_onnx.torch.quantization.config.algorithms import AlgoConfig, algorithm_named
 from quark_onnx.torch.quantization.config.config import QConfig, QLayerConfig
 from quark_onnx.torch.quantization.config.families import FAMILIES, queries_of
@@ -134,7 +134,7 @@ class LLMTemplate(Fields):
         Raises:
             ConfigError: a name is unknown, or what is asked for is not done.
         """
-        usual: list[str] = [Usual(glob) for glob in self.exclude_layers_name]
+        usual: list[str] = [DefaultExclude(glob) for glob in self.exclude_layers_name]
         config = QConfig(
             self._scheme(scheme, group_size),
             exclude=usual if exclude_layers is None else list(exclude_layers),

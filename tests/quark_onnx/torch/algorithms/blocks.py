@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from quark_onnx.torch.algorithms.base import BlockJob
-from quark_onnx.torch.calibration.block_stream import Walk, inference
+from quark_onnx.torch.calibration.block_stream import BlockStream, inference
 from quark_onnx.torch.config.spec import LayerSpec
 from quark_onnx.torch.models.experts import unfuse_experts
 from quark_onnx.torch.models.quantized_layer import kind_of
@@ -33,7 +33,7 @@ def job_of(model: Any, spec: LayerSpec, place: int = -1, count: int = 3) -> Bloc
     blocks = blocks_of(model)
     wanted = list(blocks)[place]
     with inference(model):
-        walk = Walk(model, blocks, tokens(count, 24))
+        walk = BlockStream(model, blocks, tokens(count, 24))
         for name, block in blocks.items():
             if name == wanted:
                 break

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from quark_onnx.torch.algorithms.scheduling.meta_tensor import Blank, BlankError
+from quark_onnx.torch.algorithms.scheduling.meta_tensor import MetaTensor, MetaTensorError
 
 LINEAR = nn.Linear(4, 8)
 COMPUTED: list[Callable[[Any], Any]] = [
@@ -38,8 +38,8 @@ COMPUTED: list[Callable[[Any], Any]] = [
 def test_what_is_computed_of_a_blank_is_one(compute: Callable[[Any], Any]) -> None:
     plain = torch.ones(2, 3, 4)
     with torch.no_grad():
-        found, wanted = compute(Blank.of(plain, plain.device)), compute(plain)
-    assert isinstance(found, Blank) and found.device == plain.device and found.is_cuda == plain.is_cuda
+        found, wanted = compute(MetaTensor.of(plain, plain.device)), compute(plain)
+    assert isinstance(found, MetaTensor) and found.device == plain.device and found.is_cuda == plain.is_cuda
     assert found.shape == wanted.shape and found.dtype == wanted.dtype
 
 
@@ -61,18 +61,18 @@ CHANGES: list[Callable[[Any, Any], Any]] = [
 @pytest.mark.parametrize("change", CHANGES)
 def test_no_tensor_changes_by_a_blank(change: Callable[[Any, Any], Any]) -> None:
     real = torch.zeros(2, 3)
-    with pytest.raises(BlankError):
-        change(real, Blank.of(torch.ones(2, 3), real.device))
+    with pytest.raises(MetaTensorError):
+        change(real, MetaTensor.of(torch.ones(2, 3), real.device))
     assert not real.any()
 
 
 @pytest.mark.parametrize("ask", [bool, float, lambda x: x.item(), lambda x: x.nonzero(), lambda x: x.numpy()])
 def test_a_blank_has_no_numbers(ask: Callable[[Any], Any]) -> None:
     with pytest.raises((RuntimeError, TypeError)):
-        ask(Blank.of(torch.ones(1), torch.device("cpu")).sum())
+        ask(MetaTensor.of(torch.ones(1), torch.device("cpu")).sum())
 
 
 def test_what_is_made_for_its_device_has_numbers() -> None:
-    blank = Blank.of(torch.ones(2, 3), torch.device("cpu"))
+    blank = MetaTensor.of(torch.ones(2, 3), torch.device("cpu"))
     assert torch.arange(3, device=blank.device).tolist() == [0, 1, 2]
     assert torch.ones(3).to(blank.device).sum() == 3

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quark_onnx.errors import ConfigError, DataError, ModelError
-from quark_onnx.torch.algorithms.gptq.levels import Steps
+from quark_onnx.torch.algorithms.gptq.levels import TensorLevels
 from quark_onnx.torch.algorithms.learned_rounding.autoround import SignedRounding
 from quark_onnx.torch.algorithms.learned_rounding.distill import Distillation
 from quark_onnx.torch.algorithms.learned_rounding.trainable_weight import TrainableWeight
@@ -121,7 +121,7 @@ def test_running_means_are_those_of_where_leaves_have_been() -> None:
     """Of the last twentieth of the steps; and the descent goes on from where it was, behind a look at them."""
     weight = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
     codes = quantize(weight, TensorSpec("int4", per_channel=True))
-    steps = Steps.of(codes)
+    steps = TensorLevels.of(codes)
     assert steps is not None
     trained = TrainableWeight(weight, codes, steps)
     descent, expected = Descent([trained], 80, 0.1, 0.1), [leaf.detach().numpy() + 0 for leaf in trained.leaves()]

@@ -15,18 +15,18 @@ from torch import nn
 
 from quark_onnx.errors import ConfigError, DataError, ModelError
 from quark_onnx.kernels.gptq import Compensation
-from quark_onnx.kernels.lattice import Lattice
+from quark_onnx.kernels.levels import Levels
 from quark_onnx.torch.algorithms.base import BlockJob
 from quark_onnx.torch.algorithms.gptq import columns as column_module
 from quark_onnx.torch.algorithms.gptq import gptq
 from quark_onnx.torch.algorithms.gptq import solver as solver_module
 from quark_onnx.torch.algorithms.gptq.gptq import GPTAQ, GPTQ, Qronos
 from quark_onnx.torch.algorithms.gptq.hessian import Gram, grams_of
-from quark_onnx.torch.algorithms.gptq.levels import Steps
+from quark_onnx.torch.algorithms.gptq.levels import TensorLevels
 from quark_onnx.torch.algorithms.gptq.solver import Solver
 from quark_onnx.torch.algorithms.scheduling import stages
 from quark_onnx.torch.algorithms.scheduling.stages import stages_of
-from quark_onnx.torch.calibration.block_stream import Call, Walk, inference
+from quark_onnx.torch.calibration.block_stream import BlockStream, Call, inference
 from quark_onnx.torch.config.algorithm_order import algorithm
 from quark_onnx.torch.config.schemes import scheme
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
@@ -94,7 +94,7 @@ def test_rows_that_are_swept_apart_are_those_that_are_swept_together(
     """To the bit, as long as parts have 16 rows or a multiple."""
     weight, x = problem(96, 300, 2)
     solver = Solver.of(x.T @ x, 0.02)
-    steps = [Steps(torch.full((96, 1), 0.2 + 0.1 * place), None, -7, 7, size=300) for place in range(tries)]
+    steps = [TensorLevels(torch.full((96, 1), 0.2 + 0.1 * place), None, -7, 7, size=300) for place in range(tries)]
     whole = solver.rounded(weight, steps, polish)
     off = weight - whole.values
     losses, ridged = solver.losses(off), solver.ridged(whole.values, weight)
@@ -122,7 +122,7 @@ def test_what_is_done_for_a_column_stays_in_one_thread(monkeypatch: pytest.Monke
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        Solver.of(x.T @ x).rounded(weight, [Steps(torch.full_like(weight, 0.5), None, -3, 3)], polish=1)
+        Solver.of(x.T @ x).rounded(weight, [TensorLevels(torch.full_like(weight, 0.5), None, -3, 3)], polish=1)
         assert own == {1} and torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
@@ -136,7 +136,7 @@ def test_weights_without_inputs() -> None:
 
 def test_the_sweep_is_the_textbooks() -> None:
     weight, x = problem(5, 12)
-    steps = Steps(torch.full_like(weight, 0.5), None, -3, 3)
+    steps = TensorLevels(torch.full_like(weight, 0.5), None, -3, 3)
     found = Solver.of(x.T @ x, 0.02, act_order=False).rounded(weight, [steps]).values
     assert np.array_equal(found.numpy() / 0.5, brain_surgeon(weight, x, 0.5, 3, 0.02))
 
@@ -145,10 +145,10 @@ def test_the_sweep_is_the_textbooks() -> None:
 def test_the_sweep_is_that_of_numpy(act_order: bool) -> None:
     weight, x = problem(7, 300, 1)
     gram = (x.double().T @ x.double()) / 100
-    steps = Steps(torch.full_like(weight, 0.25), None, -7, 7)
+    steps = TensorLevels(torch.full_like(weight, 0.25), None, -7, 7)
     found = Solver.of(gram, 0.01, act_order).rounded(weight, [steps]).values.numpy()
     field = np.ones((1, *weight.shape), np.float32)
-    lattice = Lattice(field * np.float32(0.25), np.zeros(0, np.float32), field * -7, field * 7)
+    lattice = Levels(field * np.float32(0.25), np.zeros(0, np.float32), field * -7, field * 7)
     own, _ = Compensation(gram.numpy()[None], damping=0.01, act_order=act_order).rounded(
         weight.double().numpy()[None], lattice
     )
@@ -159,7 +159,7 @@ def test_the_sweep_is_that_of_numpy(act_order: bool) -> None:
 
 def test_a_second_look_comes_near_to_the_best_of_all() -> None:
     weight, x = problem(24, 6, 2)
-    steps = Steps(torch.full_like(weight, 0.7), None, -2, 1)
+    steps = TensorLevels(torch.full_like(weight, 0.7), None, -2, 1)
     solver = Solver.of(x.T @ x, 0.0, True)
     plain, polished = (loss(weight, solver.rounded(weight, [steps], n).values, x) for n in (0, 8))
     every = torch.tensor(list(itertools.product(range(-2, 2), repeat=6))) * 0.7
@@ -217,7 +217,7 @@ def test_levels_are_the_codes_of_every_format(name: str) -> None:
     spec = TensorSpec(name, symmetric=symmetric, block_size=blocks, per_channel=channels)
     weight, _ = problem(6, 80, 4)
     start = quantize(weight, spec)
-    steps = Steps.of(start)
+    steps = TensorLevels.of(start)
     assert steps is not None
     levels = steps.levels(weight)
     assert torch.equal(steps.values(levels), start.dequantize())
@@ -240,7 +240,7 @@ def first_block(model: Any, config: TorchConfig, data: list[Any]) -> BlockJob:
     chosen, _ = chosen_layers(model, config)
     blocks = blocks_of(model)
     name, block = next(iter(blocks.items()))
-    walk = Walk(model, blocks, data)
+    walk = BlockStream(model, blocks, data)
     return BlockJob(name, block, inside(chosen, name), walk.calls(name), walk.calls(name))
 
 
@@ -416,7 +416,7 @@ def test_a_run_that_was_ended_goes_on_with_the_same_bytes(
             raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(file_run, "give_back", counted)
+        patch.setattr(file_run, "release_memory", counted)
         with pytest.raises(Killed):
             run("out", tmp_path / "resume")
     assert run("out", tmp_path / "resume") == wanted

@@ -11,7 +11,7 @@ import torch
 from quark_onnx.errors import ConfigError
 from quark_onnx.torch.algorithms.gptq.gptq import Qronos
 from quark_onnx.torch.algorithms.gptq.hessian import Gram
-from quark_onnx.torch.algorithms.gptq.levels import Steps
+from quark_onnx.torch.algorithms.gptq.levels import TensorLevels
 from quark_onnx.torch.algorithms.gptq.solver import Solver
 from quark_onnx.torch.config.algorithm_order import algorithm
 from quark_onnx.torch.config.schemes import scheme
@@ -69,7 +69,7 @@ def test_codes_are_those_of_the_paper(rows: int, columns: int, act_order: bool) 
     power = gram.own.diagonal().clone()
     make = Qronos(fit=False, polish=0, act_order=act_order)
     solver = Solver.of(gram.own, make.damping, act_order)
-    steps = Steps(torch.full((rows, 1), SCALE), None, -QMAX, QMAX, size=columns)
+    steps = TensorLevels(torch.full((rows, 1), SCALE), None, -QMAX, QMAX, size=columns)
     start = quantize(weight, TensorSpec("int3", per_channel=True))
     search = make._search("layer", weight, start, gram, power, solver)
     found = solver.rounded(search.target, [steps], 0, search.first).values.numpy()

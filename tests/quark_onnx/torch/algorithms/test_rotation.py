@@ -22,7 +22,7 @@ from quark_onnx.torch.config.algorithm_order import algorithm
 from quark_onnx.torch.config.schemes import scheme
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.config.torch_config import TorchConfig
-from quark_onnx.torch.models.online_rotation import Turned, Turning
+from quark_onnx.torch.models.online_rotation import OnlineRotation, OrthogonalMatrix
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer
 from quark_onnx.torch.models.structure import set_module
 from quark_onnx.torch.pipelines.file_to_file import quantize_checkpoint
@@ -68,7 +68,7 @@ def state(model: Any) -> dict[str, Any]:
 def test_torch_turns_as_numpy_does(shape: tuple[int, ...], axis: int, size: int) -> None:
     rotation = random_hadamard(size, seed=3)
     x = np.random.default_rng(0).normal(size=shape)
-    found = Turning.of(rotation).turn(torch.from_numpy(x), axis)
+    found = OrthogonalMatrix.of(rotation).turn(torch.from_numpy(x), axis)
     np.testing.assert_allclose(found.numpy(), rotation.turn(x, axis), atol=1e-12)
 
 
@@ -99,7 +99,7 @@ def test_heads_and_online_rotations_need_no_stream(name: str) -> None:
     report = rotate(model, Rotation(r1=False, r4=True), [batch])
     assert 0 < error(before, logits(model, batch)) < 1e-4
     assert len(report.heads) == (0 if name in NO_HEADS else 2)
-    assert report.online and all(isinstance(model.get_submodule(each), Turned) for each in report.online)
+    assert report.online and all(isinstance(model.get_submodule(each), OnlineRotation) for each in report.online)
 
 
 def test_each_weight_is_what_the_papers_say() -> None:
@@ -179,7 +179,7 @@ def test_online_rotations_are_quantized_behind_and_not_exported(tmp_path: Path) 
     assert "model.layers.0.mlp.down_proj.layer" in report.quantized and "a model has no checkpoint" in report.notes[0]
     assert report.kept["model.layers.1.mlp.down_proj"] == "excluded"
     down = model.model.layers[0].mlp.down_proj
-    assert isinstance(down, Turned) and isinstance(down.layer, QuantizedLayer)
+    assert isinstance(down, OnlineRotation) and isinstance(down.layer, QuantizedLayer)
     with pytest.raises(ConfigError, match=r"each run rotates what model.layers.0.mlp.down_proj reads"):
         export_safetensors(model, tmp_path / "out", config)
     assert not (tmp_path / "out").exists()
@@ -294,7 +294,10 @@ def test_a_checkpoint_that_cannot_be_rotated_leaves_nothing(tmp_path: Path) -> N
 def test_steps_stay_orthogonal_and_go_where_they_should(centered: bool) -> None:
     generator = torch.Generator().manual_seed(0)
     made, ones = balanced if centered else random_hadamard, torch.eye(16, dtype=torch.float64)
-    products = (Turning.of(made(16, seed)).turn(Turning.of(made(16, seed + 1)).turn(ones)) for seed in range(20))
+    products = (
+        OrthogonalMatrix.of(made(16, seed)).turn(OrthogonalMatrix.of(made(16, seed + 1)).turn(ones))
+        for seed in range(20)
+    )
     wanted = next(each for each in products if torch.linalg.det(each) > 0 and float(each.trace()) < 8)
     matrix = torch.eye(16, dtype=torch.float64)
     for step in range(300):

@@ -14,7 +14,7 @@ from torch import nn
 from quark_onnx.errors import ConfigError
 from quark_onnx.torch.algorithms.base import BlockJob
 from quark_onnx.torch.algorithms.gptq.gptq import GPTQ
-from quark_onnx.torch.algorithms.gptq.levels import Steps
+from quark_onnx.torch.algorithms.gptq.levels import TensorLevels
 from quark_onnx.torch.algorithms.learned_rounding import autoround
 from quark_onnx.torch.algorithms.learned_rounding.autoround import SignedRounding
 from quark_onnx.torch.algorithms.learned_rounding.trainable_weight import TrainableWeight
@@ -55,7 +55,7 @@ def normal(*shape: int, seed: int = 0) -> Any:
 
 
 def trainable(weight: Any, start: Any) -> TrainableWeight:
-    steps = Steps.of(start)
+    steps = TensorLevels.of(start)
     assert steps is not None
     return TrainableWeight(weight, start, steps)
 

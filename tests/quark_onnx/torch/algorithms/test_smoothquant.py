@@ -13,7 +13,7 @@ from quark_onnx.torch.algorithms.base import BlockJob
 from quark_onnx.torch.algorithms.rescaling import rescale
 from quark_onnx.torch.algorithms.rescaling.channel_pairs import Pair
 from quark_onnx.torch.algorithms.rescaling.smoothquant import AutoSmoothQuant, SmoothQuant, factors
-from quark_onnx.torch.calibration.observers import Watching
+from quark_onnx.torch.calibration.observers import ActivationObservers
 from quark_onnx.torch.config.schemes import scheme
 from quark_onnx.torch.pipelines.block import weight_of
 from tests import torch_families
@@ -36,7 +36,7 @@ def with_outliers(family: str = "llama3", spec: Any = INT8) -> BlockJob:
 
 def rounded_error(job: BlockJob, targets: list[Any]) -> float:
     """How far the block is off once its layers are quantized."""
-    with torch.no_grad(), Watching(job.layers) as watching:
+    with torch.no_grad(), ActivationObservers(job.layers) as watching:
         for call in job.calls:
             call.run(job.block)
     job.scales = watching.scales()

@@ -18,7 +18,7 @@ gguf = pytest.importorskip("gguf")
 transformers = pytest.importorskip("transformers")
 
 from quark_onnx.errors import ConfigError, MissingDependency, ModelError, QuarkError  # noqa: E402
-from quark_onnx.torch.checkpoints.safetensors_io import Stored  # noqa: E402
+from quark_onnx.torch.checkpoints.safetensors_io import StoredTensor  # noqa: E402
 from quark_onnx.torch.config.spec import TensorSpec  # noqa: E402
 from quark_onnx.torch.exports.gguf import write_gguf  # noqa: E402
 from quark_onnx.torch.exports.gguf.architectures import ARCHITECTURES  # noqa: E402
@@ -158,15 +158,15 @@ def test_tied_embeddings_are_written_once(tmp_path: Path) -> None:
 
 def test_one_tensor_is_in_memory_at_a_time(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     held: list[Any] = []
-    read = Stored.read
+    read = StoredTensor.read
 
-    def watched(stored: Stored) -> Any:
+    def watched(stored: StoredTensor) -> Any:
         assert not any(earlier() is not None for earlier in held)
         tensor = read(stored)
         held.append(weakref.ref(tensor))
         return tensor
 
-    monkeypatch.setattr(Stored, "read", watched)
+    monkeypatch.setattr(StoredTensor, "read", watched)
     write_gguf(folder, tmp_path / "model.gguf")
     assert len(held) == 21
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from quark_onnx.errors import ConfigError, ModelError
-from quark_onnx.torch.validate import mend, validate
+from quark_onnx.torch.validate import repair, validate
 from quark_onnx.torch.validate.header import read_header
 from tests.quark_onnx.torch.validate import drafts
 from tests.quark_onnx.torch.validate.drafts import Draft
@@ -75,7 +75,7 @@ def test_mended(name: str, files: str, tmp_path: Path) -> None:
     (folder / "tokenizer.json").write_text("{}", encoding="utf-8")
     before = digests(folder)
     assert validate(folder, client).word != "loads"
-    mended = mend(folder, client)
+    mended = repair(folder, client)
     assert digests(folder) == before
     assert mended.folder == tmp_path / "model-fixed" and mended.notes
     assert mended.verdict.findings == () and validate(mended.folder, client).findings == ()
@@ -87,7 +87,7 @@ def test_names_alone_change(tmp_path: Path) -> None:
     draft = drafts.quark_kv()
     old_names(draft)
     folder = draft.write(tmp_path / "model")
-    copy = mend(folder, "vllm").folder
+    copy = repair(folder, "vllm").folder
     assert copy is not None
     old, new = read_header(folder / "model.safetensors"), read_header(copy / "model.safetensors")
     assert [tensor.size for tensor in old.tensors.values()] == [tensor.size for tensor in new.tensors.values()]
@@ -104,7 +104,7 @@ def test_patterns_become_names(tmp_path: Path) -> None:
     draft = drafts.quark()
     globbed(draft)
     draft.quantization["exclude"].append("re:.*router")
-    copy = mend(draft.write(tmp_path / "model"), "vllm", tmp_path / "deep" / "copy").folder
+    copy = repair(draft.write(tmp_path / "model"), "vllm", tmp_path / "deep" / "copy").folder
     assert copy == tmp_path / "deep" / "copy"
     exclude = json.loads((copy / "config.json").read_text(encoding="utf-8"))["quantization_config"]["exclude"]
     assert exclude[0] == "re:.*router" and sorted(exclude[1:]) == ["lm_head", *DOWN]
@@ -115,7 +115,7 @@ def test_the_index_is_written_anew(tmp_path: Path) -> None:
     index = folder / "model.safetensors.index.json"
     whole = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
     index.write_text("{", encoding="utf-8")
-    mended = mend(folder, "vllm")
+    mended = repair(folder, "vllm")
     assert mended.folder is not None and mended.verdict.findings == ()
     found = json.loads((mended.folder / index.name).read_text(encoding="utf-8"))
     assert found["weight_map"] == whole
@@ -125,7 +125,7 @@ def test_the_index_is_written_anew(tmp_path: Path) -> None:
 
 
 def test_nothing_to_mend(tmp_path: Path) -> None:
-    mended = mend(drafts.quark().write(tmp_path / "model"), "vllm")
+    mended = repair(drafts.quark().write(tmp_path / "model"), "vllm")
     assert mended.folder is None and mended.notes == () and mended.verdict.right
     assert not (tmp_path / "model-fixed").exists()
     assert "nothing could be mended" in str(mended)
@@ -134,7 +134,7 @@ def test_nothing_to_mend(tmp_path: Path) -> None:
 def test_what_cannot_be_mended_is_said(tmp_path: Path) -> None:
     draft = drafts.quark("int4_wo_per_channel")
     draft.quantization["exclude"] = None
-    mended = mend(draft.write(tmp_path / "model"), "vllm")
+    mended = repair(draft.write(tmp_path / "model"), "vllm")
     assert mended.folder is not None
     assert {finding.rule for finding in mended.verdict.findings} == {"quark-scheme"}
 
@@ -145,11 +145,11 @@ def test_bad_input(tmp_path: Path) -> None:
     folder = draft.write(tmp_path / "model")
     (tmp_path / "model-fixed").mkdir()
     with pytest.raises(ConfigError, match="model-fixed exists"):
-        mend(folder, "vllm")
+        repair(folder, "vllm")
     with pytest.raises(ConfigError, match="cannot be mended"):
-        mend(folder, "llama.cpp")
+        repair(folder, "llama.cpp")
     with pytest.raises(ModelError, match="is no folder"):
-        mend(tmp_path / "absent", "vllm")
+        repair(tmp_path / "absent", "vllm")
 
 
 def test_a_failure_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,5 +162,5 @@ def test_a_failure_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(shutil, "copyfileobj", full)
     with pytest.raises(OSError, match="No space"):
-        mend(folder, "vllm")
+        repair(folder, "vllm")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from quark_onnx.dtypes import BFLOAT16
 from quark_onnx.graph import Node
 from quark_onnx.plan import Plan
-from quark_onnx.rules.base import rule, spare_masked, spared, steered
+from quark_onnx.rules.base import is_control_tensor, kept_float, rule, spare_masked
 
 _FACTORS = "small and large results differ by factors, which evenly spaced codes do not tell apart"
 _POLE = "it is steepest where its input is smallest, and few codes do not tell small values apart"
@@ -34,9 +34,9 @@ _BOUNDS = {
 
 
 @rule(*_WHY)
-def delicate(node: Node, plan: Plan) -> None:
+def sensitive(node: Node, plan: Plan) -> None:
     """Left float where there is float arithmetic, as few codes of its input would ruin it; else input and result."""
-    if steered(node, plan, node.inputs[0]) or spared(node, plan, _WHY[node.kind]):
+    if is_control_tensor(node, plan, node.inputs[0]) or kept_float(node, plan, _WHY[node.kind]):
         return
     plan.activation(node, node.inputs[0])  # an exponent, a divisor or an axis stays as it is
     plan.activation(node, node.outputs[0], bounds=_BOUNDS.get(node.kind))
@@ -48,7 +48,7 @@ def delicate(node: Node, plan: Plan) -> None:
 def remainder(node: Node, plan: Plan) -> None:
     """Round nothing for an engine that has no Mod: of those without float32, only the one for bfloat16 has it."""
     spec = plan.specs[node].activation
-    if steered(node, plan, node.inputs[0]) or spared(node, plan, _JUMP) or spec is None:
+    if is_control_tensor(node, plan, node.inputs[0]) or kept_float(node, plan, _JUMP) or spec is None:
         return
     if plan.rounds_results(node) and spec.dtype is not BFLOAT16:
         plan.keep_node(node, _REMAINDER)

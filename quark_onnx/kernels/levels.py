@@ -11,7 +11,7 @@ Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class Lattice:
+class Levels:
     """Values are a level times a scale.
 
     Attributes:
@@ -32,11 +32,11 @@ class Lattice:
             return self.least, self.greatest
         return np.full_like(self.least, self.levels[0]), np.full_like(self.greatest, self.levels[-1])
 
-    def times(self, factor: NDArray[np.float64]) -> Lattice:
+    def times(self, factor: NDArray[np.float64]) -> Levels:
         """The same codes under another scale for each output; ``factor`` is (groups, outputs)."""
         return replace(self, scale=(self.scale * factor[..., None].astype(np.float32)))
 
-    def part(self, own: tuple[slice, slice]) -> Lattice:
+    def part(self, own: tuple[slice, slice]) -> Levels:
         """That of some groups and outputs."""
         return replace(self, scale=self.scale[own], least=self.least[own], greatest=self.greatest[own])
 

@@ -9,7 +9,7 @@ from quark_onnx.passes.base import register
 
 
 @register
-def plain_gemm(graph: Graph) -> int:
+def fold_gemm_alpha_beta(graph: Graph) -> int:
     """Make alpha and beta of every Gemm with constant parameters 1."""
     return sum(_fold(graph, node) for node in graph.nodes if node.kind == "Gemm")
 

@@ -12,7 +12,7 @@ import numpy as np
 from onnx import TensorProto
 
 from quark_onnx.graph import Graph
-from quark_onnx.graph.constant_input import Stored
+from quark_onnx.graph.constant_input import ConstantInput
 from quark_onnx.passes.base import register
 from quark_onnx.patterns.norms import Norm, image_norms, norms
 
@@ -21,7 +21,7 @@ _OPSET = 17
 
 
 @register
-def whole_norms(graph: Graph) -> int:
+def fuse_layer_norm(graph: Graph) -> int:
     """Make a LayerNormalization of every one that is written with ReduceMean, Sub, Pow, Sqrt and Div."""
     if graph.opset < _OPSET:
         return 0
@@ -59,11 +59,11 @@ def _replace(graph: Graph, norm: Norm, kind: str, channels: int, **attributes: A
     return True
 
 
-def _fits(graph: Graph, stored: Stored, width: int) -> bool:
+def _fits(graph: Graph, stored: ConstantInput, width: int) -> bool:
     """Whether there is one value for each channel; the shape of a result is what the model declares, right or wrong."""
     return stored.spread(graph, width) and stored.value(graph).size in (1, width)
 
 
-def _vector(graph: Graph, stored: Stored | None, width: int, default: float) -> np.ndarray:
+def _vector(graph: Graph, stored: ConstantInput | None, width: int, default: float) -> np.ndarray:
     found = np.full(1, default) if stored is None else stored.value(graph).reshape(-1)
     return np.broadcast_to(found, (width,)).astype(np.float32)

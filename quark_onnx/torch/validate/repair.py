@@ -44,7 +44,7 @@ class Mended:
         return "\n".join([*(f"mended: {note}" for note in self.notes), written, str(self.verdict)])
 
 
-def mend(folder: Path, client: str, output: Path | None = None) -> Mended:
+def repair(folder: Path, client: str, output: Path | None = None) -> Mended:
     """Write a mended copy: names of scales, keys of AMD Quark's configuration that follow from others, and the index.
 
     Args:

@@ -18,7 +18,7 @@ _CLOSE = 1e-4
 
 
 @register
-def whole_gelu(graph: Graph) -> int:
+def fuse_gelu(graph: Graph) -> int:
     """Make a Gelu of the domain com.microsoft of every one that is written with Erf, or is an operator of ONNX."""
     count = sum(_replace(graph, node) for node in graph.nodes if node.kind == "Erf")
     for node in graph.nodes:

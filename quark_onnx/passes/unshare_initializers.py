@@ -12,7 +12,7 @@ _ATTRIBUTES = ("axis", "block_size", "output_dtype")
 
 
 @register
-def own_parameters(graph: Graph) -> int:
+def unshare_initializers(graph: Graph) -> int:
     """Copy the weight or bias of every layer but the first that reads it, the DequantizeLinear in front included."""
     taken, count = set[str](), 0
     for node in [node for node in graph.nodes if node.kind in _LAYERS]:
