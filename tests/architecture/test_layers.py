@@ -28,7 +28,7 @@ job
 api convert
 analysis npu torch
 onnx compat_onnxruntime
-vai_q_onnx
+vai_q_onnx olive
 quark_onnx
 cli
 __main__
