@@ -83,11 +83,9 @@ def static_arguments(parameters: Parameters, model: str | Path, reader: Any) -> 
         static = {"calibration_data_reader": reader, "quant_format": quant_format, "reduce_range": reduce_range}
         return {**common, **types, **static, "extra_options": options}
     exposed = {name: options.pop(key) for key, (name, _) in _EXTRA_OPTIONS.items() if key in options}
-    nodes = common.pop("nodes_to_quantize")
-    config = get_qdq_config(
-        model, reader, **{**common, **types, **exposed}, reduce_range=bool(parameters.get("reduce_range")),
-        extra_options=options,
-    )  # fmt: skip
+    prepared = {**common, **types, **exposed, "reduce_range": bool(parameters.get("reduce_range"))}
+    nodes = prepared.pop("nodes_to_quantize")  # which get_qdq_config does not take
+    config = get_qdq_config(**prepared, calibration_data_reader=reader, extra_options=options)
     return {"model_input": str(model), **vars(config), "nodes_to_quantize": nodes}
 
 
