@@ -58,7 +58,7 @@ class Draft:
     float_results: Sequence[str] = ()
     float_nodes: Sequence[str] = ()
     tensors: dict[str, Any] = field(default_factory=dict)
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict, compare=False)
     algorithms: list[AlgoConfig] = field(default_factory=list)
     accuracy_level: int = 0
     samples: int | None = None
