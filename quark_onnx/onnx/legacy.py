@@ -124,6 +124,8 @@ def dtype_of(kind: Any, options: Mapping[str, Any]) -> str:
     name = name_of(kind)
     if name in DATA_TYPES:
         return DATA_TYPES[name].dtype
+    if name in ("BFP", "MX"):  # as the passes of Olive spell them
+        name = f"Q{name}"
     if name == "QBFP":
         attributes = options.get("BFPAttributes", {})
         if attributes.get("bfp_method", "to_bfp") == "to_bfp":

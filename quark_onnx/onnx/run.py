@@ -20,7 +20,6 @@ from quark_onnx.graph.io import load
 from quark_onnx.job import Result
 from quark_onnx.onnx import legacy
 from quark_onnx.onnx.draft import Draft
-from quark_onnx.onnx.quantization.config.algorithm import AutoMixprecisionConfig
 from quark_onnx.onnx.quantization.config.config import pattern
 from quark_onnx.onnxruntime_spelling.overrides import tensor_overrides
 from quark_onnx.plan import matching
@@ -58,12 +57,8 @@ def native(draft: Draft, model: str | Path | ModelProto) -> QConfig:
     names = _Names(model)
     config = QConfig.of("DYNAMIC") if draft.dynamic else QConfig.of("XINT8" if _pow2(draft) else "A8W8")
     algorithms = sorted(draft.algorithms, key=lambda algorithm: _ORDER.index(algorithm.name))
-    activation = draft.activation
-    for algorithm in algorithms:
-        if isinstance(algorithm, AutoMixprecisionConfig):
-            activation = algorithm.narrow.native_activation() or activation
     config = config.with_(
-        activation=config.activation if draft.dynamic else activation,
+        activation=config.activation if draft.dynamic else draft.activation,
         weight=draft.weight,
         bias=draft.bias,
         form="operators" if draft.dynamic else draft.form,
