@@ -121,7 +121,7 @@ ROWS: tuple[Option, ...] = (
     _obeyed(
         "MatMulNBitsParams", effects.matmul_nbits_parameters, "format, `block_size`, `solver` and `accuracy_level`"
     ),
-    _not_needed("Int32Bias", _ANY, "biases are int32, or int8 where the target asks for it"),
+    _not_needed("Int32Bias", _ANY, "biases are int32, which every target takes"),
     _not_needed("AdjustBiasScale", (True, None), "a bias has the scale of input times weight"),
     _not_needed("AdjustWeightScaleForInt32Bias", _ANY, "a bias that would overflow raises the scale of its weight"),
     _refused("Int16Scale", (False, None), "scales of the form M / 2^N are not written; use power-of-two scales"),

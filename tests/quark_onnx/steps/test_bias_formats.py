@@ -86,6 +86,12 @@ def test_operators_on_codes_take_biases_of_32_bits_alone() -> None:
     assert sqnr(model, result, data) > 30
 
 
+def test_a_target_that_does_not_take_them_is_named() -> None:
+    model = models.conv_relu()
+    result = quantize(model, models.samples(model), QConfig.of("XINT8").with_(target="npu", bias="int16"))
+    assert any("npu does not take biases of 16 bits" in note for note in result.report.notes)
+
+
 def test_the_plan_names_the_format() -> None:
     model = models.conv_relu()
     plan = quantize(model, models.samples(model), QConfig(bias="int16")).plan
