@@ -22,8 +22,8 @@ from quark_onnx.onnx import legacy
 from quark_onnx.onnx.draft import Draft
 from quark_onnx.onnx.quantization.config.config import pattern
 from quark_onnx.onnxruntime_spelling.overrides import tensor_overrides
+from quark_onnx.onnxruntime_spelling.selection import every_node, known_nodes, ruled_kinds
 from quark_onnx.plan import matching
-from quark_onnx.registry import RULES
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ def native(draft: Draft, model: str | Path | ModelProto) -> QConfig:
         op_types=names.known_types(draft.op_types),
         float_results=tuple(draft.float_results),
         tensors=names.tensor_overrides(draft),
-        nodes=names.known(draft.nodes),
+        nodes=known_nodes(names.graph, draft.nodes, "nodes_to_quantize") if draft.nodes else (),
         safe=not draft.nodes,  # what is asked for by name is done
         optimizers=tuple(algorithm.native() for algorithm in algorithms),
     )
@@ -113,10 +113,10 @@ class _Names:
         Raises:
             ConfigError: none of them is left.
         """
-        kinds = {node.kind for node in self.graph.nodes} if op_types else set()
-        found = tuple(each for each in op_types if each in kinds and each in RULES)
+        present = {node.kind for node in every_node(self.graph)} if op_types else set()
+        found = tuple(sorted(ruled_kinds(op_types) & present))
         for op_type in op_types:
-            if op_type not in found:
+            if not ruled_kinds([op_type]) & present:
                 logger.warning(
                     "op_types_to_quantize: no %s is quantized; the model has none, or it has no rule", op_type
                 )
@@ -154,7 +154,8 @@ class _Names:
         known = {name for node in self.graph.nodes for name in (*node.inputs, *node.outputs)}
         given = {name: each for name, each in draft.tensors.items() if self._warned(name, name in known, known)}
         found = tensor_overrides(self.graph, given, partial(legacy.dtype_of, options=draft.options))
-        results = [name for node in self._nodes(self.known(draft.float_nodes)) for name in node.outputs if name]
+        silent = known_nodes(self.graph, draft.float_nodes, "NodesToExcludeOutputQuantization")
+        results = [name for node in self.graph.nodes if node.name in silent for name in node.outputs if name]
         if results:
             found.append(TensorOverride(results, keep=True))
         return tuple(found)
