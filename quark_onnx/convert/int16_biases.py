@@ -1,4 +1,4 @@
-"""int16-biases: int32 biases as int16, with scales that hold them."""
+"""int16-biases: store int32 biases in 16 bits, with larger scales where codes would overflow."""
 
 from __future__ import annotations
 

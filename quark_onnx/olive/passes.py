@@ -25,7 +25,7 @@ from quark_onnx.onnx.run import run
 
 
 def _native(default: str | None) -> dict[str, PassConfigParam]:
-    """The parameter for a configuration of this package."""
+    """Return the parameter for a configuration of this package."""
     description = (
         "Configuration of quark_onnx: the name of a preset (XINT8, A8W8, INT4, ...), a YAML file, or settings."
     )
@@ -131,7 +131,7 @@ class QuarkOnnxQuantization(QuarkQuantization):
 
 
 def _reader(parameters: Mapping[str, Any], model: Any) -> Any:
-    """Olive's reader of the calibration data; None where there is none."""
+    """Open Olive's reader of the calibration data; return None without data_config."""
     if not parameters.get("data_config"):
         return None
     container = validate_config(parameters["data_config"], DataConfig).to_data_container()
@@ -139,7 +139,7 @@ def _reader(parameters: Mapping[str, Any], model: Any) -> Any:
 
 
 def _written(model: Any, parameters: Parameters, output: str, write: Callable[[str], None]) -> Any:
-    """Let a model be written to a temporary folder, and save it as Olive's external data parameters ask for.
+    """Write a model to a temporary folder, and save it according to Olive's external data parameters.
 
     Args:
         model: the float model, whose file name is kept.

@@ -104,7 +104,7 @@ def dynamic_arguments(parameters: Parameters, model: str | Path) -> dict[str, An
 
 
 def native_config(parameters: Parameters, model: str | Path) -> QConfig:
-    """Return the configuration that ``quark_config`` describes, for the nodes that the other parameters select.
+    """Return the configuration in ``quark_config``, restricted to the selected nodes.
 
     Args:
         parameters: of the pass. ``quark_config`` is the name of a preset, a YAML file, or a dictionary of settings.
@@ -159,7 +159,7 @@ def amd_draft(parameters: Parameters, *, random: bool) -> Draft:
 
 
 def _common(parameters: Parameters, model: str | Path) -> dict[str, Any]:
-    """Arguments that both functions of onnxruntime take."""
+    """Return the arguments of quantize_static and quantize_dynamic alike."""
     excluded = list(parameters.get("nodes_to_exclude") or ())
     types = parameters.get("op_types_to_exclude") or ()
     if types and not parameters.get("op_types_to_quantize"):
@@ -178,13 +178,13 @@ def _nodes(model: str | Path) -> Sequence[Any]:
 
 
 def _present(types: Sequence[str] | None, model: str | Path) -> tuple[str, ...]:
-    """Operator types that the model has."""
+    """Return the operator types present in the model."""
     kinds = {node.op_type for node in _nodes(model)} if types else set()
     return tuple(name for name in types or () if name in kinds)
 
 
 def _extra_options(parameters: Parameters, *, dynamic: bool) -> dict[str, Any]:
-    """Extra options, with the parameters that are such options; these win, as in Olive."""
+    """Return the extra options; a parameter wins over the extra option of the same meaning, as in Olive."""
     options = dict(parameters.get("extra_options") or {})
     for key, (name, in_dynamic) in _EXTRA_OPTIONS.items():
         if key in options:
@@ -202,18 +202,18 @@ def _choice(parameters: Parameters, name: str, choices: Sequence[str]) -> str:
 
 
 def _member(kind: Any, parameters: Parameters, name: str) -> Any:
-    """The member of an enumeration of onnxruntime; Olive's default where the parameter is not given."""
+    """Return the member of an enumeration of onnxruntime; Olive's default replaces a missing parameter."""
     return kind[_choice({name: parameters.get(name) or _REPLACED[name]}, name, list(kind.__members__))]
 
 
 def _type(parameters: Parameters, name: str) -> Any:
-    """onnxruntime's type for a precision of Olive, an enumeration of strings."""
+    """Return onnxruntime's type for a precision of Olive, an enumeration of strings."""
     value = parameters.get(name) or _REPLACED[name]
     return QuantType[_WEIGHT_TYPES[_choice({name: getattr(value, "value", value)}, name, list(_WEIGHT_TYPES))]]
 
 
 def _layer(given: Mapping[str, Any]) -> QLayerConfig:
-    """A layer's configuration from JSON.
+    """Read a layer configuration from JSON.
 
     Raises:
         ConfigError: a name or a value is unknown.
@@ -228,7 +228,7 @@ def _layer(given: Mapping[str, Any]) -> QLayerConfig:
 
 
 def _tensor(given: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """A tensor's configuration in the form that QTensorConfig reads."""
+    """Rewrite a tensor configuration in the form of QTensorConfig.to_dict."""
     if given is None:
         return None
     known = ("symmetric", "data_type", *_ENUMERATIONS)
@@ -240,7 +240,7 @@ def _tensor(given: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _layers(parameters: Parameters, name: str) -> dict[Any, list[str]]:
-    """Configurations of some layers, and the names that have them."""
+    """Return the names of layers by the configuration for these layers."""
     layers: dict[Any, list[str]] = {}
     for item in parameters.get(name) or ():
         if not isinstance(item, list | tuple) or len(item) != 2:

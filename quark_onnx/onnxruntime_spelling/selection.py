@@ -1,4 +1,4 @@
-"""Which nodes a call in onnxruntime's spelling means: by exact names, and by bare names of operators."""
+"""Selection of nodes in onnxruntime's spelling: by exact node names, and by bare operator names."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def ruled_kinds(types: Sequence[str]) -> set[str]:
 
 
 def known_nodes(graph: Graph, given: Sequence[str], argument: str) -> tuple[str, ...]:
-    """Return the names that nodes of a graph or of its bodies have; warn of the others.
+    """Return the names of existing nodes, those in bodies included; warn of unknown names.
 
     Args:
         graph: the float model.

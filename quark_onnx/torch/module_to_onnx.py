@@ -71,7 +71,7 @@ def _float32(module: nn.Module) -> nn.Module:
 
 
 def _run(module: nn.Module, batch: Batch) -> Flat:
-    """Run the module on the example inputs, which tells its outputs."""
+    """Run the module on the example inputs to find its outputs."""
     try:
         return Flat(module, batch)
     except (TypeError, RuntimeError, ValueError, IndexError) as error:
@@ -84,7 +84,7 @@ def _run(module: nn.Module, batch: Batch) -> Flat:
 
 @dataclass(frozen=True)
 class _Signature:
-    """The parameters of ``forward``, and those of them that are inputs of the ONNX model."""
+    """Parameters of ``forward``, and the subset with tensors: the inputs of the ONNX model."""
 
     parameters: tuple[str, ...]
     inputs: tuple[str, ...]
@@ -119,7 +119,7 @@ class _Signature:
 
     @property
     def _constants(self) -> set[str]:
-        """Parameters with the same value in every run."""
+        """Parameters without a tensor: constants of the ONNX model."""
         return set(self.parameters) - set(self.inputs)
 
     def _check_left_out(self, given: Mapping[str, Any]) -> None:
@@ -130,7 +130,7 @@ class _Signature:
 
 @dataclass(frozen=True)
 class _Batches:
-    """An iterable whose batches are named as they are read."""
+    """Iterable that names each batch on reading."""
 
     data: Iterable[Any]
     name: Callable[[Any], Any]

@@ -20,7 +20,7 @@ from torch import nn  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 from quark_onnx import QuarkError, quantize_module  # noqa: E402
-from quark_onnx.errors import ConfigError, DataError  # noqa: E402
+from quark_onnx.errors import ConfigError, DataError, ModelError  # noqa: E402
 
 # torch and onnxscript use what they say is deprecated
 pytestmark = [
@@ -161,6 +161,61 @@ def test_other_float_types_become_float32(dtype: Any) -> None:
     assert model.graph.input[0].type.tensor_type.elem_type == onnx.TensorProto.FLOAT
     reference = expected(cnn().to(dtype).float(), data[0].float())
     assert sqnr(run(model, input=data[0].float())[0], reference) > 25
+
+
+class Classifier(nn.Module):
+    """Token ids and a mask, as a language model has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.table = nn.Embedding(20, 16)
+        self.layer = nn.Linear(16, 16)
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, input_ids: Any, attention_mask: Any) -> Any:
+        weights = attention_mask.unsqueeze(-1).float()
+        states = torch.tanh(self.layer(self.table(input_ids))) * weights
+        return self.head(states.sum(1) / weights.sum(1))
+
+
+def test_token_ids_have_a_dynamic_batch_and_sequence() -> None:
+    module = Classifier()
+    generator = torch.Generator().manual_seed(5)
+    data = [
+        {
+            "input_ids": torch.randint(0, 20, (2, length), generator=generator),
+            "attention_mask": torch.ones(2, length, dtype=torch.int64),
+        }
+        for length in (5, 7, 5, 9, 6, 7)
+    ]
+    model = quantize_module(module, data[0], data)
+    for value in model.graph.input:
+        assert [dim.dim_param for dim in value.type.tensor_type.shape.dim] == ["batch", "sequence"]
+    other = {name: tensor[:1, :4] for name, tensor in data[1].items()}
+    assert sqnr(run(model, **other)[0], expected(module, *other.values())) > 25
+
+
+class Branching(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return x * 2 if x.sum().item() > 0 else x - 1
+
+
+def test_a_module_that_cannot_be_exported_is_named() -> None:
+    with pytest.raises(ModelError, match="torch cannot export the model"):
+        quantize_module(Branching(), torch.ones(2, 3), [torch.ones(2, 3)])
+
+
+class Wrong(nn.Module):
+    """In an export it computes something else than in torch."""
+
+    def forward(self, x: Any) -> Any:
+        return x * (3 if torch.compiler.is_exporting() else 2)
+
+
+def test_an_export_that_computes_something_else_is_refused() -> None:
+    with pytest.raises(ModelError, match="differs from torch's"):
+        quantize_module(Wrong(), torch.ones(2, 3), [torch.ones(2, 3)])
 
 
 def test_weights_alone_need_no_data() -> None:
