@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import onnx
 from olive.common.config_utils import validate_config
 from olive.data.config import DataConfig
+from olive.hardware.constants import ExecutionProvider
 from olive.model import ONNXModelHandler
 from olive.model.utils import resolve_onnx_path
 from olive.passes import Pass
@@ -22,6 +24,8 @@ from quark_onnx.api import quantize, quantize_dynamic, quantize_static
 from quark_onnx.errors import ConfigError
 from quark_onnx.olive.translate import Parameters, amd_draft, dynamic_arguments, native_config, static_arguments
 from quark_onnx.onnx.run import run
+
+logger = logging.getLogger(__name__)
 
 
 def _native(default: str | None) -> dict[str, PassConfigParam]:
@@ -47,12 +51,15 @@ class QuarkOnnxStaticQuantization(OnnxStaticQuantization):
         reader = _reader(parameters, model)
         if reader is None:
             raise ConfigError("static quantization needs data_config, the calibration data")
+        if (model.model_attributes or {}).get("mixed_precision_overrides"):
+            logger.warning("mixed_precision_overrides of the model have no effect: use tensor_quant_overrides")
 
         def write(output: str) -> None:
             if parameters["quark_config"] is not None:
                 quantize(model.model_path, reader, native_config(parameters, model.model_path), output)
             else:
-                arguments = static_arguments(parameters, model.model_path, reader)
+                qnn = self.accelerator_spec.execution_provider == ExecutionProvider.QNNExecutionProvider
+                arguments = static_arguments(parameters, model.model_path, reader, qnn=qnn)
                 quantize_static(**arguments, model_output=output)
 
         return _written(model, parameters, output_model_path, write)

@@ -16,6 +16,7 @@ import onnx
 from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType
 
 from quark_onnx.compat_onnxruntime import get_qdq_config
+from quark_onnx.compat_onnxruntime.execution_providers.qnn import get_qnn_qdq_config
 from quark_onnx.config import Override, QConfig
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.onnx.draft import Draft
@@ -58,13 +59,14 @@ _ENUMERATIONS = {
 _TENSORS = ("activation", "input_tensors", "weight", "bias", "output_tensors")
 
 
-def static_arguments(parameters: Parameters, model: str | Path, reader: Any) -> dict[str, Any]:
+def static_arguments(parameters: Parameters, model: str | Path, reader: Any, *, qnn: bool = False) -> dict[str, Any]:
     """Return the arguments of ``quantize_static`` for the parameters of OnnxStaticQuantization.
 
     Args:
         parameters: of the pass.
         model: path of the float model.
         reader: calibration data.
+        qnn: the execution provider is QNN, for which onnxruntime has settings of its own.
 
     Raises:
         ConfigError: a value is unknown.
@@ -83,9 +85,15 @@ def static_arguments(parameters: Parameters, model: str | Path, reader: Any) -> 
         static = {"calibration_data_reader": reader, "quant_format": quant_format, "reduce_range": reduce_range}
         return {**common, **types, **static, "extra_options": options}
     exposed = {name: options.pop(key) for key, (name, _) in _EXTRA_OPTIONS.items() if key in options}
-    prepared = {**common, **types, **exposed, "reduce_range": bool(parameters.get("reduce_range"))}
-    nodes = prepared.pop("nodes_to_quantize")  # which get_qdq_config does not take
-    config = get_qdq_config(**prepared, calibration_data_reader=reader, extra_options=options)
+    nodes = common.pop("nodes_to_quantize")  # which the functions below do not take
+    prepared = {**common, **types, **exposed, "calibration_data_reader": reader}
+    if qnn:
+        prepared.pop("min_real_range", None)  # fixed for QNN
+        overrides = prepared.pop("tensor_quant_overrides", None)
+        config = get_qnn_qdq_config(**prepared, init_overrides=overrides)
+        config.extra_options.update(options)
+    else:
+        config = get_qdq_config(**prepared, reduce_range=bool(parameters.get("reduce_range")), extra_options=options)
     return {"model_input": str(model), **vars(config), "nodes_to_quantize": nodes}
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import onnx
 import pytest
 from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType
+from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config
 
 from quark_onnx import QConfig, QuarkError
 from quark_onnx.olive import PASSES
@@ -121,6 +122,16 @@ def test_the_prepared_configuration_keeps_what_the_parameters_say(model: Path) -
     assert arguments["reduce_range"] is True
     assert arguments["extra_options"]["MinimumRealRange"] == 1e-3
     assert arguments["extra_options"]["DedicatedQDQPair"] is True
+
+
+def test_qnn_has_settings_of_its_own(model: Path) -> None:
+    overrides = {"c1": [{"quant_type": QuantType.QUInt16}]}
+    parameters = STATIC | {"min_real_range": 1.0, "tensor_quant_overrides": overrides, "activation_type": "uint8"}
+    arguments = static_arguments(parameters, model, iter(()), qnn=True)
+    theirs = get_qnn_qdq_config(model, iter(()), weight_type=QuantType.QInt8, init_overrides=overrides)
+    assert arguments["extra_options"]["MinimumRealRange"] == theirs.extra_options["MinimumRealRange"] == 0.0001
+    assert arguments["extra_options"]["TensorQuantOverrides"] == theirs.extra_options["TensorQuantOverrides"]
+    assert set(arguments["op_types_to_quantize"]) == set(theirs.op_types_to_quantize)
 
 
 def test_types_to_quantize_win_over_types_to_exclude(model: Path) -> None:
