@@ -15,7 +15,15 @@ from quark_onnx.errors import ConfigError
 from quark_onnx.onnx import ModelQuantizer
 from quark_onnx.onnx.quant_utils import ExtendedQuantType, VitisQuantType
 from quark_onnx.onnx.quantization.config.config import QConfig
-from quark_onnx.onnx.quantization.config.spec import Int8Spec, Int16Spec, QLayerConfig, UInt8Spec, XInt8Spec
+from quark_onnx.onnx.quantization.config.spec import (
+    BFloat16Spec,
+    Int8Spec,
+    Int16Spec,
+    Int32Spec,
+    QLayerConfig,
+    UInt8Spec,
+    XInt8Spec,
+)
 from quark_onnx.onnxruntime_spelling import QuantType
 from tests.models import normal
 from tests.quark_onnx.amd_quark.networks import classifier
@@ -138,6 +146,17 @@ def test_biases_of_16_bits(spec: Any) -> None:
     assert types["b1_quantized"] == types["d_quantized"] == TensorProto.INT16
     before, after = (compare(classifier(), model, DATA).sqnr for model in (wide, narrow))
     assert after > before - 0.5
+
+
+def test_the_layer_configuration_names_the_format_of_biases(caplog: pytest.LogCaptureFixture) -> None:
+    def bias_of(spec: Any) -> Any:
+        return QConfig(QLayerConfig(UInt8Spec(), weight=Int8Spec(), bias=spec)).draft().bias
+
+    assert bias_of(Int16Spec()) == "int16"
+    assert bias_of(None) is bias_of(Int32Spec()) is bias_of(BFloat16Spec()) is True
+    assert not caplog.records
+    assert bias_of(Int8Spec()) is True
+    assert "bias of global_config is int8, and biases are int32" in caplog.text
 
 
 def test_float_biases_win_over_biases_of_16_bits() -> None:
