@@ -88,7 +88,7 @@ def session_of(model: Path) -> Any:
 
     Where sums of 8-bit products saturate it computes what other processors would.
     """
-    from calibrators.session import open_session
+    from calibrators.onnx_runtime.session import open_session
 
     return open_session(model)
 

@@ -66,8 +66,8 @@ def _all_windows(model: str) -> tuple[np.ndarray, np.ndarray, int]:
         with np.load(folder / "eval_tokens_stories260K.npz") as loaded:
             rows = loaded["ids"][loaded["len"] >= LENGTH][:, :LENGTH].astype(np.int64)
         return rows[:40], rows[40:], 40
-    from quark_onnx.torch.ptq import tokenizer_of
-    from quark_onnx.torch.text import read_windows
+    from quark_onnx.torch.calibration.text import read_windows
+    from quark_onnx.torch.pipelines.ptq import tokenizer_of
 
     tokenizer = tokenizer_of(folder / model)
     texts = (f"{model}_calib.txt", f"{model}_eval_wikitext.txt")
@@ -77,7 +77,7 @@ def _all_windows(model: str) -> tuple[np.ndarray, np.ndarray, int]:
 
 def child(folder: str, windows: str, scheme: str) -> None:
     """Quantize and score in this process, and print what was found."""
-    from quark_onnx.torch.ptq import config_for
+    from quark_onnx.torch.pipelines.ptq import config_for
 
     print(json.dumps(found_of(folder, windows, None if scheme == "float" else config_for(scheme))))
 
@@ -95,7 +95,7 @@ def found_of(folder: str, windows: str, config: Any, at_once: int = 1, *, keep: 
     from peers.scored import keep_floats, scored
     from transformers import AutoModelForCausalLM
 
-    from quark_onnx.torch.quantize import quantize_model
+    from quark_onnx.torch.pipelines.in_memory import quantize_model
 
     with np.load(windows) as loaded:
         calibrate, score = (torch.from_numpy(loaded[name]) for name in ("calibrate", "score"))

@@ -121,7 +121,7 @@ _SLACK = 1e-3
 
 def child(folder: str, windows: str, row: str, *algorithms: str) -> None:
     """Quantize and score in this process, and print what was found."""
-    from quark_onnx.torch.ptq import config_for
+    from quark_onnx.torch.pipelines.ptq import config_for
 
     config, (name, _, cache) = None, row.partition("+")
     if name != "float":

@@ -82,7 +82,7 @@ def _error_of_noise(model: Any, batch: Mapping[str, Any], expected: Any) -> floa
     """The relative error of the logits where the embedded tokens are disturbed by noise; 0 without an embedding."""
     import torch
 
-    from quark_onnx.torch.structure import embedding_of
+    from quark_onnx.torch.models.structure import embedding_of
 
     embedding = embedding_of(model)
     if embedding is None:
@@ -104,10 +104,10 @@ def _outcome(recipe: str, source: Path, output: Path, batches: list[Any], expect
         limit: the greatest relative error of the logits.
     """
     from quark_onnx.errors import QuarkError
-    from quark_onnx.torch.files import quantize_checkpoint
-    from quark_onnx.torch.float_checkpoint import FloatCheckpoint
-    from quark_onnx.torch.load import load_checkpoint
-    from quark_onnx.torch.ptq import config_for
+    from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
+    from quark_onnx.torch.checkpoints.load import load_checkpoint
+    from quark_onnx.torch.pipelines.file_to_file import quantize_checkpoint
+    from quark_onnx.torch.pipelines.ptq import config_for
 
     scheme, algorithms = RECIPES[recipe]
     try:
@@ -168,7 +168,7 @@ def measured(family: str, limit: float) -> Row:
     method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
     context = multiprocessing.get_context(method)
     if method == "forkserver":
-        context.set_forkserver_preload(["torch", "transformers", "quark_onnx.torch.ptq"])
+        context.set_forkserver_preload(["torch", "transformers", "quark_onnx.torch.pipelines.ptq"])
     with TemporaryDirectory() as folder:
         result = Path(folder) / "row.json"
         process = context.Process(target=_child, args=(family, result))

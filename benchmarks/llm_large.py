@@ -76,9 +76,9 @@ def write(folder: Path, config: Any) -> int:
     """The model with random weights, of which one tensor is in memory at a time; returns the weights of its blocks."""
     import torch
 
-    from quark_onnx.torch.checkpoint import Writer
-    from quark_onnx.torch.skeleton import skeleton_of
-    from quark_onnx.torch.structure import blocks_of
+    from quark_onnx.torch.checkpoints.meta_model import skeleton_of
+    from quark_onnx.torch.checkpoints.safetensors_io import Writer
+    from quark_onnx.torch.models.structure import blocks_of
 
     model, generator = skeleton_of(config), torch.Generator().manual_seed(0)
     with Writer(folder, shard=500_000_000) as writer:
@@ -96,7 +96,7 @@ def child(folder: str, output: str, scheme: str) -> None:
     """Quantize in this process, and print what it took."""
     import transformers.models.llama.modeling_llama  # noqa: F401 - imports are not timed
 
-    from quark_onnx.torch.ptq import Text, config_for, ptq
+    from quark_onnx.torch.pipelines.ptq import Text, config_for, ptq
 
     start = time.perf_counter()
     text = Text(str(Path(folder) / "tokens.npy"), WINDOWS, LENGTH)

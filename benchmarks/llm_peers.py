@@ -50,7 +50,7 @@ def child(folder: str, tokens: str, name: str) -> None:
     """Quantize in this process, and print what it took."""
     import transformers.models.llama.modeling_llama  # noqa: F401 - imports are not timed
 
-    from quark_onnx.torch.ptq import Text, config_for, ptq
+    from quark_onnx.torch.pipelines.ptq import Text, config_for, ptq
 
     config = config_for(FORMAT).with_(algorithms=(name,))
     start = time.perf_counter()

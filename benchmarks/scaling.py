@@ -75,7 +75,7 @@ def _work() -> dict[str, Callable[[ModelProto, ModelProto, Feeds], object]]:
 
 def measure(shape: str, count: int, chosen: Sequence[str]) -> dict[str, dict[str, float]]:
     """Seconds of this package and of onnxruntime, by what is done; in this process."""
-    from calibrators import session
+    from calibrators.onnx_runtime import session
     from quark_onnx import quantize_static
 
     runtime, work = _Runtime(), _work()

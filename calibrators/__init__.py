@@ -1,7 +1,7 @@
 """Calibration: streams of numbers in, quantization ranges, scales and zero points out.
 
-The arithmetic needs numpy alone. ``calibrators.runner`` runs an ONNX model over data with onnxruntime, and
-``calibrators.data`` opens the data; both are imported only where they are used.
+The arithmetic needs numpy alone. ``calibrators.onnx_runtime.runner`` runs an ONNX model over data with onnxruntime, and
+``calibrators.readers.open`` opens the data; both are imported only where they are used.
 
 >>> import numpy as np
 >>> method = create("minmax")

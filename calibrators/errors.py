@@ -33,7 +33,7 @@ class CalibrationError(Exception):
 
 
 class RuntimeCrash(CalibrationError):
-    """Onnxruntime has ended the process that it ran in; only with ``calibrators.isolation`` can that be an error."""
+    """The process of onnxruntime ended; only ``calibrators.onnx_runtime.isolation`` can turn that into an error."""
 
     def __init__(self, message: str, printed: str = "", *, killed: bool = False) -> None:
         """``printed``: the end of what the process has printed; ``killed``: another process or the system ended it."""

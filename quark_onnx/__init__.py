@@ -24,7 +24,7 @@ from quark_onnx.optimizers import (
     QuaRot,
     SmoothQuant,
 )
-from quark_onnx.torch.quantize_module import quantize_module
+from quark_onnx.torch.exports.quantize_module import quantize_module
 from quark_onnx.version import __version__ as __version__
 
 __all__ = [

@@ -12,7 +12,7 @@ from typing import Any, Protocol, overload
 
 from onnx import ModelProto
 
-from calibrators.isolation import isolated
+from calibrators.onnx_runtime.isolation import isolated
 from calibrators.shown import short
 from quark_onnx.config import QConfig
 from quark_onnx.errors import ConfigError, crash_errors, nearest
@@ -249,7 +249,8 @@ def quantize_static(*arguments: Any, **keywords: Any) -> ModelProto:
         model: path of the float model, or a ModelProto, which is not changed.
         data: calibration samples: an iterable or generator of ``{input name: array}``, an onnxruntime
             ``CalibrationDataReader``, a torch ``DataLoader``, a .npz or .npy file or a folder of them, or, with the
-            options of ``calibrators.data.open_reader``, ``partial(open_reader, "images/", images=ImageSpec(...))``.
+            options of ``calibrators.readers.open.open_reader``,
+            ``partial(open_reader, "images/", images=ImageSpec(...))``.
         config: a preset's name, a YAML file, a dictionary, or a QConfig.
         output: where to write the model; None only returns it.
         executor: any ``concurrent.futures.Executor``; calibration is sharded over it, with the same result.

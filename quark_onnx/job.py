@@ -10,9 +10,9 @@ from typing import Any
 
 from onnx import ModelProto
 
-from calibrators.isolation import current, start
-from calibrators.session import model_bytes
-from calibrators.spool import Spool
+from calibrators.onnx_runtime.isolation import current, start
+from calibrators.onnx_runtime.session import model_bytes
+from calibrators.readers.spool import Spool
 from quark_onnx.config import QConfig
 from quark_onnx.errors import crash_behind, data_errors
 from quark_onnx.fusions.nbits import set_accuracy_level
@@ -32,10 +32,19 @@ from quark_onnx.optimizers.problem import LayerResult
 from quark_onnx.plan import Plan, Quantize, select
 from quark_onnx.plan.blocks import describe_blocks
 from quark_onnx.progress import Progress
+from quark_onnx.refine import (
+    Before,
+    accept_biases,
+    check_folder,
+    correct_biases,
+    give_biases,
+    optimize_float,
+    refine,
+    worst_sqnr,
+)
 from quark_onnx.registry import TARGETS
 from quark_onnx.report import Report, summarize, verdicts
 from quark_onnx.steps import (
-    Before,
     Finished,
     HoldOut,
     Limits,
@@ -44,18 +53,14 @@ from quark_onnx.steps import (
     Ranges,
     Reference,
     RunData,
-    accept_biases,
     all_plans,
     calibrate,
-    check_folder,
-    correct_biases,
     define_functions,
     describe,
     destination,
     finish,
     first_sample,
     fuse,
-    give_biases,
     give_up_late,
     guard,
     hand_back,
@@ -64,7 +69,6 @@ from quark_onnx.steps import (
     lower_opset,
     make_plan,
     mix,
-    optimize_float,
     plan_insides,
     prepare,
     probe,
@@ -73,7 +77,6 @@ from quark_onnx.steps import (
     raise_opset_for,
     read_floats,
     reader_for,
-    refine,
     search,
     settle,
     share_transposed,
@@ -83,7 +86,6 @@ from quark_onnx.steps import (
     stretch,
     unmeasured,
     wanted,
-    worst_sqnr,
 )
 from quark_onnx.targets import unfit
 

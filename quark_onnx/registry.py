@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
 from typing import Any, Generic, TypeVar
 
 from quark_onnx.errors import ConfigError, nearest
@@ -11,17 +12,36 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """Named values of one kind; a name is registered once, and an unknown name is an error with the nearest match."""
+    """Named values of one kind; a name is registered once, and an unknown name is an error with the nearest match.
 
-    def __init__(self, kind: str) -> None:
+    Args:
+        kind: the noun for error messages.
+        home: a module whose import registers the built-in values. It is imported at the first look-up, as it may need
+            an optional package.
+    """
+
+    def __init__(self, kind: str, home: str = "") -> None:
         self.kind = kind
-        self._values: dict[str, T] = {}
+        self._home = home
+        self._registered: dict[str, T] = {}
         self._elsewhere: dict[str, str] = {}
 
+    @property
+    def _values(self) -> dict[str, T]:
+        """All values; imports ``home`` first."""
+        home, self._home = self._home, ""  # emptied first: the module registers its values here
+        if home:
+            try:
+                import_module(home)
+            except ImportError:
+                self._home = home
+                raise
+        return self._registered
+
     def add(self, name: str, value: T) -> T:
-        if name in self._values:
+        if name in self._registered:
             raise ValueError(f"{self.kind} {name!r} is registered twice")
-        self._values[name] = value
+        self._registered[name] = value
         return value
 
     def decline(self, name: str, instead: str) -> None:
@@ -75,7 +95,7 @@ PASSES: Registry[Any] = Registry("pass")
 #: What makes a quantized model better: name -> a frozen dataclass.
 OPTIMIZERS: Registry[Any] = Registry("optimizer")
 #: What chooses better codes for PyTorch models, or makes them easier to round: name -> a frozen dataclass.
-ALGORITHMS: Registry[Any] = Registry("algorithm")
+ALGORITHMS: Registry[Any] = Registry("algorithm", "quark_onnx.torch.algorithms.registered")
 #: What models are quantized for: name -> Target.
 TARGETS: Registry[Any] = Registry("target")
 #: What a model can be converted to: name -> Conversion.

@@ -1,6 +1,6 @@
 """Configurations that tests name: they spell out what a preset may change its mind about."""
 
-from calibrators.processor import saturates
+from calibrators.onnx_runtime.cpu_features import saturates
 from quark_onnx import QConfig
 
 #: uint8 asymmetric activations and int8 symmetric weights, with one scale a tensor or a channel.

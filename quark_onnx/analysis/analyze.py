@@ -10,8 +10,8 @@ from typing import Any
 from onnx import ModelProto
 
 from calibrators.base import is_number
-from calibrators.isolation import isolated
-from calibrators.session import model_bytes
+from calibrators.onnx_runtime.isolation import isolated
+from calibrators.onnx_runtime.session import model_bytes
 from quark_onnx.analysis.causes import Evidence, causes_of, nsr
 from quark_onnx.analysis.findings import Analysis, TensorError, Unmatched, WeightError
 from quark_onnx.analysis.match import match

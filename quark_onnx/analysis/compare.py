@@ -14,8 +14,8 @@ from onnx import ModelProto
 
 import calibrators
 from calibrators.base import is_number
-from calibrators.isolation import isolated
-from calibrators.session import model_bytes, open_session
+from calibrators.onnx_runtime.isolation import isolated
+from calibrators.onnx_runtime.session import model_bytes, open_session
 from quark_onnx.errors import ConfigError, DataError, ModelError, crash_errors
 from quark_onnx.graph import Graph
 from quark_onnx.graph.io import load

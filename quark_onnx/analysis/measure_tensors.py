@@ -1,7 +1,8 @@
 """Run two models side by side, sample by sample, and gather the error of each pair of tensors.
 
-Only the activations of one sample are alive at a time, as in ``calibrators.runner``; both models run with the tensors
-exposed as outputs, the quantized one without onnxruntime's own fusions, which would compute what nobody wrote.
+Only the activations of one sample are alive at a time, as in ``calibrators.onnx_runtime.runner``; both models run with
+the tensors exposed as outputs, the quantized one without onnxruntime's own fusions, which would compute what nobody
+wrote.
 
 The quantized model runs a second time, with every matched tensor replaced by the float one: there each operator and
 each grid works on float values, so that what it adds is told from what reaches it.
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
-from calibrators.session import open_session
+from calibrators.onnx_runtime.session import open_session
 from quark_onnx.analysis.match import FOLDED, Matching, Pair
 from quark_onnx.analysis.reading import FLOATS, Reading, View
 from quark_onnx.analysis.statistics import TensorStatistic

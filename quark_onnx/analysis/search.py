@@ -15,8 +15,8 @@ from typing import Any
 from onnx import ModelProto
 
 from calibrators.base import is_number
-from calibrators.session import model_bytes, open_session
-from calibrators.spool import MEMORY, Spool
+from calibrators.onnx_runtime.session import model_bytes, open_session
+from calibrators.readers.spool import MEMORY, Spool
 from quark_onnx.analysis.search_journal import Record, SearchJournal, function_key, model_key
 from quark_onnx.analysis.space import Space, Trial
 from quark_onnx.api import quantize
@@ -25,8 +25,9 @@ from quark_onnx.errors import ConfigError, DataError, ModelError, QuarkError, da
 from quark_onnx.graph import Graph, inlined
 from quark_onnx.graph.io import load, staged
 from quark_onnx.progress import Progress
+from quark_onnx.refine import sample_key
 from quark_onnx.report.measure import least_sqnr, measure
-from quark_onnx.steps import Reference, destination, keeps_weights_beside, reader_for, sample_key
+from quark_onnx.steps import Reference, destination, keeps_weights_beside, reader_for
 from quark_onnx.version import __version__
 
 logger = logging.getLogger(__name__)

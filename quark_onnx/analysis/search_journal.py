@@ -16,8 +16,8 @@ import numpy as np
 from onnx import ModelProto
 
 from calibrators.base import is_number
-from calibrators.session import initializers
-from calibrators.stored import is_stored, values
+from calibrators.onnx_runtime.external_tensors import is_stored, values
+from calibrators.onnx_runtime.session import initializers
 from quark_onnx.config import QConfig, to_dict
 from quark_onnx.errors import ConfigError
 

@@ -7,9 +7,9 @@ from argparse import Namespace
 from functools import partial
 from typing import Any, get_args, get_origin, get_type_hints
 
-from calibrators.data import RandomData, Reader, open_reader
-from calibrators.files import ARRAY_SUFFIXES, find_files
-from calibrators.images import IMAGE_SUFFIXES, ImageSpec
+from calibrators.readers.files import ARRAY_SUFFIXES, find_files
+from calibrators.readers.images import IMAGE_SUFFIXES, ImageSpec
+from calibrators.readers.open import RandomData, Reader, open_reader
 from quark_onnx.cli.parsing import Parser, UsageError, count, dimension, number, path
 
 _CHANNELS: dict[str, Any] = {"nargs": 3, "metavar": ("R", "G", "B"), "type": number}

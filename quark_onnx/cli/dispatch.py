@@ -27,7 +27,7 @@ from types import FrameType
 from typing import Any
 
 from calibrators import CalibrationError
-from calibrators.isolation import isolated
+from calibrators.onnx_runtime.isolation import isolated
 from calibrators.scratch import written
 from calibrators.shown import clipped, printable
 from quark_onnx import __version__

@@ -130,7 +130,7 @@ def _classes(found: Mapping[str, type[Any]]) -> list[Row]:
 
 def _algorithms() -> list[Row]:
     """Those for language models, where torch is installed."""
-    torch_side("quark_onnx.torch.algorithms.named")  # registers them
+    torch_side("quark_onnx.torch.algorithms.registered")  # an error that names the extra, where torch is missing
     return _classes({name: ALGORITHMS[name] for name in ALGORITHMS})
 
 

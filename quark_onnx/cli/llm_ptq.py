@@ -126,9 +126,9 @@ def _result_options(parser: Parser) -> None:
 
 
 def ptq(options: Namespace) -> Answer:
-    module = torch_side("quark_onnx.torch.ptq")
+    module = torch_side("quark_onnx.torch.pipelines.ptq")
     exports = options.export or ["hf_format"]
-    source = torch_side("quark_onnx.torch.float_checkpoint").FloatCheckpoint(
+    source = torch_side("quark_onnx.torch.checkpoints.float_checkpoint").FloatCheckpoint(
         options.model, trust_code=options.trust_code
     )
     config = _config(options, module, source)
@@ -138,7 +138,7 @@ def ptq(options: Namespace) -> Answer:
     mixture = _mixture(options, module, source, config)
     config = config if mixture is None else mixture.config
     notes = list[str]()
-    exported = torch_side("quark_onnx.torch.exports").exported
+    exported = torch_side("quark_onnx.torch.exports.kinds").exported
     with exported(exports, source, config, options.output, notes) as folder:
         found = module.ptq(
             source,
@@ -217,9 +217,9 @@ def _mixture(options: Namespace, module: Any, source: Any, config: Any) -> Any:
     schemes = _schemes(options)
     if len(schemes) == 1:
         return None
-    mixed = torch_side("quark_onnx.torch.mixed")
-    torch_side("quark_onnx.torch.checkpoint").check_free(options.output)
-    layouts = torch_side("quark_onnx.torch.layouts")
+    mixed = torch_side("quark_onnx.torch.pipelines.mixed_precision")
+    torch_side("quark_onnx.torch.checkpoints.safetensors_io").check_free(options.output)
+    layouts = torch_side("quark_onnx.torch.checkpoints.layouts")
     layout = layouts.layout_named(options.layout, options.pack)
     for name in schemes:  # an unknown one, or one without a place, before the work
         layouts.check_config(layout, config.with_(default=module.scheme(name)))
@@ -235,7 +235,9 @@ def _tasks(options: Namespace) -> Any:
             if getattr(options, name) is not None:
                 raise UsageError(f"--{name} belongs to --tasks")
         return None
-    return torch_side("quark_onnx.torch.tasks").Tasks(options.tasks, shots=options.shots, limit=options.limit)
+    return torch_side("quark_onnx.torch.calibration.eval_tasks").Tasks(
+        options.tasks, shots=options.shots, limit=options.limit
+    )
 
 
 def _answer(options: Namespace, found: Any, mixture: Any, scores: dict[str, Any]) -> Answer:
@@ -309,7 +311,7 @@ def gguf_options(parser: Parser) -> None:
 
 
 def gguf(options: Namespace) -> Answer:
-    written = torch_side("quark_onnx.torch.gguf").write_gguf(options.model, options.output, options.kind)
+    written = torch_side("quark_onnx.torch.exports.gguf").write_gguf(options.model, options.output, options.kind)
     counts = Counter(written.types.values())
     lines = [f"{written.path}: " + ", ".join(f"{count} tensors {kind}" for kind, count in counts.items())]
     lines += [f"note: {note}" for note in written.notes]

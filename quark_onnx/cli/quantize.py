@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from multiprocessing import connection, get_context, parent_process
 from time import perf_counter
 
-from calibrators.interrupt import stop_all
+from calibrators.onnx_runtime.interrupt import stop_all
 from quark_onnx import api
 from quark_onnx.cli.data import add_data_options, data_of
 from quark_onnx.cli.output import Answer, entry

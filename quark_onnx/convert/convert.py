@@ -12,7 +12,7 @@ from pathlib import Path
 from onnx import ModelProto
 
 from calibrators.base import is_number
-from calibrators.session import model_bytes
+from calibrators.onnx_runtime.session import model_bytes
 from quark_onnx.convert.base import Conversion, Settings
 from quark_onnx.convert.verify import Stage, verify
 from quark_onnx.errors import ConfigError, ModelError

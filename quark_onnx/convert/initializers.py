@@ -6,7 +6,7 @@ import hashlib
 
 from onnx import TensorProto
 
-from calibrators.stored import values
+from calibrators.onnx_runtime.external_tensors import values
 from quark_onnx.convert.base import Settings, conversion, counted, everywhere
 from quark_onnx.fusions.base import attributes
 from quark_onnx.graph import Graph, Node

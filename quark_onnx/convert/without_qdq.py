@@ -11,9 +11,9 @@ import numpy as np
 from quark_onnx.convert.base import Settings, conversion, counted, everywhere, reloaded
 from quark_onnx.convert.pairs import ENDS, code_type, constant, parameters, readers, rounded
 from quark_onnx.graph import Graph, Node
-from quark_onnx.graph.clipping import clip_bounds
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE, inner_nodes
 from quark_onnx.passes import fold_constants
+from quark_onnx.patterns.clip_bounds import clip_bounds
 
 #: Operators whose results are nowhere negative, and those whose results are not if nothing that they read is.
 _POSITIVE = frozenset(

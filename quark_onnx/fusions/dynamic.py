@@ -11,7 +11,7 @@ from onnx import TensorProto
 from calibrators.layout import turned
 from quark_onnx.fusions.base import Codes, codes_of, replace, stored_codes, value, zero_points
 from quark_onnx.graph import Graph, Node
-from quark_onnx.graph.layers import plain_matrix
+from quark_onnx.patterns.conv_and_gemm import plain_matrix
 
 
 def matmul_integer(graph: Graph, node: Node) -> bool:

@@ -10,9 +10,9 @@ from calibrators.layout import turned
 from quark_onnx.fusions.base import CONTRIB, Codes, replace, stored_codes, value, zero_points
 from quark_onnx.graph import Graph, Node, add_narrow
 from quark_onnx.graph.bodies import in_bodies
-from quark_onnx.graph.layers import unscaled
 from quark_onnx.kernels.nbits import BLOCK_SIZES, NBitsWeight, from_codes
 from quark_onnx.kernels.packing import BITS
+from quark_onnx.patterns.conv_and_gemm import unscaled
 
 _TYPES = {f"{sign}int{bits}": bits for bits in BITS for sign in ("", "u")}
 

@@ -2,15 +2,15 @@
 
 from quark_onnx.graph.channels import channels_last
 from quark_onnx.graph.constants import describe_closed, gather_constants, overridable, store_constants
-from quark_onnx.graph.fixed import fixed
 from quark_onnx.graph.graph import Graph
-from quark_onnx.graph.halves import HALVES, Narrowing, add_narrow, cast_interface, widened
+from quark_onnx.graph.half_precision import HALVES, Narrowing, add_narrow, cast_interface, widened
 from quark_onnx.graph.inlined import inlined
 from quark_onnx.graph.node import Node
 from quark_onnx.graph.parameters import add_parameter
 from quark_onnx.graph.shape_arithmetic import ShapeArithmetic
+from quark_onnx.graph.static_shapes import fixed
 from quark_onnx.graph.store import Store, store_for
-from quark_onnx.graph.walk import reach
+from quark_onnx.graph.traversal import reach
 
 __all__ = [
     "HALVES",

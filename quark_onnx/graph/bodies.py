@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, ValueInfoProto, helper
 
-from calibrators.session import tensor_bytes
+from calibrators.onnx_runtime.session import tensor_bytes
 from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.node import Node
 from quark_onnx.graph.shapes import LARGE, ir_version_for

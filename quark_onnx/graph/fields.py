@@ -25,7 +25,7 @@ from onnx import (
 )
 from onnx.external_data_helper import uses_external_data
 
-from calibrators.session import tensor_size
+from calibrators.onnx_runtime.session import tensor_size
 from quark_onnx.errors import ModelError
 from quark_onnx.graph.calls import check_calls
 from quark_onnx.graph.node import STANDARD_DOMAINS, subgraphs

@@ -15,13 +15,13 @@ import onnx
 from numpy.typing import NDArray
 from onnx import FunctionProto, GraphProto, ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from calibrators.stored import values
+from calibrators.onnx_runtime.external_tensors import values
 from quark_onnx.errors import ModelError
 from quark_onnx.graph.node import STANDARD_DOMAINS, Node, all_names, name_apart, sparse_names
 from quark_onnx.graph.readers import Readers
 from quark_onnx.graph.shapes import infer_values, ir_version_for, open_negative_sizes, sizes_of
 from quark_onnx.graph.store import Store
-from quark_onnx.graph.walk import copy_fields, in_order
+from quark_onnx.graph.traversal import copy_fields, in_order
 
 Shape = tuple["int | str | None", ...]
 

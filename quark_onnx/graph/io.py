@@ -15,9 +15,9 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 from onnx.external_data_helper import uses_external_data
 
 from calibrators.limits import regular_size
+from calibrators.onnx_runtime.external_tensors import load_values, locate
+from calibrators.onnx_runtime.session import estimate_bytes, initializers, tensor_bytes, tensor_size, write_external
 from calibrators.scratch import ScratchFolder
-from calibrators.session import estimate_bytes, initializers, tensor_bytes, tensor_size, write_external
-from calibrators.stored import load_values, locate
 from quark_onnx.errors import ModelError
 from quark_onnx.graph import store
 from quark_onnx.graph.fields import check_fields, check_tensor

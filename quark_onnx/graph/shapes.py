@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 import onnx
 from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, helper
 
-from calibrators.session import initializers, tensor_bytes
+from calibrators.onnx_runtime.session import initializers, tensor_bytes
 from quark_onnx.graph.node import STANDARD_DOMAINS, subgraphs
-from quark_onnx.graph.windows import POOLS, without_those_in_padding
+from quark_onnx.graph.pool_windows import POOLS, without_those_in_padding
 
 logger = logging.getLogger(__name__)
 

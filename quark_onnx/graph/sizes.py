@@ -28,7 +28,7 @@ from onnx import (
 
 from calibrators import CalibrationError
 from calibrators.limits import raise_it, tensor_limit
-from calibrators.session import initializers, open_session, tensor_bytes
+from calibrators.onnx_runtime.session import initializers, open_session, tensor_bytes
 from quark_onnx.errors import ModelError
 from quark_onnx.graph.inlined import inlined
 from quark_onnx.graph.node import STANDARD_DOMAINS, subgraphs

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from onnx import TensorProto
 
 from quark_onnx.graph.graph import Graph
-from quark_onnx.graph.walk import reach
+from quark_onnx.graph.traversal import reach
 
 #: Words that name a state, and words that say which of both sides of a step a tensor is on.
 _STATE = frozenset(

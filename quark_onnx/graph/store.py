@@ -12,9 +12,9 @@ from typing import Any
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, numpy_helper
 
+from calibrators.onnx_runtime.external_tensors import locate
+from calibrators.onnx_runtime.session import PAGE, estimate_bytes
 from calibrators.scratch import ScratchFolder
-from calibrators.session import PAGE, estimate_bytes
-from calibrators.stored import locate
 from quark_onnx.errors import ModelError
 
 #: Tensors of fewer bytes stay in memory.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import TypeVar
 
-from calibrators.interrupt import Lanes
+from calibrators.onnx_runtime.interrupt import Lanes
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -10,8 +10,8 @@ from onnx import ModelProto
 from quark_onnx.config import QConfig
 from quark_onnx.graph import Graph, Node, gather_constants, inlined, reach
 from quark_onnx.graph.io import load
-from quark_onnx.graph.layers import LAYERS
 from quark_onnx.npu.recipes import Recipe
+from quark_onnx.patterns.conv_and_gemm import LAYERS
 from quark_onnx.registry import RECIPES, TARGETS
 
 _ATTENTION = frozenset({"Attention", "MultiHeadAttention", "GroupQueryAttention", "EmbedLayerNormalization"})

@@ -16,7 +16,7 @@ from calibrators.shown import printable
 from quark_onnx.errors import ConfigError, ModelError, nearest
 from quark_onnx.graph import Graph, Node, inlined, reach, widened
 from quark_onnx.graph.io import load, staged
-from quark_onnx.graph.layers import LAYERS
+from quark_onnx.patterns.conv_and_gemm import LAYERS
 from quark_onnx.steps import Reference, destination, keeps_weights_beside, probe
 from quark_onnx.steps.run import agree
 

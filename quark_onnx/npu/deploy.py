@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, helper
 
-from calibrators import encoded
-from calibrators.data import Reader
-from calibrators.images import ImageSpec, image_model
+from calibrators.onnx_runtime.session import open_session
+from calibrators.readers import encoded
+from calibrators.readers.images import ImageSpec, image_model
+from calibrators.readers.open import Reader
 from calibrators.scratch import ScratchFolder
-from calibrators.session import open_session
 from calibrators.shown import printable
 from quark_onnx.api import quantize
 from quark_onnx.config import QConfig

@@ -9,9 +9,9 @@ from typing import TypeVar
 
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.codes import beyond_pairs
-from quark_onnx.graph.layers import LAYERS
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
 from quark_onnx.npu.placement import NPU
+from quark_onnx.patterns.conv_and_gemm import LAYERS
 from quark_onnx.targets import chain, is_fused
 
 #: What the provider runs on the CPU itself: Q and DQ nodes around what is not on the processor.

@@ -14,10 +14,10 @@ from onnx import TensorProto
 
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.codes import beyond_pairs, constant_behind
-from quark_onnx.graph.layers import LAYERS
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
 from quark_onnx.graph.shapes import is_static
 from quark_onnx.npu.support import CONVERTED, SOURCE, listed, shown
+from quark_onnx.patterns.conv_and_gemm import LAYERS
 from quark_onnx.targets import Target
 
 NPU, CPU, ABORT = "NPU", "CPU", "abort"

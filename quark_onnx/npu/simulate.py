@@ -21,7 +21,7 @@ from quark_onnx.errors import ConfigError, DataError, nearest
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.io import load
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
-from quark_onnx.graph.walk import reach
+from quark_onnx.graph.traversal import reach
 from quark_onnx.npu.integers import OPERATORS, Call, Fixed, Real, Rounding, Value, exact, rounded
 from quark_onnx.npu.integers.call import reals
 from quark_onnx.npu.pairs import Grid, Pairs

@@ -7,7 +7,7 @@ from typing import Any
 
 from onnx import ModelProto, TensorProto
 
-from calibrators.session import open_session
+from calibrators.onnx_runtime.session import open_session
 from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.graph import Graph
 from quark_onnx.steps import Reference, Sample

@@ -10,7 +10,7 @@ from typing import Any
 
 from onnx import ModelProto
 
-from calibrators.data import RandomData, open_reader
+from calibrators.readers.open import RandomData, open_reader
 from quark_onnx.api import quantize
 from quark_onnx.config import Override, QConfig, TensorOverride
 from quark_onnx.convert import convert

@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrators import MinMax
-from calibrators.control import Observation
+from calibrators.onnx_runtime.control_flow import Observation
 from quark_onnx.graph import Graph, Node
-from quark_onnx.graph.layers import Layer
 from quark_onnx.kernels.noise import EIGHT_BITS, Rounding
 from quark_onnx.optimizers.base import Samples, register, require_number, watch
+from quark_onnx.patterns.conv_and_gemm import Layer
 
 _UNPADDED = ("NOTSET", "VALID")
 

@@ -12,15 +12,15 @@ from functools import cached_property
 
 import numpy as np
 
-from calibrators.control import Observation
+from calibrators.onnx_runtime.control_flow import Observation
 from calibrators.sampled import Sampled
 from calibrators.sampled import Samples as Sampling
 from quark_onnx.graph import Graph
-from quark_onnx.graph.layers import SPATIAL, Layer
 from quark_onnx.kernels.noise import Rounding, Spread, Term, least_noise
-from quark_onnx.optimizers.activation import Activation, activation_behind
 from quark_onnx.optimizers.base import Samples, watch
-from quark_onnx.optimizers.pairs import Doubles, Pair, layers_of
+from quark_onnx.patterns.activation import Activation, activation_behind
+from quark_onnx.patterns.channel_pairs import Doubles, Pair, layers_of
+from quark_onnx.patterns.conv_and_gemm import SPATIAL, Layer
 
 #: Vectors of a tensor that its moments are taken of.
 _VECTORS = 1024

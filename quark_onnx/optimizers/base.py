@@ -8,9 +8,9 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 from calibrators import Statistic
 from calibrators.base import is_number
-from calibrators.control import Observation
-from calibrators.runner import collect
-from calibrators.spool import Spool
+from calibrators.onnx_runtime.control_flow import Observation
+from calibrators.onnx_runtime.runner import collect
+from calibrators.readers.spool import Spool
 from quark_onnx.errors import ConfigError, data_errors
 from quark_onnx.graph import Graph
 from quark_onnx.kernels.noise import Rounding

@@ -18,7 +18,7 @@ from quark_onnx.graph import Graph
 from quark_onnx.kernels.noise import EIGHT_BITS, Rounding
 from quark_onnx.optimizers.balance import balance
 from quark_onnx.optimizers.base import Rewrites, Samples, register, require_flag, require_whole
-from quark_onnx.optimizers.pairs import Doubles, Pair, Passed, Reader, layers_of, pairs_of, upper_bound
+from quark_onnx.patterns.channel_pairs import Doubles, Pair, Passed, Reader, layers_of, pairs_of, upper_bound
 
 _RELU6, _SILU = ("keep", "bound", "replace"), ("keep", "scale")
 #: Sweeps end when no factor is further from 1 than this, or after so many.

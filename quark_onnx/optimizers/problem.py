@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from quark_onnx.kernels.lattice import Lattice
 from quark_onnx.kernels.parallel import side_by_side, slabs
-from quark_onnx.optimizers.activation import Activation
+from quark_onnx.patterns.activation import Activation
 
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]

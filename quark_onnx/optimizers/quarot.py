@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 
 from quark_onnx.errors import ConfigError
 from quark_onnx.graph import Graph, Node
-from quark_onnx.graph.norms import norms
 from quark_onnx.kernels.hadamard import Rotation, balanced, random_hadamard
 from quark_onnx.kernels.noise import EIGHT_BITS, Rounding
 from quark_onnx.optimizers.base import Rewrites, Samples, register
-from quark_onnx.optimizers.heads import heads
-from quark_onnx.optimizers.linear import readers_of, sources
-from quark_onnx.optimizers.stream import streams
+from quark_onnx.patterns.attention_values import heads
+from quark_onnx.patterns.linear import readers_of, sources
+from quark_onnx.patterns.norms import norms
+from quark_onnx.patterns.residual_stream import streams
 
 #: From so many channels on, a rotation that is a Kronecker product runs as two small products.
 _SMALL = 64

@@ -14,17 +14,17 @@ import numpy as np
 
 import calibrators
 from calibrators.base import is_number
-from calibrators.control import Observation
 from calibrators.extremes import Extremes
+from calibrators.onnx_runtime.control_flow import Observation
 from calibrators.sampled import Sampled
 from calibrators.sampled import Samples as Sampling
 from quark_onnx.errors import ConfigError
 from quark_onnx.graph import Graph
-from quark_onnx.graph.stored import private
+from quark_onnx.graph.constant_input import private
 from quark_onnx.kernels.noise import EIGHT_BITS, Rounding
-from quark_onnx.optimizers.absorb import Fold, absorb
 from quark_onnx.optimizers.base import Rewrites, Samples, register, require_flag, watch
-from quark_onnx.optimizers.linear import Floats, Linear, readers_of, sources
+from quark_onnx.patterns.foldable_scales import Fold, absorb
+from quark_onnx.patterns.linear import Floats, Linear, readers_of, sources
 
 #: What "auto" chooses from.
 _ALPHAS = tuple(round(0.05 * step, 2) for step in range(21))

@@ -10,8 +10,8 @@ import numpy as np
 from onnx import TensorProto
 
 from quark_onnx.graph import Graph, Node
-from quark_onnx.graph.layers import Layer, unscaled
 from quark_onnx.passes.base import register
+from quark_onnx.patterns.conv_and_gemm import Layer, unscaled
 
 
 @register

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from calibrators.session import open_session, tensor_bytes
+from calibrators.onnx_runtime.session import open_session, tensor_bytes
 from quark_onnx.graph import Graph, Node, store_constants
 from quark_onnx.passes.base import register
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from onnx import GraphProto, ModelProto, NodeProto, OperatorSetIdProto, defs, helper, version_converter
 
-from calibrators.session import tensor_bytes
+from calibrators.onnx_runtime.session import tensor_bytes
 from quark_onnx.errors import ModelError
 from quark_onnx.graph import Graph, Node, gather_constants
 from quark_onnx.graph.node import STANDARD_DOMAINS, inner_nodes, subgraphs

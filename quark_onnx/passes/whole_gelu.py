@@ -10,7 +10,7 @@ import numpy as np
 from onnx import TensorProto
 
 from quark_onnx.graph import Graph, Node
-from quark_onnx.graph.stored import is_number, private
+from quark_onnx.graph.constant_input import is_number, private
 from quark_onnx.passes.base import register
 
 _DOMAIN = "com.microsoft"

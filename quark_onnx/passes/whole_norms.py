@@ -12,9 +12,9 @@ import numpy as np
 from onnx import TensorProto
 
 from quark_onnx.graph import Graph
-from quark_onnx.graph.norms import Norm, image_norms, norms
-from quark_onnx.graph.stored import Stored
+from quark_onnx.graph.constant_input import Stored
 from quark_onnx.passes.base import register
+from quark_onnx.patterns.norms import Norm, image_norms, norms
 
 #: First opset with LayerNormalization.
 _OPSET = 17

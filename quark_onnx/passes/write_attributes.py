@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quark_onnx.graph import Graph, Node
-from quark_onnx.graph.windows import overhang
+from quark_onnx.graph.pool_windows import overhang
 from quark_onnx.passes.base import register
 
 _WINDOWED = frozenset({"Conv", "ConvTranspose", "MaxPool", "AveragePool"})

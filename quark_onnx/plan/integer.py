@@ -5,7 +5,7 @@ from __future__ import annotations
 from quark_onnx.config import QuantizationSpec
 from quark_onnx.dtypes import Integer
 from quark_onnx.graph import Graph, Node
-from quark_onnx.graph.layers import plain_matrix
+from quark_onnx.patterns.conv_and_gemm import plain_matrix
 
 
 def has_integer_product(graph: Graph, node: Node, weight: QuantizationSpec) -> bool:

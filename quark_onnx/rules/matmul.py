@@ -7,7 +7,7 @@ readers: it is quantized if one of them asks for it. Integer-only hardware needs
 from __future__ import annotations
 
 from quark_onnx.graph import Node
-from quark_onnx.graph.layers import unscaled
+from quark_onnx.patterns.conv_and_gemm import unscaled
 from quark_onnx.plan import Plan
 from quark_onnx.rules.base import rule
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quark_onnx.graph import Graph, Node
-from quark_onnx.graph.walk import reach
+from quark_onnx.graph.traversal import reach
 from quark_onnx.plan import Plan
 from quark_onnx.rules.base import rule
 from quark_onnx.rules.passthrough import REARRANGING

@@ -10,14 +10,14 @@ from typing import Any
 from onnx import ModelProto
 
 from calibrators import Extremes, Histogram, Statistic
-from calibrators.control import Observation, Scope
-from calibrators.runner import Progress, collect
+from calibrators.onnx_runtime.control_flow import Observation, Scope
+from calibrators.onnx_runtime.runner import Progress, collect
 from quark_onnx.errors import data_errors
 from quark_onnx.graph import Graph
 from quark_onnx.plan import Plan, Quantize, Use
 from quark_onnx.steps import bounded
-from quark_onnx.steps.inside import Inside, controls, shapeless
 from quark_onnx.steps.run import Sample
+from quark_onnx.steps.subgraph_plans import Inside, controls, shapeless
 
 #: What was measured of each use.
 Ranges = dict[Use, Statistic]

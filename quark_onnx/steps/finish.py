@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import onnx
 from onnx import ModelProto
 
-from calibrators.isolation import release
-from calibrators.processor import ADVICE, BETTER, SATURATION, saturates
-from calibrators.session import PROTOBUF_LIMIT, estimate_bytes, is_defined, open_session
+from calibrators.onnx_runtime.cpu_features import ADVICE, BETTER, SATURATION, saturates
+from calibrators.onnx_runtime.isolation import release
+from calibrators.onnx_runtime.session import PROTOBUF_LIMIT, estimate_bytes, is_defined, open_session
 from quark_onnx.errors import AccuracyError, ModelError
 from quark_onnx.functions.float4 import as_standard
 from quark_onnx.graph import Graph, Narrowing

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, TensorProto
 
-from calibrators.processor import ADVICE, SATURATION, saturates
-from calibrators.session import open_session
+from calibrators.onnx_runtime.cpu_features import ADVICE, SATURATION, saturates
+from calibrators.onnx_runtime.session import open_session
 from quark_onnx.fusions import FUSIONS, INTEGER_PRODUCTS
 from quark_onnx.graph import Graph
 from quark_onnx.graph.bodies import bodies, put_back

@@ -17,14 +17,14 @@ from quark_onnx.dtypes import INT32, Block, Float4, Half, Integer, Scaled
 from quark_onnx.functions import DOMAIN, float4, mx
 from quark_onnx.fusions.base import CONTRIB
 from quark_onnx.graph import Graph, Node, add_narrow, add_parameter
-from quark_onnx.graph.clipping import clip_bounds
 from quark_onnx.graph.moved import pair_moved
 from quark_onnx.kernels.blockfloat import ELEMENTS, EXPONENTS, better_mx
+from quark_onnx.patterns.clip_bounds import clip_bounds
 from quark_onnx.plan import BiasOf, Entry, Keep, Plan, Quantize, Use, fused_into
-from quark_onnx.steps.apart import behind_softmax, from_readers, is_small, moves_codes
 from quark_onnx.steps.blocks import lower_blocks
+from quark_onnx.steps.compute_qparams import Params
+from quark_onnx.steps.fusion_barriers import behind_softmax, from_readers, is_small, moves_codes
 from quark_onnx.steps.opsets import newest_with_pairs
-from quark_onnx.steps.solve import Params
 
 #: What onnxruntime appends to the name of a tensor for its codes and for what they stand for; its debugging tools go by
 #: these names.

@@ -15,14 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
-from calibrators.session import open_session
+from calibrators.onnx_runtime.session import open_session
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.node import QUANTIZE
 from quark_onnx.graph.shapes import ir_version_for
 from quark_onnx.plan import Plan, Use
+from quark_onnx.steps.compute_qparams import Params
 from quark_onnx.steps.insert import insert_live
 from quark_onnx.steps.run import Sample
-from quark_onnx.steps.solve import Params
 
 #: A scale of a use, by the number of steps that it is away from where it started.
 Step = tuple[Use, int]

@@ -7,7 +7,7 @@ from functools import cache
 
 from onnx import TensorProto, defs, helper
 
-from calibrators.session import open_session
+from calibrators.onnx_runtime.session import open_session
 from quark_onnx.config import QConfig
 from quark_onnx.dtypes import BODY_OPSET, INT32, Integer
 from quark_onnx.errors import ConfigError, ModelError

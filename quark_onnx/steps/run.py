@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto
 
-from calibrators.session import open_session
-from calibrators.stored import is_stored
+from calibrators.onnx_runtime.external_tensors import is_stored
+from calibrators.onnx_runtime.session import open_session
 from quark_onnx.errors import ModelError
-from quark_onnx.steps.bodies import with_bodies
+from quark_onnx.steps.function_bodies import with_bodies
 
 Sample = Mapping[str, NDArray[Any]]
 

@@ -9,8 +9,8 @@ from quark_onnx.graph import Graph
 from quark_onnx.optimizers import Samples
 from quark_onnx.plan import Plan
 from quark_onnx.steps.calibrate import HoldOut
-from quark_onnx.steps.inside import Inside
 from quark_onnx.steps.run import Sample
+from quark_onnx.steps.subgraph_plans import Inside
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from quark_onnx.graph import Graph
 from quark_onnx.plan import Keep, Plan, Quantize, Use
 from quark_onnx.rules.passthrough import HANDING_ON
 from quark_onnx.steps.calibrate import Ranges
-from quark_onnx.steps.inside import Inside, plan_insides
 from quark_onnx.steps.make_plan import make_plan
+from quark_onnx.steps.subgraph_plans import Inside, plan_insides
 
 _REASON = "onnxruntime crashed with Q/DQ pairs around operators that move values"
 _UNMEASURED = "it was not measured before onnxruntime crashed"

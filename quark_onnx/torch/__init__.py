@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from quark_onnx.errors import nearest
 
 if TYPE_CHECKING:
-    from quark_onnx.torch.exporter import (
+    from quark_onnx.torch.export.api import (
         ModelExporter,
         ModelImporter,
         export_gguf,
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         export_safetensors,
         import_model_from_safetensors,
     )
-    from quark_onnx.torch.params import load_params, save_params
+    from quark_onnx.torch.export.params import load_params, save_params
     from quark_onnx.torch.quantization.api import ModelQuantizer
     from quark_onnx.torch.quantization.config.template import LLMTemplate
     from quark_onnx.torch.quantization.config.type import QuantFlow, RuntimeOptions
@@ -38,18 +38,18 @@ __all__ = [
     "save_params",
 ]
 
-#: Where the names are that are not in ``exporter``.
+#: Where the names are that are not in ``export.api``.
 _HOMES = {
     "LLMTemplate": "quantization.config.template",
     "ModelQuantizer": "quantization.api",
     "QuantFlow": "quantization.config.type",
     "RuntimeOptions": "quantization.config.type",
-    "load_params": "params",
-    "save_params": "params",
+    "load_params": "export.params",
+    "save_params": "export.params",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"{__name__} has no {name!r}{nearest(name, __all__)}")
-    return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'exporter')}"), name)
+    return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'export.api')}"), name)

@@ -14,19 +14,34 @@ FILES = sorted(path for package in ("calibrators", "quark_onnx") for path in (RO
 #: Low to high; what shares a line may not import each other.
 LAYERS = """
 calibrators
+calibrators.onnx_runtime
+calibrators.readers
 errors version
 registry progress page
 kernels
 functions
 dtypes
 config graph
+patterns
 plan
 rules passes fusions optimizers targets
 report onnxruntime_spelling
 steps
+refine
 job
 api convert
-analysis npu torch
+analysis npu
+torch.config torch.runtime
+torch.formats
+torch.models
+torch.validate torch.checkpoints
+torch.calibration
+torch.algorithms
+torch.pipelines
+torch.exports torch.page
+torch.quantization torch.utils
+torch.export
+torch
 onnx compat_onnxruntime
 vai_q_onnx olive
 quark_onnx
@@ -37,10 +52,10 @@ RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names.split(
 
 #: Beside the layer of that name; inside functions, as importing the package loads no torch.
 MAY_IMPORT_TORCH = {"device.py"}
-#: Everything else in calibrators is arithmetic on numpy arrays.
-NEEDS_ONNX = {"control.py", "extensions.py", "images.py", "processor.py", "stored.py", "runner.py", "session.py"} | {
-    "worker.py"
-}
+#: Mirrors of AMD Quark's and onnxruntime's module paths; native code never imports them.
+MIRRORS = {"onnx", "compat_onnxruntime", "vai_q_onnx", "torch.quantization", "torch.export", "torch.utils"}
+#: Rooms that may import a mirror: the front doors that re-export its names or take its parameters, and other mirrors.
+FRONT_DOORS = {"quark_onnx", "torch", "cli", "olive"}
 
 
 def imports(path: Path) -> Iterator[str]:
@@ -54,34 +69,44 @@ def imports(path: Path) -> Iterator[str]:
 
 
 def layer(module: str) -> str:
-    """``quark_onnx.graph.io`` belongs to ``graph``, ``quark_onnx`` to itself, ``calibrators.grid`` to calibrators."""
-    package, *inside = module.split(".")
-    return inside[0] if package == "quark_onnx" and inside else package
+    """Return the longest prefix of a module's name that is a layer, without the package's own name.
+
+    ``quark_onnx.graph.io`` belongs to ``graph``, ``quark_onnx.torch.models.experts`` to ``torch.models`` and
+    ``quark_onnx`` to itself.
+    """
+    name = module.removeprefix("quark_onnx.")
+    while name not in RANK and "." in name:
+        name = name.rpartition(".")[0]
+    return name
 
 
 def own(path: Path) -> str:
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    return "quark_onnx" if parts == ("quark_onnx", "__init__") else layer(".".join(parts))
+    name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    found = layer(name)
+    if found == "torch":
+        assert name == "quark_onnx.torch", f"{name} belongs to no room of torch"
+    return found
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_imports_go_down(path: Path) -> None:
-    assert own(path) in RANK, "name the new layer above"
+    room = own(path)
+    assert room in RANK, "name the new layer above"
     for module in imports(path):
         top = module.split(".")[0]
-        if own(path) != "torch":
+        if not room.startswith("torch"):
             assert top not in ("transformers", "safetensors", "gguf")
             assert top != "torch" or path.name in MAY_IMPORT_TORCH
-        if top in ("quark_onnx", "calibrators") and layer(module) != own(path):
-            assert RANK[layer(module)] < RANK[own(path)], f"{own(path)} imports {module}"
-        if own(path) == "calibrators":
-            assert top != "quark_onnx"
-            assert top not in ("onnx", "onnxruntime", "onnxruntime_extensions") or path.name in NEEDS_ONNX
+        if top in ("quark_onnx", "calibrators") and layer(module) != room:
+            assert RANK[layer(module)] < RANK[room], f"{room} imports {module}"
+            assert layer(module) not in MIRRORS or room in MIRRORS | FRONT_DOORS, f"{room} imports the mirror {module}"
+        if room == "calibrators":
+            assert top not in ("onnx", "onnxruntime", "onnxruntime_extensions"), "numbers need numpy alone"
 
 
 def test_one_place_imports_the_extensions() -> None:
     """As that changes the environment of child processes, from tests, too; what a bundle ships stands alone."""
-    bundle, allowed = ROOT / "quark_onnx" / "npu" / "bundle", {ROOT / "calibrators" / "extensions.py"}
+    bundle, allowed = ROOT / "quark_onnx" / "npu" / "bundle", {ROOT / "calibrators" / "onnx_runtime" / "extensions.py"}
     tests = {
         path for path in (ROOT / "tests").rglob("*.py") if "local_models" not in path.parts
     }  # as others write them

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from calibrators import errors
-from calibrators.data import ImageSpec, InputSpec, RandomData, open_reader
 from calibrators.errors import DataError, EmptyReader, NonFiniteSample, ReaderEndedEarly, SampleMismatch
+from calibrators.readers.open import ImageSpec, InputSpec, RandomData, open_reader
 
 F32, I64 = np.dtype(np.float32), np.dtype(np.int64)
 X = InputSpec("x", F32, ("batch", 2))

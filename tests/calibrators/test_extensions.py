@@ -17,7 +17,7 @@ def test_child_processes_get_the_protobuf_that_they_had(value: str | None) -> No
     """Whichever comes with the package: here the fast one, by default."""
     program = f"""
 import os, subprocess, sys
-from calibrators.extensions import library
+from calibrators.onnx_runtime.extensions import library
 print(library())
 print(os.environ.get({VARIABLE!r}))
 ask = "from google.protobuf.internal import api_implementation as chosen; print(chosen.Type())"

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from calibrators.data import InputSpec, open_reader
 from calibrators.errors import CalibrationError, DataError, EmptyReader
-from calibrators.images import ImageSpec, read_images
+from calibrators.readers.images import ImageSpec, read_images
+from calibrators.readers.open import InputSpec, open_reader
 
 Image = pytest.importorskip("PIL.Image")
 

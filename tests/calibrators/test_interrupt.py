@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from calibrators.errors import RuntimeCrash
-from calibrators.interrupt import Lanes, interruptible
-from calibrators.isolation import isolated
-from calibrators.session import open_session
+from calibrators.onnx_runtime.interrupt import Lanes, interruptible
+from calibrators.onnx_runtime.isolation import isolated
+from calibrators.onnx_runtime.session import open_session
 from tests.models import normal
 from tests.native_faults import endless
 

@@ -19,8 +19,8 @@ import pytest
 
 from calibrators import CalibrationError
 from calibrators.errors import RuntimeCrash
-from calibrators.isolation import IsolatedSession, current, ending, isolated, start
-from calibrators.session import open_session
+from calibrators.onnx_runtime.isolation import IsolatedSession, current, ending, isolated, start
+from calibrators.onnx_runtime.session import open_session
 from tests.models import normal, parse, run, weight
 from tests.native_faults import captured_mover, endless
 
@@ -205,8 +205,8 @@ def test_a_session_does_not_outlive_its_block() -> None:
 PARENT = """
 import os, signal, sys, time
 import numpy as np
-from calibrators.isolation import current, isolated, start
-from calibrators.session import open_session
+from calibrators.onnx_runtime.isolation import current, isolated, start
+from calibrators.onnx_runtime.session import open_session
 from tests.models import normal
 from tests.native_faults import endless
 with isolated():

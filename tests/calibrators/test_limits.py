@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from calibrators.data import InputSpec, open_reader
 from calibrators.errors import CalibrationError, DataError
-from calibrators.images import ImageSpec
 from calibrators.limits import DEFAULT, VARIABLE, read_text, regular_size, tensor_limit
+from calibrators.readers.images import ImageSpec
+from calibrators.readers.open import InputSpec, open_reader
 
 IMAGE = InputSpec("x", np.dtype(np.float32), ("N", 3, 8, 8))
 FIXED = InputSpec("x", np.dtype(np.float32), (1, 3, 8, 8))
@@ -53,7 +53,7 @@ def png(width: int, height: int) -> bytes:
 PEAK = """
 import resource, sys
 import numpy as np
-from calibrators.data import InputSpec, open_reader
+from calibrators.readers.open import InputSpec, open_reader
 shape = tuple(None if each == "N" else int(each) for each in sys.argv[2].split(","))
 reader = open_reader(sys.argv[1], [InputSpec("x", np.dtype(np.float32), shape)], limit=8)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -83,7 +83,7 @@ def test_rows_off_the_stream_are_those_of_the_whole(
     arrays = np.random.default_rng(0).normal(size=(7, 1, 3, 8, 8) if stacked else (7, 3, 8, 8)).astype(np.float32)
     np.savez_compressed(tmp_path / "x.npz", x=arrays)
     whole = [sample["x"] for sample in open_reader(tmp_path / "x.npz", [IMAGE])]
-    monkeypatch.setattr("calibrators.files._WHOLE", 0)
+    monkeypatch.setattr("calibrators.readers.files._WHOLE", 0)
     rows = [sample["x"] for sample in open_reader(tmp_path / "x.npz", [IMAGE])]
     np.testing.assert_array_equal(np.concatenate(whole), arrays.reshape(7, 3, 8, 8))
     np.testing.assert_array_equal(np.concatenate(rows), np.concatenate(whole))
@@ -106,7 +106,7 @@ def test_an_array_that_is_read_at_once_is_measured_first(tmp_path: Path, monkeyp
 
 def test_an_archive_that_ends_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The size that the archive itself notes is a lie, too."""
-    monkeypatch.setattr("calibrators.files._WHOLE", 0)
+    monkeypatch.setattr("calibrators.readers.files._WHOLE", 0)
     content = io.BytesIO()
     np.save(content, np.zeros((4, 3, 8, 8), np.float32))
     with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:

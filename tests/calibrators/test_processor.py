@@ -9,10 +9,10 @@ import pytest
 from onnx import ModelProto
 from onnx.reference import ReferenceEvaluator
 
-import calibrators.session
-from calibrators.processor import saturates
-from calibrators.session import DEFINED, PRECISE, is_defined, open_session
-from calibrators.worker import Settings
+import calibrators.onnx_runtime.session
+from calibrators.onnx_runtime.cpu_features import saturates
+from calibrators.onnx_runtime.session import DEFINED, PRECISE, is_defined, open_session
+from calibrators.onnx_runtime.worker import Settings
 from tests.models import Feeds, normal, parse
 
 
@@ -79,7 +79,7 @@ def entries(session: Any) -> tuple[bool, bool]:
 
 @pytest.mark.parametrize("wrong", [True, False])
 def test_kernels_that_saturate_are_used_where_they_are_asked_for(wrong: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibrators.session, "saturates", lambda: wrong)
+    monkeypatch.setattr(calibrators.onnx_runtime.session, "saturates", lambda: wrong)
     model, _ = largest()
     found = [entries(open_session(model, integers=each)) for each in (None, True, False)]
     assert found == [(wrong, False), (False, False), (False, True)]
@@ -87,7 +87,7 @@ def test_kernels_that_saturate_are_used_where_they_are_asked_for(wrong: bool, mo
 
 def test_where_weights_cannot_become_others_pairs_are_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """As onnxruntime 1.32 has it for convolutions with one weight."""
-    module, opened = calibrators.session, calibrators.session._open
+    module, opened = calibrators.onnx_runtime.session, calibrators.onnx_runtime.session._open
 
     def refused(source: str | bytes, settings: Settings, *more: Any) -> Any:
         if PRECISE not in settings.entries:
@@ -107,7 +107,7 @@ def test_where_converted_weights_do_not_run_pairs_are_kept_apart(
     scales: str, product: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As onnxruntime 1.32 has it for weights per channel without zero points, and for those on the left."""
-    monkeypatch.setattr(calibrators.session, "saturates", lambda: True)
+    monkeypatch.setattr(calibrators.onnx_runtime.session, "saturates", lambda: True)
     model = parse(
         f"""g (float[16,16] x) => (float[16,16] y) {{
             q = QuantizeLinear (x, one, zero) d = DequantizeLinear (q, one, zero)
@@ -131,7 +131,7 @@ def test_where_converted_weights_do_not_run_pairs_are_kept_apart(
 
 
 def test_a_run_that_no_session_can_do_fails_as_it_does_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibrators.session, "saturates", lambda: True)
+    monkeypatch.setattr(calibrators.onnx_runtime.session, "saturates", lambda: True)
     model, feeds = largest()
     session = open_session(model)
     with pytest.raises(Exception, match="Required inputs"):

@@ -18,9 +18,10 @@ import pytest
 from numpy.typing import NDArray
 
 import calibrators
-from calibrators import CALIBRATORS, DataError, Histogram, MinMax, NonOverflow, Percentile, rows, runner, session
-from calibrators.runner import Observation, collect
-from calibrators.worker import Settings, native_session, session_options
+from calibrators import CALIBRATORS, DataError, Histogram, MinMax, NonOverflow, Percentile, rows
+from calibrators.onnx_runtime import runner, session
+from calibrators.onnx_runtime.runner import Observation, collect
+from calibrators.onnx_runtime.worker import Settings, native_session, session_options
 
 Array = NDArray[Any]
 Sample = dict[str, Array]

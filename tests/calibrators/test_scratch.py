@@ -110,7 +110,7 @@ import resource, signal, sys
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 from quark_onnx.cli import main
 from quark_onnx.graph import store
-import calibrators.spool
+import calibrators.readers.spool
 store.LARGE_MODEL, store.LEAST = 1000, 1000
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), int(sys.argv[1])))
 sys.exit(main(sys.argv[2:]))

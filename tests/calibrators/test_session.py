@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 import pytest
 
-from calibrators import session
-from calibrators.session import open_session
+from calibrators.onnx_runtime import session
+from calibrators.onnx_runtime.session import open_session
 
 
 def doubling() -> onnx.ModelProto:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from calibrators.errors import DataError
-from calibrators.spool import Spool
+from calibrators.readers.spool import Spool
 
 SAMPLES: list[dict[str, Any]] = [
     {"x": np.arange(6, dtype=np.float32).reshape(2, 3), "strange / name": np.int64([1])},

@@ -11,15 +11,15 @@ import pytest
 
 PATHS = {
     "the calibrators alone": "import calibrators, onnxruntime",
-    "a session": "from calibrators.processor import saturates; saturates()",
+    "a session": "from calibrators.onnx_runtime.cpu_features import saturates; saturates()",
     "the package": "import quark_onnx; from quark_onnx.steps.opsets import newest_with_pairs; newest_with_pairs()",
     "the command line": "from quark_onnx.cli import main; main(['list', 'presets']); import onnxruntime",
     "a worker process": (
         "from concurrent.futures import ProcessPoolExecutor; from multiprocessing import get_context\n"
-        "import calibrators.processor\n"
+        "import calibrators.onnx_runtime.cpu_features\n"
         "if __name__ == '__main__':\n"
         "    with ProcessPoolExecutor(1, get_context('spawn')) as pool:\n"
-        "        pool.submit(calibrators.processor.saturates).result()"
+        "        pool.submit(calibrators.onnx_runtime.cpu_features.saturates).result()"
     ),
     "what a bundle ships": "import runpy; runpy.run_path('quark_onnx/npu/bundle/npu_session.py'); import onnxruntime",
 }

@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from calibrators.session import initializers, open_session
+from calibrators.onnx_runtime.session import initializers, open_session
 from quark_onnx import QConfig, quantize
 from quark_onnx.api import Result
 from quark_onnx.registry import PRESETS

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import ModelProto, numpy_helper
 
-from calibrators.session import open_session
+from calibrators.onnx_runtime.session import open_session
 from quark_onnx import QConfig, QuantizationSpec, quantize
 from quark_onnx.config.support import WAYS, Way
 from quark_onnx.dtypes import Block, DType, Half, Integer

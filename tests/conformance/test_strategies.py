@@ -19,7 +19,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import ModelProto
 
-from calibrators.session import open_session
+from calibrators.onnx_runtime.session import open_session
 from quark_onnx import QConfig, quantize, quantize_dynamic, quantize_static, quantize_weights
 from quark_onnx.api import Result
 from quark_onnx.config import FORMS, QuantizationSpec

@@ -28,7 +28,7 @@ import numpy as np
 import onnx
 from onnx import ModelProto, TensorProto, ValueInfoProto, numpy_helper
 
-from calibrators.session import open_session
+from calibrators.onnx_runtime.session import open_session
 
 KINDS = ("node", "simple", "pytorch-converted", "pytorch-operator")
 #: Seconds after which a model counts as hanging.

@@ -13,7 +13,7 @@ import pytest
 from onnx import ModelProto, numpy_helper
 
 from calibrators import CalibrationError, Entropy, MinMax, MinMSE, Percentile
-from calibrators.session import open_session
+from calibrators.onnx_runtime.session import open_session
 from quark_onnx import Override, QConfig, compare, quantize, quantize_static
 from quark_onnx.errors import AccuracyError, ConfigError, ModelError
 

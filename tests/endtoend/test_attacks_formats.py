@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from calibrators.session import open_session
+from calibrators.onnx_runtime.session import open_session
 from quark_onnx import QConfig, QuantizationSpec, compare, quantize, quantize_dynamic
 from quark_onnx.errors import ConfigError, ModelError
 from tests.settings import portable

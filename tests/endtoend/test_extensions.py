@@ -22,9 +22,9 @@ import pytest
 from numpy.typing import NDArray
 from onnx import ModelProto, helper
 
-from calibrators import extensions
-from calibrators.processor import SATURATION, saturates
-from calibrators.session import PRECISE
+from calibrators.onnx_runtime import extensions
+from calibrators.onnx_runtime.cpu_features import SATURATION, saturates
+from calibrators.onnx_runtime.session import PRECISE
 from quark_onnx import QConfig, compare, quantize, quantize_dynamic, quantize_static, quantize_weights
 from quark_onnx.cli import main
 from quark_onnx.errors import AccuracyError, ModelError

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from calibrators.session import open_session
+from calibrators.onnx_runtime.session import open_session
 from quark_onnx import QConfig, npu, quantize
 from quark_onnx.analysis import analyze, compare, search
 from quark_onnx.api import plan_for

@@ -12,9 +12,9 @@ import onnx
 import pytest
 from onnx import ModelProto, numpy_helper
 
-from calibrators import runner, session
-from calibrators import stored as stored_values
-from calibrators.session import open_session
+from calibrators.onnx_runtime import external_tensors as stored_values
+from calibrators.onnx_runtime import runner, session
+from calibrators.onnx_runtime.session import open_session
 from quark_onnx import QConfig, compare, quantize
 from quark_onnx.errors import AccuracyError
 from quark_onnx.graph import io, store

@@ -9,11 +9,11 @@ import onnx
 import pytest
 from onnx import ModelProto
 
-from calibrators.session import open_session
+from calibrators.onnx_runtime.session import open_session
 from quark_onnx import QConfig, QuantizationSpec, quantize, quantize_static
 from quark_onnx.npu import check
-from quark_onnx.steps import trial
-from quark_onnx.steps.trial import Probe
+from quark_onnx.steps import scale_trials
+from quark_onnx.steps.scale_trials import Probe
 from tests.endtoend.random_graphs import draw, renamed, shuffled
 from tests.models import normal, parse, weight
 
@@ -97,7 +97,7 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         seen[stage is not self._whole] += 1
         return found
 
-    monkeypatch.setattr(trial, "_WORTH", 0)
+    monkeypatch.setattr(scale_trials, "_WORTH", 0)
     monkeypatch.setattr(Probe, "noise", both)
     return seen
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from onnx import numpy_helper
 
-from calibrators.session import open_session
+from calibrators.onnx_runtime.session import open_session
 from quark_onnx import QConfig, analyze, compare, quantize_static
 
 VARIABLE = "QUARK_ONNX_DATA"

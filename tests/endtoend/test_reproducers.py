@@ -23,7 +23,7 @@ import onnx
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from calibrators.session import open_session
+from calibrators.onnx_runtime.session import open_session
 from quark_onnx import QConfig, compare, quantize, quantize_dynamic, quantize_static, quantize_weights
 from quark_onnx.cli import main
 from quark_onnx.errors import AccuracyError, ConfigError, DataError, ModelError

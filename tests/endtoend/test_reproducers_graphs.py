@@ -16,8 +16,8 @@ import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from calibrators.processor import saturates
-from calibrators.session import open_session
+from calibrators.onnx_runtime.cpu_features import saturates
+from calibrators.onnx_runtime.session import open_session
 from quark_onnx import QConfig, QuantizationSpec, quantize, quantize_dynamic, quantize_static, quantize_weights
 from quark_onnx.errors import ModelError
 from tests.endtoend.test_reproducers import drawn, f32, i64, image_net, sound, static, stored, theirs

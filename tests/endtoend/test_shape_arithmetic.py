@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from onnx import ModelProto, helper
 
-from calibrators.session import open_session
+from calibrators.onnx_runtime.session import open_session
 from quark_onnx import GPTQ, AdaRound, QConfig, compare, quantize
 from quark_onnx.errors import ModelError
 from quark_onnx.graph import Graph, ShapeArithmetic

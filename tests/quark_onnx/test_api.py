@@ -13,7 +13,7 @@ import onnx
 import pytest
 from onnx import ModelProto, numpy_helper
 
-import calibrators.runner
+import calibrators.onnx_runtime.runner
 from quark_onnx import Override, QConfig, quantize, quantize_static
 from quark_onnx.errors import AccuracyError, ConfigError, DataError, ModelError, QuarkError
 from quark_onnx.graph import io
@@ -280,7 +280,11 @@ def test_the_number_of_threads_does_not_change_the_bytes(monkeypatch: pytest.Mon
     model = residual()
     results = set()
     for threads in (1, 2, 4):
-        monkeypatch.setattr(calibrators.runner, "open_session", _with_threads(calibrators.runner.open_session, threads))
+        monkeypatch.setattr(
+            calibrators.onnx_runtime.runner,
+            "open_session",
+            _with_threads(calibrators.onnx_runtime.runner.open_session, threads),
+        )
         results.add(quantize_static(model, samples(model), CHANNEL).SerializeToString(deterministic=True))
         monkeypatch.undo()
     assert len(results) == 1

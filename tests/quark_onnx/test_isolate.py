@@ -18,8 +18,8 @@ import onnx
 import pytest
 
 from calibrators.errors import RuntimeCrash
-from calibrators.isolation import current, isolated
-from calibrators.session import open_session
+from calibrators.onnx_runtime.isolation import current, isolated
+from calibrators.onnx_runtime.session import open_session
 from quark_onnx import analyze, compare, quantize, quantize_dynamic, quantize_static, quantize_weights, search
 from quark_onnx.errors import ConfigError, ModelError, RuntimeCrashError
 from quark_onnx.plan import Keep, Use

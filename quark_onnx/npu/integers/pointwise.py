@@ -14,10 +14,10 @@ import numpy as np
 from ml_dtypes import bfloat16
 from numpy.typing import NDArray
 
-from quark_onnx.graph.clipping import clip_bounds
 from quark_onnx.graph.node import softmax_axis
 from quark_onnx.npu.integers.call import Call, Operator, Real, Value, exact, reals
 from quark_onnx.npu.integers.fixed import Fixed, Ints, times, together
+from quark_onnx.patterns.clip_bounds import clip_bounds
 
 Doubles = NDArray[np.float64]
 

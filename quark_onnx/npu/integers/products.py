@@ -14,11 +14,11 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from quark_onnx.graph.layers import Layer
 from quark_onnx.kernels.patches import Window, windowed
 from quark_onnx.npu.integers.call import Call, Operator, Value
 from quark_onnx.npu.integers.fixed import Fixed, summed, times, together
 from quark_onnx.npu.integers.windows import placed, places
+from quark_onnx.patterns.conv_and_gemm import Layer
 
 Doubles = NDArray[np.float64]
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from quark_onnx.graph import Node
 from quark_onnx.kernels.patches import Window
-from quark_onnx.steps.problems import window_of
+from quark_onnx.refine.layer_problems import window_of
 
 _SAME = ("SAME_UPPER", "SAME_LOWER")
 

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto
 
-from calibrators.data import RandomData
-from calibrators.samples import InputSpec, Sample
+from calibrators.readers.open import RandomData
+from calibrators.readers.samples import InputSpec, Sample
 from quark_onnx.errors import DataError, data_errors
 from quark_onnx.graph import Graph
 from quark_onnx.graph.io import load
 from quark_onnx.onnxruntime_spelling import CalibrationDataReader
-from quark_onnx.steps.read import input_specs
+from quark_onnx.steps.open_data import input_specs
 
 
 class RandomDataReader(CalibrationDataReader):

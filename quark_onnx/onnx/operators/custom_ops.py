@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from calibrators.extensions import library
+from calibrators.onnx_runtime.extensions import library
 from quark_onnx.onnx.quant_utils import COP_DOMAIN as _COP_DOMAIN
 from quark_onnx.onnx.quant_utils import COP_VERSION as _COP_VERSION
 

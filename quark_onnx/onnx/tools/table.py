@@ -14,7 +14,7 @@ import onnx
 from onnx import numpy_helper
 from onnx.helper import tensor_dtype_to_np_dtype
 
-from calibrators.data import RandomData
+from calibrators.readers.open import RandomData
 from quark_onnx.api import quantize
 from quark_onnx.config import QConfig as Native
 from quark_onnx.convert import convert

@@ -13,16 +13,12 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from torch import nn
 
-from quark_onnx.torch.layers import QuantizedLayer, kind_of, outputs_first
-from quark_onnx.torch.observe import Scales
-from quark_onnx.torch.quantized import Quantized
-from quark_onnx.torch.spec import LayerSpec
-from quark_onnx.torch.structure import put_modules
-from quark_onnx.torch.walk import Call
-
-#: Layers by their names in the model, each with how it is quantized.
-Layers = Mapping[str, tuple[Any, LayerSpec]]
-
+from quark_onnx.torch.calibration.block_stream import Call
+from quark_onnx.torch.calibration.observers import Scales
+from quark_onnx.torch.config.spec import LayerSpec
+from quark_onnx.torch.formats.quantized_tensor import Quantized
+from quark_onnx.torch.models.quantized_layer import Layers, QuantizedLayer, kind_of, outputs_first
+from quark_onnx.torch.models.structure import put_modules
 
 #: The note of an outcome whose layer the data has not reached, so that it is rounded to nearest.
 UNREACHED = "the data has not reached it"

@@ -16,15 +16,15 @@ from quark_onnx.dtypes import Integer
 from quark_onnx.kernels.hqq import HalfQuadratic, half_quadratic
 from quark_onnx.optimizers.base import require_number, require_whole
 from quark_onnx.registry import ALGORITHMS
-from quark_onnx.torch.affine import Params, scale_type
 from quark_onnx.torch.algorithms.base import BlockJob, Outcome
-from quark_onnx.torch.algorithms.grams import grams_of
-from quark_onnx.torch.algorithms.losses import Loss, better, squares_of
-from quark_onnx.torch.algorithms.replay import Replay
-from quark_onnx.torch.algorithms.stages import stages_in
-from quark_onnx.torch.layers import kind_of
-from quark_onnx.torch.quantized import Quantized, quantize
-from quark_onnx.torch.spec import TensorSpec
+from quark_onnx.torch.algorithms.gptq.hessian import grams_of
+from quark_onnx.torch.algorithms.gptq.losses import Loss, better, squares_of
+from quark_onnx.torch.algorithms.scheduling.replay import Replay
+from quark_onnx.torch.algorithms.scheduling.stages import stages_in
+from quark_onnx.torch.config.spec import TensorSpec
+from quark_onnx.torch.formats.affine import Params, scale_type
+from quark_onnx.torch.formats.quantized_tensor import Quantized, quantize
+from quark_onnx.torch.models.quantized_layer import kind_of
 
 #: Values of a weight that are worked on at once.
 _SLAB = 1 << 20

@@ -8,7 +8,7 @@ from html import escape
 from quark_onnx.page.svg import short, tag
 from quark_onnx.torch.algorithms.base import Outcome
 from quark_onnx.torch.page.frame import Frame, series
-from quark_onnx.torch.report import TorchReport
+from quark_onnx.torch.pipelines.report import TorchReport
 
 #: The greatest distance of two algorithms at a layer, and radii of what is drawn.
 _BESIDE, _LEAST, _GREATEST = 7.0, 1.2, 3.6

@@ -8,7 +8,7 @@ from html import escape
 from quark_onnx.page.svg import drawing, tag
 from quark_onnx.torch.algorithms.base import UNREACHED
 from quark_onnx.torch.page.frame import block_of
-from quark_onnx.torch.report import TorchReport
+from quark_onnx.torch.pipelines.report import TorchReport
 
 _EXPERT = re.compile(r".*expert[^.]*(?:\.[^.\d]+)*\.(\d+)\.")
 _TOKENS = re.compile(r"(\d+) tokens")

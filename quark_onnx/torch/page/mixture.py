@@ -5,8 +5,8 @@ from __future__ import annotations
 from html import escape
 
 from quark_onnx.page.svg import short, tag
-from quark_onnx.torch.mixed import Group, Mixture
 from quark_onnx.torch.page.frame import Frame, series
+from quark_onnx.torch.pipelines.mixed_precision import Group, Mixture
 
 #: The share of a place that a bar takes; the radii of a dot.
 _BAR, _LEAST, _GREATEST = 0.72, 1.4, 4.0

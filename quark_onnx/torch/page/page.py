@@ -11,15 +11,15 @@ from pathlib import Path
 from quark_onnx.page import document, facts, write_whole
 from quark_onnx.page.svg import short
 from quark_onnx.torch.algorithms.base import Outcome
-from quark_onnx.torch.estimate import size
-from quark_onnx.torch.mixed import Mixture
+from quark_onnx.torch.config.spec import LayerSpec
 from quark_onnx.torch.page import mixture as mixed
 from quark_onnx.torch.page.errors import algorithms_of, errors, shown
 from quark_onnx.torch.page.experts import experts, tokens_of
 from quark_onnx.torch.page.frame import STYLE, block_of, series
-from quark_onnx.torch.ptq import Outcome as Found
-from quark_onnx.torch.report import TorchReport
-from quark_onnx.torch.spec import LayerSpec
+from quark_onnx.torch.pipelines.estimate import size
+from quark_onnx.torch.pipelines.mixed_precision import Mixture
+from quark_onnx.torch.pipelines.ptq import Outcome as Found
+from quark_onnx.torch.pipelines.report import TorchReport
 
 _STYLE = STYLE + (
     "svg .cell { fill: var(--accent); } svg .none { fill: none; stroke: var(--bad); stroke-width: 1; }\n"

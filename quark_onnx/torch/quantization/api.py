@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from quark_onnx.errors import ConfigError
-from quark_onnx.torch.files import quantize_checkpoint
-from quark_onnx.torch.graph_mode import quantize_graph
+from quark_onnx.torch.pipelines.file_to_file import quantize_checkpoint
+from quark_onnx.torch.pipelines.graph.quantize_graph import quantize_graph
+from quark_onnx.torch.pipelines.in_memory import quantize_model
+from quark_onnx.torch.pipelines.report import TorchReport
 from quark_onnx.torch.quantization.config.config import QConfig
 from quark_onnx.torch.quantization.config.type import QuantizationMode, RuntimeOptions
-from quark_onnx.torch.quantize import quantize_model
-from quark_onnx.torch.report import TorchReport
 
 logger = logging.getLogger(__name__)
 

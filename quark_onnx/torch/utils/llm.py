@@ -13,8 +13,8 @@ import transformers
 from torch.utils.data import DataLoader
 
 from quark_onnx.errors import ConfigError, nearest
-from quark_onnx.torch.experts import unfuse_experts
-from quark_onnx.torch.text import read_windows
+from quark_onnx.torch.calibration.text import read_windows
+from quark_onnx.torch.models.experts import unfuse_experts
 
 __all__ = [
     "check_compatibility_before_quantization",

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from quark_onnx.torch.siblings import FUSED
+from quark_onnx.torch.models.fused_groups import FUSED
 from quark_onnx.torch.validate.header import FLOATS, Tensor
 
 #: Names of scales in files of amd-quark before 0.9, and what they are called today.

@@ -11,7 +11,7 @@ import onnx
 import pytest
 
 from calibrators import LayerwisePercentile, MinMSE
-from calibrators.data import RandomData
+from calibrators.readers.open import RandomData
 from quark_onnx import QConfig as Native
 from quark_onnx.errors import ConfigError, QuarkError
 from quark_onnx.onnx import (

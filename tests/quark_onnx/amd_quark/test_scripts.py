@@ -17,7 +17,7 @@ import pytest
 from onnx import ModelProto
 
 from calibrators import LayerwisePercentile, MinMax, MinMSE, NonOverflow, Percentile
-from calibrators.data import RandomData
+from calibrators.readers.open import RandomData
 from quark_onnx import CLE, GPTQ, AdaQuant, AdaRound, BiasCorrection, Override, QuantizationSpec, QuaRot, SmoothQuant
 from quark_onnx import QConfig as Native
 from quark_onnx.analysis import compare

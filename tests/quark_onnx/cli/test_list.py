@@ -17,8 +17,6 @@ from quark_onnx.registry import ALGORITHMS, CONVERSIONS, DTYPES, OPTIMIZERS, PRE
 from quark_onnx.targets import Target
 
 TORCH = find_spec("torch") is not None and find_spec("transformers") is not None
-if TORCH:
-    import quark_onnx.torch.algorithms.named  # noqa: F401  (importing registers them)
 
 REGISTRIES: dict[str, Collection[str]] = {
     "presets": list(PRESETS),

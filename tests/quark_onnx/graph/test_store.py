@@ -12,8 +12,8 @@ import onnx
 import pytest
 from onnx import TensorProto, numpy_helper
 
-from calibrators.session import open_session
-from calibrators.stored import copy_values, is_stored, load_values, location, values
+from calibrators.onnx_runtime.external_tensors import copy_values, is_stored, load_values, location, values
+from calibrators.onnx_runtime.session import open_session
 from quark_onnx.errors import ModelError
 from quark_onnx.graph import Graph, Store, store
 from quark_onnx.graph.io import loaded, read, staged

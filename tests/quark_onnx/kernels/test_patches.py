@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from quark_onnx.graph import Graph
-from quark_onnx.graph.layers import Layer
 from quark_onnx.kernels import patches
-from quark_onnx.steps.problems import flat, window_of
+from quark_onnx.patterns.conv_and_gemm import Layer
+from quark_onnx.refine.layer_problems import flat, window_of
 from tests.models import run
 
 EXAMPLES = settings(deadline=None, derandomize=True, max_examples=60)

@@ -20,7 +20,7 @@ from quark_onnx.kernels.device import Device, device_for
 from quark_onnx.kernels.rounding import Descent, Part, Units, adaquant, adaround, in_parts
 from quark_onnx.kernels.threads import one_thread
 from quark_onnx.optimizers import AdaQuant, AdaRound
-from quark_onnx.optimizers.activation import Activation
+from quark_onnx.patterns.activation import Activation
 
 ACTIVATIONS = {
     "linear": Activation(),
@@ -152,7 +152,7 @@ import hashlib
 import numpy as np
 from quark_onnx.kernels.lattice import Lattice
 from quark_onnx.optimizers import AdaQuant, AdaRound
-from quark_onnx.optimizers.activation import Activation
+from quark_onnx.patterns.activation import Activation
 from quark_onnx.optimizers.problem import Problem, Rows
 random = np.random.default_rng(0)
 digest = hashlib.sha256()

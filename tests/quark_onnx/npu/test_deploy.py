@@ -16,7 +16,7 @@ import onnx
 import pytest
 from onnx import ModelProto
 
-from calibrators.data import ImageSpec, open_reader
+from calibrators.readers.open import ImageSpec, open_reader
 from quark_onnx import npu
 from quark_onnx.cli import main
 from quark_onnx.errors import AccuracyError, ConfigError, ModelError

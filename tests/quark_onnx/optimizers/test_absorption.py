@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import ModelProto, numpy_helper
 
-from calibrators.session import open_session
+from calibrators.onnx_runtime.session import open_session
 from quark_onnx import BiasAbsorption, QConfig, quantize
 from quark_onnx.errors import ConfigError
 from quark_onnx.graph import Graph

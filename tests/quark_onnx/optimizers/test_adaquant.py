@@ -11,8 +11,8 @@ from onnx import numpy_helper
 from quark_onnx import GPTQ, AdaQuant, AdaRound, BiasCorrection, QConfig, QuantizationSpec, quantize
 from quark_onnx.errors import ConfigError
 from quark_onnx.kernels.lattice import Lattice
-from quark_onnx.optimizers.activation import Activation
 from quark_onnx.optimizers.problem import Problem, Rows, Solution
+from quark_onnx.patterns.activation import Activation
 from tests.quark_onnx.optimizers.networks import convolutional, images
 
 CHANNELS = QConfig.of("A8W8").with_(weight=QuantizationSpec("int4", per_channel=True, calibrator="minmax"))

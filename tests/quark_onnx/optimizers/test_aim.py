@@ -7,8 +7,8 @@ import pytest
 
 from quark_onnx.kernels.lattice import Lattice
 from quark_onnx.optimizers import GPTQ, AdaQuant, AdaRound, BiasCorrection
-from quark_onnx.optimizers.activation import Activation
 from quark_onnx.optimizers.problem import Problem, Rows
+from quark_onnx.patterns.activation import Activation
 
 
 def problem() -> Problem:

@@ -12,8 +12,8 @@ from quark_onnx import QConfig, compare, quantize, quantize_weights
 from quark_onnx.config import QuantizationSpec
 from quark_onnx.kernels.lattice import Lattice
 from quark_onnx.optimizers import BiasCorrection
-from quark_onnx.optimizers.activation import Activation
 from quark_onnx.optimizers.problem import Problem, Rows
+from quark_onnx.patterns.activation import Activation
 from quark_onnx.registry import DTYPES
 from tests.models import normal, parse, run, weight
 

@@ -9,13 +9,13 @@ import onnx
 import pytest
 from onnx import ModelProto, numpy_helper
 
-from calibrators.session import open_session
+from calibrators.onnx_runtime.session import open_session
 from quark_onnx import QConfig, quantize
 from quark_onnx.config import QuantizationSpec, from_dict, to_dict
 from quark_onnx.errors import ConfigError
 from quark_onnx.graph import Graph
-from quark_onnx.graph.layers import Layer
 from quark_onnx.optimizers import CLE
+from quark_onnx.patterns.conv_and_gemm import Layer
 from tests.models import normal
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from quark_onnx.kernels.lattice import Lattice
 from quark_onnx.optimizers import GPTQ
-from quark_onnx.optimizers.activation import Activation
 from quark_onnx.optimizers.problem import Doubles, Problem, Rows
+from quark_onnx.patterns.activation import Activation
 
 SHARES = (0.01, 0.03, 0.1, 0.3, 1.0)
 

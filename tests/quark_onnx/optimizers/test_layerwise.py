@@ -16,12 +16,12 @@ from quark_onnx import QConfig, quantize, quantize_weights
 from quark_onnx.config import QuantizationSpec
 from quark_onnx.errors import ConfigError
 from quark_onnx.graph import Graph
-from quark_onnx.graph.layers import Layer
 from quark_onnx.job import Result
 from quark_onnx.optimizers import GPTQ, AdaQuant, AdaRound, BiasCorrection
 from quark_onnx.optimizers.problem import Problem, Solution
+from quark_onnx.patterns.conv_and_gemm import Layer
+from quark_onnx.refine.layer_problems import flat
 from quark_onnx.registry import DTYPES
-from quark_onnx.steps.problems import flat
 from tests.models import Feeds, normal, parse, run, weight
 from tests.quark_onnx.optimizers.networks import NETWORKS
 
@@ -66,7 +66,7 @@ Seen = list[tuple[Problem, Solution]]
 def chosen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     """Every problem that is solved, and what is chosen for it."""
     seen: Seen = []
-    module = sys.modules["quark_onnx.steps.refine"]  # whose name in its package is the function's
+    module = sys.modules["quark_onnx.refine.refine"]  # whose name in its package is the function's
     improved = module._improved
 
     def watched(problem: Problem, optimizers: Any) -> Any:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from onnx import ModelProto, TensorProto
 
-from calibrators.session import open_session
+from calibrators.onnx_runtime.session import open_session
 from quark_onnx import Override, QConfig, QuantizationSpec, quantize
 from quark_onnx.errors import ConfigError
 from quark_onnx.optimizers import AutoMixedPrecision

@@ -10,12 +10,12 @@ import onnx
 import pytest
 from onnx import ModelProto, numpy_helper
 
-from calibrators.session import open_session
+from calibrators.onnx_runtime.session import open_session
 from quark_onnx import QConfig, QuaRot, SmoothQuant, quantize
 from quark_onnx.config import from_dict, to_dict
 from quark_onnx.errors import ConfigError
 from quark_onnx.graph import Graph
-from quark_onnx.graph.norms import norms
+from quark_onnx.patterns.norms import norms
 from tests.models import MODELS as EVERY
 from tests.models import parse
 from tests.models import samples as feeds_of

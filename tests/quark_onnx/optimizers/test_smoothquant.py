@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import ModelProto
 
-from calibrators.session import open_session
+from calibrators.onnx_runtime.session import open_session
 from quark_onnx import QConfig, SmoothQuant, compare, quantize
 from quark_onnx.config import from_dict, to_dict
 from quark_onnx.errors import ConfigError, DataError

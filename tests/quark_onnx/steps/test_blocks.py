@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from calibrators.session import open_session
+from calibrators.onnx_runtime.session import open_session
 from quark_onnx import QConfig, quantize
 from quark_onnx.errors import ModelError
 from quark_onnx.graph import Graph

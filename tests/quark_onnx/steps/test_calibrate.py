@@ -13,8 +13,8 @@ import pytest
 from onnx import ModelProto
 
 from calibrators import Calibrator, MinMax, MovingExtremes, Percentile
-from calibrators.control import Observation
-from calibrators.runner import collect
+from calibrators.onnx_runtime.control_flow import Observation
+from calibrators.onnx_runtime.runner import collect
 from quark_onnx import Override, QConfig
 from quark_onnx.errors import DataError
 from quark_onnx.graph import Graph

@@ -11,7 +11,7 @@ import pytest
 from onnx import ModelProto, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from calibrators.session import open_session
+from calibrators.onnx_runtime.session import open_session
 from quark_onnx import QConfig, quantize
 from quark_onnx.graph import Graph
 from quark_onnx.steps import calibrate, make_plan, plan_insides

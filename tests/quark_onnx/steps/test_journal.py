@@ -32,7 +32,7 @@ CONFIGS = {
 def solved(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The names of the layers that are solved, not found."""
     names = list[str]()
-    module = sys.modules["quark_onnx.steps.refine"]
+    module = sys.modules["quark_onnx.refine.refine"]
     improved = module._improved
 
     def watched(problem: Any, optimizers: Any) -> Any:
@@ -149,7 +149,7 @@ def test_a_folder_that_takes_nothing_any_more_costs_the_journal_alone(
     def full(*arguments: Any, **keywords: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(sys.modules["quark_onnx.steps.journal"].np, "savez", full)
+    monkeypatch.setattr(sys.modules["quark_onnx.refine.resume"].np, "savez", full)
     assert result_bytes(tmp_path, CONFIGS["gptq"]) == plain
     assert "resume: q could not be kept" in caplog.text and not list(tmp_path.iterdir())
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from quark_onnx.graph import Graph
-from quark_onnx.steps.kept import Kept, kept
-from quark_onnx.steps.walk import Walk
+from quark_onnx.refine.layer_stream import Walk
+from quark_onnx.refine.stored_activation import Kept, kept
 from tests.models import normal, parse, run
 
 TYPES = ["uint8", "int8", "uint16", "int16"]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from quark_onnx import quantize
-from quark_onnx.steps.means import correct_biases
+from quark_onnx.refine.bias_means import correct_biases
 from tests.models import Feeds, parse, weight
 from tests.pipeline import Stages
 from tests.settings import POW2

@@ -16,8 +16,8 @@ from onnx import TensorProto, helper
 from quark_onnx import QConfig, QuantizationSpec, quantize
 from quark_onnx.graph import Graph
 from quark_onnx.optimizers import GPTQ
-from quark_onnx.optimizers.activation import activation_behind
 from quark_onnx.optimizers.problem import Problem, Rows
+from quark_onnx.patterns.activation import activation_behind
 from tests.models import normal, parse, run, weight
 
 ROOT = Path(__file__).parents[3]
@@ -76,7 +76,7 @@ def test_what_others_see_is_not_behind_a_function() -> None:
 @pytest.fixture
 def problems(monkeypatch: pytest.MonkeyPatch) -> list[Problem]:
     seen = list[Problem]()
-    module = sys.modules["quark_onnx.steps.refine"]
+    module = sys.modules["quark_onnx.refine.refine"]
     improved = module._improved
 
     def watched(problem: Problem, optimizers: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from quark_onnx.steps.rows import Mix, Room
+from quark_onnx.refine.calibration_rows import Mix, Room
 
 
 def filled(shape: tuple[int, int, int], counts: list[int], *, most: int) -> tuple[Mix, np.ndarray, np.ndarray]:

@@ -7,7 +7,7 @@ import onnx
 import pytest
 from onnx import ModelProto, TensorProto, numpy_helper
 
-from calibrators.session import open_session
+from calibrators.onnx_runtime.session import open_session
 from quark_onnx import QConfig, QuantizationSpec, quantize
 from quark_onnx.graph import Graph
 from quark_onnx.steps import share_transposed

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from onnx import AttributeProto, GraphProto, ModelProto
 
-from calibrators.session import open_session
+from calibrators.onnx_runtime.session import open_session
 from quark_onnx import QConfig, quantize
 from quark_onnx.errors import AccuracyError
 from quark_onnx.graph import Graph

@@ -12,7 +12,7 @@ import pytest
 from quark_onnx.errors import ModelError
 from quark_onnx.graph import Graph
 from quark_onnx.kernels.parallel import side_by_side
-from quark_onnx.steps.walk import Walk
+from quark_onnx.refine.layer_stream import Walk
 from tests.models import normal, parse, run, samples, weight
 from tests.quark_onnx.optimizers.networks import NETWORKS
 

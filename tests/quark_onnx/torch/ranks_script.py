@@ -9,10 +9,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from quark_onnx.torch.config import TorchConfig
-from quark_onnx.torch.layers import QuantizedLayer
-from quark_onnx.torch.quantize import quantize_model
-from quark_onnx.torch.schemes import scheme
+from quark_onnx.torch.config.schemes import scheme
+from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.models.quantized_layer import QuantizedLayer
+from quark_onnx.torch.pipelines.in_memory import quantize_model
 from tests import torch_families
 from tests.torch_models import made, tokens
 

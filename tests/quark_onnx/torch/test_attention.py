@@ -13,17 +13,17 @@ import torch
 
 from quark_onnx.cli import main
 from quark_onnx.errors import ConfigError, ModelError
-from quark_onnx.torch.algorithms.signed import Training
-from quark_onnx.torch.checkpoint import Reader
-from quark_onnx.torch.config import Attention, KVCache, TorchConfig
-from quark_onnx.torch.export import export_safetensors
-from quark_onnx.torch.files import Writing, quantize_checkpoint
-from quark_onnx.torch.load import load_checkpoint
-from quark_onnx.torch.observe import Watching
-from quark_onnx.torch.params import save_params
-from quark_onnx.torch.quantize import quantize_model
-from quark_onnx.torch.schemes import scheme
-from quark_onnx.torch.spec import LayerSpec, TensorSpec
+from quark_onnx.torch.algorithms.learned_rounding.autoround import Training
+from quark_onnx.torch.calibration.observers import Watching
+from quark_onnx.torch.checkpoints.export import export_safetensors
+from quark_onnx.torch.checkpoints.load import load_checkpoint
+from quark_onnx.torch.checkpoints.safetensors_io import Reader
+from quark_onnx.torch.config.schemes import scheme
+from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
+from quark_onnx.torch.config.torch_config import Attention, KVCache, TorchConfig
+from quark_onnx.torch.export.params import save_params
+from quark_onnx.torch.pipelines.file_to_file import Writing, quantize_checkpoint
+from quark_onnx.torch.pipelines.in_memory import quantize_model
 from tests import torch_families
 from tests.torch_models import llama, logits, made, saved, tokens
 

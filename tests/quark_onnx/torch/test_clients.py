@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 import torch
 
-from quark_onnx.torch.checkpoint import Reader
-from quark_onnx.torch.config import Attention, KVCache, TorchConfig
-from quark_onnx.torch.export import export_safetensors
-from quark_onnx.torch.load import load_checkpoint
-from quark_onnx.torch.quantize import quantize_model
-from quark_onnx.torch.schemes import scheme
-from quark_onnx.torch.spec import TensorSpec
+from quark_onnx.torch.checkpoints.export import export_safetensors
+from quark_onnx.torch.checkpoints.load import load_checkpoint
+from quark_onnx.torch.checkpoints.safetensors_io import Reader
+from quark_onnx.torch.config.schemes import scheme
+from quark_onnx.torch.config.spec import TensorSpec
+from quark_onnx.torch.config.torch_config import Attention, KVCache, TorchConfig
+from quark_onnx.torch.pipelines.in_memory import quantize_model
 from tests.torch_models import llama, logits, made, saved, tokens
 
 VARIABLE = "QUARK_ONNX_AMD_QUARK_PYTHON"

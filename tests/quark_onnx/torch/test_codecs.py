@@ -15,10 +15,10 @@ from calibrators import layout as numpy_layout
 from quark_onnx.dtypes import Minifloat
 from quark_onnx.errors import ModelError
 from quark_onnx.kernels import blockfloat, minifloat
-from quark_onnx.torch import affine, quantized, shared_exponent
-from quark_onnx.torch.affine import Params
-from quark_onnx.torch.quantized import fake_quantize, quantize
-from quark_onnx.torch.spec import TensorSpec
+from quark_onnx.torch.config.spec import TensorSpec
+from quark_onnx.torch.formats import affine, block_formats, quantized_tensor
+from quark_onnx.torch.formats.affine import Params
+from quark_onnx.torch.formats.quantized_tensor import fake_quantize, quantize
 
 
 def matrix(seed: int, rows: int, columns: int) -> np.ndarray:
@@ -125,19 +125,19 @@ def test_scales_and_codes_equal_numpy(name: str, settings_: dict[str, int], symm
 
 @pytest.mark.parametrize("format", FORMATS, ids=lambda format: format.name)
 def test_every_code_is_its_own(format: minifloat.MiniFloat) -> None:
-    values = shared_exponent._table(format)
+    values = block_formats._table(format)
     values = values[values.abs() <= format.largest]
-    kept = shared_exponent.round_to(values.clone(), format)
+    kept = block_formats.round_to(values.clone(), format)
     assert torch.equal(kept, values)
-    assert torch.equal(shared_exponent._table(format)[shared_exponent.code_of(kept, format).long()], values)
+    assert torch.equal(block_formats._table(format)[block_formats.code_of(kept, format).long()], values)
 
 
 @given(x=hnp.arrays(np.float32, 64, elements=st.floats(-500, 500, width=32)))
 def test_codes_of_e4m3_are_those_of_torch(x: np.ndarray) -> None:
-    values = shared_exponent.round_to(torch.from_numpy(x), minifloat.E4M3)
+    values = block_formats.round_to(torch.from_numpy(x), minifloat.E4M3)
     expected = torch.from_numpy(x).clamp(-448, 448).to(torch.float8_e4m3fn)
     assert torch.equal(values, expected.float())
-    ours, theirs = shared_exponent.code_of(values, minifloat.E4M3), expected.view(torch.uint8)
+    ours, theirs = block_formats.code_of(values, minifloat.E4M3), expected.view(torch.uint8)
     assert torch.equal(ours & 127, theirs & 127)  # a zero has no sign here
 
 
@@ -206,7 +206,7 @@ def test_a_weight_is_rounded_the_same_in_parts(
     for params in given:
         whole = quantize(weight, spec, params=params)
         for size in (1, 200, 960):
-            monkeypatch.setattr(quantized, "_AT_ONCE", size)
+            monkeypatch.setattr(quantized_tensor, "_AT_ONCE", size)
             parts = quantize(weight, spec, params=params)
             for name in ("codes", "scale", "zero", "whole"):
                 one, other = getattr(whole, name), getattr(parts, name)
@@ -221,7 +221,7 @@ def test_a_weight_is_rounded_the_same_in_parts(
 def test_what_is_rounded_is_what_its_codes_stand_for(name: str, dtype: torch.dtype, values: np.ndarray) -> None:
     spec = TensorSpec(name, per_channel=True, symmetric=not name.startswith("uint"))
     x = torch.from_numpy(values).to(dtype)
-    params = quantized.solve(x, spec)
+    params = quantized_tensor.solve(x, spec)
     wide = Params(*(None if each is None else each[:, None] for each in params))
     wanted = affine.decode(affine.encode(x, wide, spec), wide, dtype)
     assert torch.equal(affine.rounded(x, wide, spec, dtype), wanted)

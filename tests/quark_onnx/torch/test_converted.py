@@ -12,11 +12,11 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from quark_onnx.torch.files import quantize_checkpoint
-from quark_onnx.torch.float_checkpoint import FloatCheckpoint
-from quark_onnx.torch.layers import QuantizedLayer
-from quark_onnx.torch.load import load_checkpoint
-from quark_onnx.torch.ptq import config_for
+from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
+from quark_onnx.torch.checkpoints.load import load_checkpoint
+from quark_onnx.torch.models.quantized_layer import QuantizedLayer
+from quark_onnx.torch.pipelines.file_to_file import quantize_checkpoint
+from quark_onnx.torch.pipelines.ptq import config_for
 from tests.torch_models import saved
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from quark_onnx.errors import ModelError
-from quark_onnx.torch.config import TorchConfig
-from quark_onnx.torch.quantize import quantize_model
-from quark_onnx.torch.schemes import scheme
+from quark_onnx.torch.config.schemes import scheme
+from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.pipelines.in_memory import quantize_model
 from tests.torch_models import llama, logits, made, tokens
 
 accelerate = pytest.importorskip("accelerate")

@@ -12,13 +12,13 @@ from torch import nn
 from transformers.models.bart.modeling_bart import BartScaledWordEmbedding
 
 from quark_onnx.errors import ConfigError
-from quark_onnx.torch.config import TorchConfig
-from quark_onnx.torch.export import export_safetensors
-from quark_onnx.torch.files import quantize_checkpoint
-from quark_onnx.torch.layers import QuantizedLayer
-from quark_onnx.torch.load import load_checkpoint
-from quark_onnx.torch.quantize import quantize_model
-from quark_onnx.torch.spec import LayerSpec, TensorSpec
+from quark_onnx.torch.checkpoints.export import export_safetensors
+from quark_onnx.torch.checkpoints.load import load_checkpoint
+from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
+from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.models.quantized_layer import QuantizedLayer
+from quark_onnx.torch.pipelines.file_to_file import quantize_checkpoint
+from quark_onnx.torch.pipelines.in_memory import quantize_model
 from tests import torch_families
 from tests.torch_models import logits, made, saved, tokens
 
@@ -77,7 +77,7 @@ def test_an_embedding_that_computes_something_else_is_refused_by_name_and_listed
 
 @pytest.mark.slow
 def test_an_onnx_model_multiplies_too(tmp_path: Path) -> None:
-    from quark_onnx.torch.onnx_export import export_onnx
+    from quark_onnx.torch.exports.onnx import export_onnx
 
     settings = torch_families.config_of("gemma2")
     settings.tie_word_embeddings = False

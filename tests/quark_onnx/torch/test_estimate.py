@@ -15,15 +15,15 @@ import pytest
 import torch
 
 from quark_onnx.registry import ALGORITHMS
-from quark_onnx.torch.algorithms.cost import Cost, Shapes, cost_of
-from quark_onnx.torch.algorithms.named import algorithm
-from quark_onnx.torch.checkpoint import Reader
-from quark_onnx.torch.config import TorchConfig
-from quark_onnx.torch.estimate import Estimate, estimate
-from quark_onnx.torch.files import quantize_checkpoint
-from quark_onnx.torch.float_checkpoint import FloatCheckpoint
-from quark_onnx.torch.quantize import chosen_layers
-from quark_onnx.torch.schemes import scheme
+from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
+from quark_onnx.torch.checkpoints.safetensors_io import Reader
+from quark_onnx.torch.config.algorithm_order import algorithm
+from quark_onnx.torch.config.schemes import scheme
+from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.pipelines.algorithm_cost import Cost, Shapes, cost_of
+from quark_onnx.torch.pipelines.estimate import Estimate, estimate
+from quark_onnx.torch.pipelines.file_to_file import quantize_checkpoint
+from quark_onnx.torch.pipelines.in_memory import chosen_layers
 from tests.torch_models import llama, made, saved, tokens
 
 
@@ -47,9 +47,9 @@ MEASURED = """
 import json, sys, torch
 from pathlib import Path
 from types import SimpleNamespace
-from quark_onnx.torch.float_checkpoint import FloatCheckpoint
-from quark_onnx.torch.memory import resident
-from quark_onnx.torch.ptq import Text, config_for, ptq
+from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
+from quark_onnx.torch.runtime.memory import resident
+from quark_onnx.torch.pipelines.ptq import Text, config_for, ptq
 source, output, data, scheme, *algorithms = sys.argv[1:]
 source = FloatCheckpoint(source)
 assert source.model is not None
@@ -95,7 +95,7 @@ def peak(folder: Path, settings: dict[str, Any], *arguments: str) -> tuple[int, 
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """One thread, and its time on a processor both estimated and taken, as other work may run beside."""
-    monkeypatch.setattr("quark_onnx.torch.estimate.time", SimpleNamespace(perf_counter=time.process_time))
+    monkeypatch.setattr("quark_onnx.torch.pipelines.estimate.time", SimpleNamespace(perf_counter=time.process_time))
     count = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from quark_onnx.torch.experts import unfuse_experts
-from quark_onnx.torch.exporter import export_safetensors, import_model_from_safetensors
-from quark_onnx.torch.files import Writing, quantize_checkpoint
-from quark_onnx.torch.layers import QuantizedLayer
-from quark_onnx.torch.load import load_checkpoint
-from quark_onnx.torch.ptq import config_for
-from quark_onnx.torch.quantize import quantize_model
+from quark_onnx.torch.checkpoints.load import load_checkpoint
+from quark_onnx.torch.export.api import export_safetensors, import_model_from_safetensors
+from quark_onnx.torch.models.experts import unfuse_experts
+from quark_onnx.torch.models.quantized_layer import QuantizedLayer
+from quark_onnx.torch.pipelines.file_to_file import Writing, quantize_checkpoint
+from quark_onnx.torch.pipelines.in_memory import quantize_model
+from quark_onnx.torch.pipelines.ptq import config_for
 from tests.torch_families import config_of
 from tests.torch_models import logits, made, saved, tokens
 

@@ -11,12 +11,12 @@ import torch
 
 from quark_onnx.cli import main
 from quark_onnx.errors import ConfigError, MissingDependency, ModelError
-from quark_onnx.torch import exports
-from quark_onnx.torch.exports import exported
-from quark_onnx.torch.float_checkpoint import FloatCheckpoint
-from quark_onnx.torch.layers import QuantizedLayer
-from quark_onnx.torch.load import load_checkpoint
-from quark_onnx.torch.ptq import config_for
+from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
+from quark_onnx.torch.checkpoints.load import load_checkpoint
+from quark_onnx.torch.exports import kinds as exports
+from quark_onnx.torch.exports.kinds import exported
+from quark_onnx.torch.models.quantized_layer import QuantizedLayer
+from quark_onnx.torch.pipelines.ptq import config_for
 from tests import torch_families
 from tests.torch_models import llama, logits, made, saved, tokens
 

@@ -10,15 +10,15 @@ import pytest
 import torch
 from transformers import AutoConfig, MllamaForConditionalGeneration
 
-from quark_onnx.torch.checkpoint import Reader
-from quark_onnx.torch.config import TorchConfig
-from quark_onnx.torch.disk_names import DiskNames
-from quark_onnx.torch.export import export_safetensors
-from quark_onnx.torch.files import Writing, quantize_checkpoint
-from quark_onnx.torch.float_checkpoint import FloatCheckpoint
-from quark_onnx.torch.load import load_checkpoint
-from quark_onnx.torch.quantize import quantize_model
-from quark_onnx.torch.schemes import scheme
+from quark_onnx.torch.checkpoints.export import export_safetensors
+from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
+from quark_onnx.torch.checkpoints.load import load_checkpoint
+from quark_onnx.torch.checkpoints.safetensors_io import Reader
+from quark_onnx.torch.config.schemes import scheme
+from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.models.checkpoint_names import DiskNames
+from quark_onnx.torch.pipelines.file_to_file import Writing, quantize_checkpoint
+from quark_onnx.torch.pipelines.in_memory import quantize_model
 from tests import torch_families
 from tests.torch_models import data_folder, logits, made, saved, tokens
 

@@ -13,14 +13,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quark_onnx.errors import ConfigError, DataError, ModelError
-from quark_onnx.torch.checkpoint import Reader, Writer
-from quark_onnx.torch.config import TorchConfig
-from quark_onnx.torch.files import Writing, quantize_checkpoint
-from quark_onnx.torch.load import load_checkpoint
-from quark_onnx.torch.quantize import quantize_model
-from quark_onnx.torch.schemes import scheme
-from quark_onnx.torch.spec import LayerSpec
-from quark_onnx.torch.text import read_windows
+from quark_onnx.torch.calibration.text import read_windows
+from quark_onnx.torch.checkpoints.load import load_checkpoint
+from quark_onnx.torch.checkpoints.safetensors_io import Reader, Writer
+from quark_onnx.torch.config.schemes import scheme
+from quark_onnx.torch.config.spec import LayerSpec
+from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.pipelines.file_to_file import Writing, quantize_checkpoint
+from quark_onnx.torch.pipelines.in_memory import quantize_model
 from quark_onnx.torch.validate import validate
 from tests.torch_models import llama, logits, made, saved, tokens
 
@@ -98,11 +98,11 @@ import os, sys, torch
 from pathlib import Path
 from tests.torch_models import tokens
 from quark_onnx.torch import blockjournal, state as kept
-from quark_onnx.torch.files import Writing, quantize_checkpoint
-from quark_onnx.torch.config import TorchConfig
-from quark_onnx.torch.quantize import quantize_model
-from quark_onnx.torch.schemes import scheme
-from quark_onnx.torch.spec import LayerSpec
+from quark_onnx.torch.pipelines.file_to_file import Writing, quantize_checkpoint
+from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.pipelines.in_memory import quantize_model
+from quark_onnx.torch.config.schemes import scheme
+from quark_onnx.torch.config.spec import LayerSpec
 source, output, state, moment = sys.argv[1:]
 replace, count = blockjournal.put_in_place, [0]
 def counted(path, write):

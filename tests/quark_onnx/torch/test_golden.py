@@ -11,13 +11,13 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from quark_onnx.torch.config import KVCache, TorchConfig
-from quark_onnx.torch.export import export_safetensors
-from quark_onnx.torch.load import load_checkpoint
-from quark_onnx.torch.quantize import quantize_model
-from quark_onnx.torch.quark_json import from_json, to_json
-from quark_onnx.torch.schemes import scheme
-from quark_onnx.torch.spec import TensorSpec
+from quark_onnx.torch.checkpoints.export import export_safetensors
+from quark_onnx.torch.checkpoints.load import load_checkpoint
+from quark_onnx.torch.checkpoints.quark_json import from_json, to_json
+from quark_onnx.torch.config.schemes import scheme
+from quark_onnx.torch.config.spec import TensorSpec
+from quark_onnx.torch.config.torch_config import KVCache, TorchConfig
+from quark_onnx.torch.pipelines.in_memory import quantize_model
 from tests.torch_models import data_folder
 
 pytestmark = pytest.mark.realdata

@@ -18,13 +18,13 @@ from torch.nn.utils import fuse_conv_bn_eval  # noqa: E402
 
 from quark_onnx.errors import ConfigError, DataError, ModelError  # noqa: E402
 from quark_onnx.torch import ModelQuantizer, save_params  # noqa: E402
-from quark_onnx.torch.config import KVCache, TorchConfig  # noqa: E402
-from quark_onnx.torch.graph_calls import fold_batch_norms, layers_of_graph  # noqa: E402
-from quark_onnx.torch.graph_mode import quantize_graph  # noqa: E402
-from quark_onnx.torch.layers import QuantizedLayer, Rounding  # noqa: E402
+from quark_onnx.torch.config.spec import LayerSpec, TensorSpec  # noqa: E402
+from quark_onnx.torch.config.torch_config import KVCache, TorchConfig  # noqa: E402
+from quark_onnx.torch.models.quantized_layer import QuantizedLayer, Rounding  # noqa: E402
+from quark_onnx.torch.pipelines.graph.calls import fold_batch_norms, layers_of_graph  # noqa: E402
+from quark_onnx.torch.pipelines.graph.quantize_graph import quantize_graph  # noqa: E402
+from quark_onnx.torch.pipelines.in_memory import quantize_model  # noqa: E402
 from quark_onnx.torch.quantization import Int8PerTensorSpec, QConfig, QLayerConfig  # noqa: E402
-from quark_onnx.torch.quantize import quantize_model  # noqa: E402
-from quark_onnx.torch.spec import LayerSpec, TensorSpec  # noqa: E402
 from tests.torch_models import llama, logits, made, tokens  # noqa: E402
 
 INT8 = TensorSpec("int8")
@@ -450,7 +450,7 @@ def test_an_onnx_model_has_a_pair_where_the_graph_rounds(tmp_path: Path) -> None
     pytest.importorskip("onnxscript")
     import onnx
 
-    from quark_onnx.torch.onnx_export import export_onnx
+    from quark_onnx.torch.exports.onnx import export_onnx
 
     model, (x,) = seeded(Residual), images()
     shapes = ({0: torch.export.Dim("batch", min=1, max=64)},)

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from quark_onnx.errors import ConfigError
-from quark_onnx.torch.config import TorchConfig
-from quark_onnx.torch.files import Writing, quantize_checkpoint
-from quark_onnx.torch.hidden_states import HiddenStates
-from quark_onnx.torch.schemes import scheme
+from quark_onnx.torch.calibration.hidden_states import HiddenStates
+from quark_onnx.torch.config.schemes import scheme
+from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.pipelines.file_to_file import Writing, quantize_checkpoint
 from tests import torch_families
 from tests.torch_models import llama, made, saved, tokens
 
@@ -66,7 +66,7 @@ def test_an_interrupted_run_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
         seen.append(len(list((tmp_path / "spill").rglob("*.hidden"))))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("quark_onnx.torch.filerun.quantize_block", failing)
+    monkeypatch.setattr("quark_onnx.torch.pipelines.file_run.quantize_block", failing)
     with pytest.raises(KeyboardInterrupt):
         quantize_checkpoint(source, tmp_path / "out", FP8, tokens(3), writing=Writing(spill=tmp_path / "spill"))
     assert seen == [3] and list((tmp_path / "spill").iterdir()) == []

@@ -18,9 +18,9 @@ RUN = """
 import sys, torch
 from pathlib import Path
 from tests.torch_models import tokens
-from quark_onnx.torch.files import Writing, quantize_checkpoint
-from quark_onnx.torch.config import TorchConfig
-from quark_onnx.torch.schemes import scheme
+from quark_onnx.torch.pipelines.file_to_file import Writing, quantize_checkpoint
+from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.config.schemes import scheme
 source, output, state, name, algorithms = sys.argv[1:]
 torch.set_num_threads(1)
 config = TorchConfig(scheme(name), exclude=("lm_head",), algorithms=tuple(algorithms.split()))

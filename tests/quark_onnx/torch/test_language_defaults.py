@@ -13,15 +13,15 @@ import torch
 
 from quark_onnx.cli import main
 from quark_onnx.errors import ModelError
-from quark_onnx.torch.checkpoint import Writer
-from quark_onnx.torch.disk_names import DiskNames
-from quark_onnx.torch.files import quantize_checkpoint
-from quark_onnx.torch.float_checkpoint import FloatCheckpoint
-from quark_onnx.torch.layers import QuantizedLayer
-from quark_onnx.torch.load import load_checkpoint
-from quark_onnx.torch.ptq import config_for
-from quark_onnx.torch.quantize import quantize_model
-from quark_onnx.torch.structure import blocks_of, layers_of, usually_float
+from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
+from quark_onnx.torch.checkpoints.load import load_checkpoint
+from quark_onnx.torch.checkpoints.safetensors_io import Writer
+from quark_onnx.torch.models.checkpoint_names import DiskNames
+from quark_onnx.torch.models.quantized_layer import QuantizedLayer
+from quark_onnx.torch.models.structure import blocks_of, layers_of, usually_float
+from quark_onnx.torch.pipelines.file_to_file import quantize_checkpoint
+from quark_onnx.torch.pipelines.in_memory import quantize_model
+from quark_onnx.torch.pipelines.ptq import config_for
 from tests.torch_models import saved
 
 if TYPE_CHECKING:

@@ -14,18 +14,18 @@ from safetensors.torch import load_file
 
 from quark_onnx.cli import main
 from quark_onnx.errors import ModelError
-from quark_onnx.torch.config import TorchConfig
-from quark_onnx.torch.files import quantize_checkpoint
-from quark_onnx.torch.float_checkpoint import FloatCheckpoint
-from quark_onnx.torch.load import load_checkpoint
-from quark_onnx.torch.ptq import config_for
-from quark_onnx.torch.quantize import quantize_model
-from quark_onnx.torch.schemes import scheme
-from quark_onnx.torch.structure import blocks_of
+from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
+from quark_onnx.torch.checkpoints.load import load_checkpoint
+from quark_onnx.torch.config.schemes import scheme
+from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.models.structure import blocks_of
+from quark_onnx.torch.pipelines.file_to_file import quantize_checkpoint
+from quark_onnx.torch.pipelines.in_memory import quantize_model
+from quark_onnx.torch.pipelines.ptq import config_for
 from tests.torch_models import llama, made, saved, tokens
 
 if TYPE_CHECKING:
-    from quark_onnx.torch.report import TorchReport
+    from quark_onnx.torch.pipelines.report import TorchReport
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 pytestmark = pytest.mark.skipif(not BENCHMARKS.is_dir(), reason="the benchmarks are not part of this distribution")

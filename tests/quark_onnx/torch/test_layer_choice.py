@@ -12,20 +12,20 @@ from torch.nn import functional as F
 from transformers import AutoConfig
 
 from quark_onnx.errors import ConfigError
-from quark_onnx.torch import ptq as torch_ptq
-from quark_onnx.torch.config import TorchConfig
-from quark_onnx.torch.experts import ParallelExperts, unfuse_experts
-from quark_onnx.torch.export import export_safetensors
-from quark_onnx.torch.exports import exported
-from quark_onnx.torch.files import quantize_checkpoint
-from quark_onnx.torch.float_checkpoint import FloatCheckpoint
-from quark_onnx.torch.gguf import write_gguf
-from quark_onnx.torch.layers import QuantizedLayer, kind_of
-from quark_onnx.torch.load import load_checkpoint
-from quark_onnx.torch.mixed import mix
-from quark_onnx.torch.mixtures import routers_of
-from quark_onnx.torch.quantize import quantize_model
-from quark_onnx.torch.schemes import scheme
+from quark_onnx.torch.checkpoints.export import export_safetensors
+from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
+from quark_onnx.torch.checkpoints.load import load_checkpoint
+from quark_onnx.torch.config.schemes import scheme
+from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.exports.gguf import write_gguf
+from quark_onnx.torch.exports.kinds import exported
+from quark_onnx.torch.models.experts import ParallelExperts, unfuse_experts
+from quark_onnx.torch.models.mixtures import routers_of
+from quark_onnx.torch.models.quantized_layer import QuantizedLayer, kind_of
+from quark_onnx.torch.pipelines import ptq as torch_ptq
+from quark_onnx.torch.pipelines.file_to_file import quantize_checkpoint
+from quark_onnx.torch.pipelines.in_memory import quantize_model
+from quark_onnx.torch.pipelines.mixed_precision import mix
 from tests.torch_models import VOCABULARY, llama, logits, made, saved, tokens
 
 _SIZES = {

@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from quark_onnx.errors import ConfigError, ModelError
-from quark_onnx.torch.config import KVCache, TorchConfig
-from quark_onnx.torch.export import export_safetensors
-from quark_onnx.torch.files import Writing, quantize_checkpoint
-from quark_onnx.torch.layers import QuantizedLayer
-from quark_onnx.torch.layouts import LAYOUTS, layout_named, read_layout
-from quark_onnx.torch.load import load_checkpoint
-from quark_onnx.torch.packing import pack_words, unpack_words
-from quark_onnx.torch.quantize import quantize_model
-from quark_onnx.torch.schemes import scheme
-from quark_onnx.torch.spec import LayerSpec, TensorSpec
+from quark_onnx.torch.checkpoints.export import export_safetensors
+from quark_onnx.torch.checkpoints.layouts import LAYOUTS, layout_named, read_layout
+from quark_onnx.torch.checkpoints.load import load_checkpoint
+from quark_onnx.torch.config.schemes import scheme
+from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
+from quark_onnx.torch.config.torch_config import KVCache, TorchConfig
+from quark_onnx.torch.formats.bit_packing import pack_words, unpack_words
+from quark_onnx.torch.models.quantized_layer import QuantizedLayer
+from quark_onnx.torch.pipelines.file_to_file import Writing, quantize_checkpoint
+from quark_onnx.torch.pipelines.in_memory import quantize_model
 from quark_onnx.torch.validate import validate
 from tests.torch_families import config_of
 from tests.torch_models import llama, logits, made, saved, tokens

@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 import torch
 
-from quark_onnx.torch.affine import Params
-from quark_onnx.torch.config import KVCache, TorchConfig
-from quark_onnx.torch.export import export_safetensors
-from quark_onnx.torch.layers import QuantizedLayer
-from quark_onnx.torch.quantize import quantize_model
-from quark_onnx.torch.quantized import fake_quantize
-from quark_onnx.torch.schemes import scheme
-from quark_onnx.torch.spec import LayerSpec, TensorSpec
+from quark_onnx.torch.checkpoints.export import export_safetensors
+from quark_onnx.torch.config.schemes import scheme
+from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
+from quark_onnx.torch.config.torch_config import KVCache, TorchConfig
+from quark_onnx.torch.formats.affine import Params
+from quark_onnx.torch.formats.quantized_tensor import fake_quantize
+from quark_onnx.torch.models.quantized_layer import QuantizedLayer
+from quark_onnx.torch.pipelines.in_memory import quantize_model
 from tests.torch_models import llama, logits, made, tokens
 
 CLIENT = """

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from quark_onnx.torch import float_checkpoint
-from quark_onnx.torch.float_checkpoint import FloatCheckpoint
-from quark_onnx.torch.memory import _glibc
+from quark_onnx.torch.checkpoints import float_checkpoint
+from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
+from quark_onnx.torch.runtime.memory import _glibc
 from tests.torch_models import llama, made, saved
 
 #: What malloc is told by the user; another library would be malloc by the last.

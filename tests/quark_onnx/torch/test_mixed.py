@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from quark_onnx.cli import main
 from quark_onnx.errors import ConfigError, DataError, ModelError
-from quark_onnx.torch.checkpoint import Reader
-from quark_onnx.torch.config import TorchConfig
-from quark_onnx.torch.load import load_checkpoint
-from quark_onnx.torch.mixed import Measured, Option, _spend, mix
-from quark_onnx.torch.quantize import quantize_model
-from quark_onnx.torch.schemes import scheme
+from quark_onnx.torch.checkpoints.load import load_checkpoint
+from quark_onnx.torch.checkpoints.safetensors_io import Reader
+from quark_onnx.torch.config.schemes import scheme
+from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.pipelines.in_memory import quantize_model
+from quark_onnx.torch.pipelines.mixed_precision import Measured, Option, _spend, mix
 from quark_onnx.torch.validate import validate
 from tests import torch_families
 from tests.torch_models import llama, logits, made, saved, tokens
@@ -250,7 +250,7 @@ def test_bad_commands(source: Path, options: list[str], message: str, capsys: py
 def test_a_taken_folder_is_refused_before_the_work(
     source: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("quark_onnx.torch.mixed.mix", lambda *_, **__: pytest.fail("too late"))
+    monkeypatch.setattr("quark_onnx.torch.pipelines.mixed_precision.mix", lambda *_, **__: pytest.fail("too late"))
     (source.parent / "out").mkdir()
     (source.parent / "out" / "mine").write_text("x")
     data = str(source.parent / "tokens.npy")

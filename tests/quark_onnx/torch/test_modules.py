@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 from quark_onnx.errors import DataError, ModelError
-from quark_onnx.torch.config import TorchConfig
-from quark_onnx.torch.layers import QuantizedLayer
-from quark_onnx.torch.quantize import quantize_model
-from quark_onnx.torch.quantized import quantize
-from quark_onnx.torch.schemes import scheme
-from quark_onnx.torch.spec import LayerSpec, TensorSpec
-from quark_onnx.torch.walk import inference
+from quark_onnx.torch.calibration.block_stream import inference
+from quark_onnx.torch.config.schemes import scheme
+from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
+from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.formats.quantized_tensor import quantize
+from quark_onnx.torch.models.quantized_layer import QuantizedLayer
+from quark_onnx.torch.pipelines.in_memory import quantize_model
 from tests.torch_models import llama, logits, made, tokens
 
 INT8 = LayerSpec(TensorSpec("int8"), TensorSpec("int8"))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quark_onnx.errors import ModelError
-from quark_onnx.torch.packing import ORDERS, pack_bits, pack_nibbles, unpack_bits, unpack_nibbles
+from quark_onnx.torch.formats.bit_packing import ORDERS, pack_bits, pack_nibbles, unpack_bits, unpack_nibbles
 
 
 @pytest.mark.parametrize("method", ORDERS)

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 
 from quark_onnx.torch.algorithms.base import Outcome
-from quark_onnx.torch.config import TorchConfig
-from quark_onnx.torch.estimate import Estimate
-from quark_onnx.torch.mixed import Mixture, mix
+from quark_onnx.torch.config.schemes import scheme
+from quark_onnx.torch.config.torch_config import TorchConfig
 from quark_onnx.torch.page import render, write_page
 from quark_onnx.torch.page.experts import tokens_of
 from quark_onnx.torch.page.frame import Frame
-from quark_onnx.torch.ptq import Outcome as Found
-from quark_onnx.torch.quantize import quantize_model
-from quark_onnx.torch.report import TorchReport
-from quark_onnx.torch.schemes import scheme
+from quark_onnx.torch.pipelines.estimate import Estimate
+from quark_onnx.torch.pipelines.in_memory import quantize_model
+from quark_onnx.torch.pipelines.mixed_precision import Mixture, mix
+from quark_onnx.torch.pipelines.ptq import Outcome as Found
+from quark_onnx.torch.pipelines.report import TorchReport
 from tests import torch_families
 from tests.browser import check_alone, laid_out
 from tests.torch_models import made, tokens

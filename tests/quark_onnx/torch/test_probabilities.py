@@ -17,23 +17,25 @@ import torch
 
 from quark_onnx.cli import main
 from quark_onnx.errors import ConfigError, ModelError, QuarkError
-from quark_onnx.torch import LLMTemplate, filerun, import_model_from_safetensors, quark_json
-from quark_onnx.torch.algorithms.signed import Training
-from quark_onnx.torch.attention import hand_over, set_attention
-from quark_onnx.torch.checkpoint import Reader
-from quark_onnx.torch.config import Attention, KVCache, TorchConfig
-from quark_onnx.torch.estimate import estimate
-from quark_onnx.torch.export import export_safetensors
-from quark_onnx.torch.exports import exported
-from quark_onnx.torch.files import Writing, quantize_checkpoint
-from quark_onnx.torch.float_checkpoint import FloatCheckpoint
-from quark_onnx.torch.graph_mode import quantize_graph
-from quark_onnx.torch.load import load_checkpoint
-from quark_onnx.torch.onnx_export import export_onnx
-from quark_onnx.torch.params import save_params
-from quark_onnx.torch.quantize import chosen_layers, quantize_model
-from quark_onnx.torch.schemes import scheme
-from quark_onnx.torch.spec import LayerSpec, TensorSpec
+from quark_onnx.torch import LLMTemplate, import_model_from_safetensors
+from quark_onnx.torch.algorithms.learned_rounding.autoround import Training
+from quark_onnx.torch.checkpoints import quark_json
+from quark_onnx.torch.checkpoints.export import export_safetensors
+from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
+from quark_onnx.torch.checkpoints.load import load_checkpoint
+from quark_onnx.torch.checkpoints.safetensors_io import Reader
+from quark_onnx.torch.config.schemes import scheme
+from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
+from quark_onnx.torch.config.torch_config import Attention, KVCache, TorchConfig
+from quark_onnx.torch.export.params import save_params
+from quark_onnx.torch.exports.kinds import exported
+from quark_onnx.torch.exports.onnx import export_onnx
+from quark_onnx.torch.models.attention import hand_over, set_attention
+from quark_onnx.torch.pipelines import file_run
+from quark_onnx.torch.pipelines.estimate import estimate
+from quark_onnx.torch.pipelines.file_to_file import Writing, quantize_checkpoint
+from quark_onnx.torch.pipelines.graph.quantize_graph import quantize_graph
+from quark_onnx.torch.pipelines.in_memory import chosen_layers, quantize_model
 from quark_onnx.torch.validate import validate
 from tests import torch_families
 from tests.torch_models import llama, logits, made, saved, tokens
@@ -178,7 +180,7 @@ def test_a_run_that_was_killed_goes_on(tmp_path: Path, monkeypatch: pytest.Monke
     quantize_checkpoint(source, tmp_path / "whole", FULL, tokens(), progress=False)
     writing = Writing(resume=tmp_path / "resume", spill=tmp_path / "spill")
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(filerun, "give_back", killed)
+        patch.setattr(file_run, "give_back", killed)
         quantize_checkpoint(source, out, FULL, tokens(), writing=writing, progress=False)
     kept = Reader(tmp_path / "resume" / "block-00000.safetensors")
     assert "model.layers.0.self_attn.q_proj.prob_output_scale" in kept and not out.exists()
@@ -405,7 +407,7 @@ def test_the_names_of_amd_quark() -> None:
 
 def test_what_it_takes_is_said_beforehand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Probabilities of all heads are in memory at once: with samples of 128 tokens, four of them are run together."""
-    monkeypatch.setattr("quark_onnx.torch.estimate.resident", lambda: 0)  # the first estimate warms torch up
+    monkeypatch.setattr("quark_onnx.torch.pipelines.estimate.resident", lambda: 0)  # the first estimate warms torch up
     opened = FloatCheckpoint(saved(made(llama()), tmp_path / "source"))
     with_it, without = (
         estimate(opened, chosen_layers(opened.model, config)[0], 4 * 128, samples=4)

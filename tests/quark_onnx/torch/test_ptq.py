@@ -12,15 +12,15 @@ import torch
 
 from quark_onnx.cli import main
 from quark_onnx.errors import ModelError
-from quark_onnx.torch import float_checkpoint
-from quark_onnx.torch.estimate import Estimate
-from quark_onnx.torch.files import quantize_checkpoint
-from quark_onnx.torch.float_checkpoint import FloatCheckpoint
-from quark_onnx.torch.layers import QuantizedLayer
-from quark_onnx.torch.load import load_checkpoint
-from quark_onnx.torch.ptq import Text, config_for, ptq
-from quark_onnx.torch.quantize import quantize_model
-from quark_onnx.torch.structure import heads_of
+from quark_onnx.torch.checkpoints import float_checkpoint
+from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
+from quark_onnx.torch.checkpoints.load import load_checkpoint
+from quark_onnx.torch.models.quantized_layer import QuantizedLayer
+from quark_onnx.torch.models.structure import heads_of
+from quark_onnx.torch.pipelines.estimate import Estimate
+from quark_onnx.torch.pipelines.file_to_file import quantize_checkpoint
+from quark_onnx.torch.pipelines.in_memory import quantize_model
+from quark_onnx.torch.pipelines.ptq import Text, config_for, ptq
 from tests import torch_families
 from tests.torch_models import VOCABULARY, llama, logits, made, saved, tokens
 

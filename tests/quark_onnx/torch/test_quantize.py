@@ -11,15 +11,15 @@ import torch
 from torch import nn
 
 from quark_onnx.errors import ConfigError, DataError, ModelError
-from quark_onnx.torch.config import KVCache, TorchConfig
-from quark_onnx.torch.export import export_safetensors
-from quark_onnx.torch.layers import QuantizedLayer
-from quark_onnx.torch.load import load_checkpoint
-from quark_onnx.torch.perplexity import perplexity, windows_of
-from quark_onnx.torch.quantize import quantize_model
-from quark_onnx.torch.quantized import fake_quantize
-from quark_onnx.torch.schemes import SCHEMES, scheme
-from quark_onnx.torch.spec import LayerSpec, TensorSpec
+from quark_onnx.torch.calibration.perplexity import perplexity, windows_of
+from quark_onnx.torch.checkpoints.export import export_safetensors
+from quark_onnx.torch.checkpoints.load import load_checkpoint
+from quark_onnx.torch.config.schemes import SCHEMES, scheme
+from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
+from quark_onnx.torch.config.torch_config import KVCache, TorchConfig
+from quark_onnx.torch.formats.quantized_tensor import fake_quantize
+from quark_onnx.torch.models.quantized_layer import QuantizedLayer
+from quark_onnx.torch.pipelines.in_memory import quantize_model
 from tests import torch_families
 from tests.torch_models import llama, logits, made, tokens
 
@@ -60,7 +60,7 @@ def test_percentiles_and_least_errors_are_found_from_the_data() -> None:
     layer, tensor = model.get_submodule(name), torch.from_numpy(x)
 
     def error(scale: float) -> float:
-        from quark_onnx.torch.affine import Params
+        from quark_onnx.torch.formats.affine import Params
 
         return float((fake_quantize(tensor, spec, Params(torch.tensor(scale))) - tensor).square().sum())
 

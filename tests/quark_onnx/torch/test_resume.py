@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quark_onnx.errors import ConfigError
-from quark_onnx.torch import filerun
-from quark_onnx.torch.config import TorchConfig
-from quark_onnx.torch.files import Writing, quantize_checkpoint
-from quark_onnx.torch.schemes import scheme
+from quark_onnx.torch.config.schemes import scheme
+from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.pipelines import file_run
+from quark_onnx.torch.pipelines.file_to_file import Writing, quantize_checkpoint
 from tests import torch_families
 from tests.torch_models import llama, made, saved, tokens
 
@@ -41,7 +41,7 @@ def killed_behind(block: int, source: Path, output: Path, resume: Path, monkeypa
             raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(filerun, "give_back", counted)
+        patch.setattr(file_run, "give_back", counted)
         with pytest.raises(Killed):
             run(source, output, resume)
     assert not output.exists()

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from quark_onnx.torch import LLMTemplate, ModelExporter, ModelQuantizer
-from quark_onnx.torch.export import export_safetensors
-from quark_onnx.torch.files import quantize_checkpoint
-from quark_onnx.torch.load import load_checkpoint
-from quark_onnx.torch.ptq import config_for
-from quark_onnx.torch.quantize import quantize_model
+from quark_onnx.torch.checkpoints.export import export_safetensors
+from quark_onnx.torch.checkpoints.load import load_checkpoint
+from quark_onnx.torch.pipelines.file_to_file import quantize_checkpoint
+from quark_onnx.torch.pipelines.in_memory import quantize_model
+from quark_onnx.torch.pipelines.ptq import config_for
 from quark_onnx.torch.validate import validate
 from tests.torch_models import llama, logits, made, saved, tokens
 

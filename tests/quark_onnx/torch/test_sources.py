@@ -15,16 +15,16 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from quark_onnx.errors import ConfigError, DataError, ModelError
-from quark_onnx.torch.config import TorchConfig
-from quark_onnx.torch.export import export_safetensors
-from quark_onnx.torch.files import Writing, quantize_checkpoint
-from quark_onnx.torch.load import load_checkpoint
-from quark_onnx.torch.ptq import config_for
-from quark_onnx.torch.quantize import quantize_model
-from quark_onnx.torch.schemes import scheme
-from quark_onnx.torch.spec import LayerSpec, TensorSpec
-from quark_onnx.torch.tensor_file import TYPES
-from quark_onnx.torch.text import read_windows
+from quark_onnx.torch.calibration.text import read_windows
+from quark_onnx.torch.checkpoints.export import export_safetensors
+from quark_onnx.torch.checkpoints.load import load_checkpoint
+from quark_onnx.torch.checkpoints.safetensors_writer import TYPES
+from quark_onnx.torch.config.schemes import scheme
+from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
+from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.pipelines.file_to_file import Writing, quantize_checkpoint
+from quark_onnx.torch.pipelines.in_memory import quantize_model
+from quark_onnx.torch.pipelines.ptq import config_for
 from tests import torch_families
 from tests.torch_models import llama, logits, made, saved, tokens
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quark_onnx.torch.threads import one_thread
+from quark_onnx.torch.runtime.threads import one_thread
 
 
 def test_threads_are_there_again_after_an_error() -> None:

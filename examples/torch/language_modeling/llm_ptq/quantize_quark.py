@@ -14,11 +14,11 @@ from pathlib import Path
 
 from quark_onnx.errors import QuarkError
 from quark_onnx.torch import LLMTemplate
-from quark_onnx.torch.exports import EXPORTS, exported
-from quark_onnx.torch.files import Writing
-from quark_onnx.torch.float_checkpoint import FloatCheckpoint
-from quark_onnx.torch.ptq import Text, ptq
-from quark_onnx.torch.tasks import Tasks
+from quark_onnx.torch.calibration.eval_tasks import Tasks
+from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
+from quark_onnx.torch.exports.kinds import EXPORTS, exported
+from quark_onnx.torch.pipelines.file_to_file import Writing
+from quark_onnx.torch.pipelines.ptq import Text, ptq
 
 
 def _names(text: str) -> list[str]:

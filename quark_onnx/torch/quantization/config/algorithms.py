@@ -10,12 +10,12 @@ from typing import Any
 
 from quark_onnx.config.spec import check_names
 from quark_onnx.errors import ConfigError, nearest
-from quark_onnx.torch.algorithms.awq import AWQ
-from quark_onnx.torch.algorithms.gptq import GPTAQ, GPTQ, Qronos
-from quark_onnx.torch.algorithms.rotation import Rotation
-from quark_onnx.torch.algorithms.signed import SignedRounding
-from quark_onnx.torch.algorithms.smoothquant import AutoSmoothQuant, SmoothQuant
-from quark_onnx.torch.checkpoint import read_json
+from quark_onnx.torch.algorithms.gptq.gptq import GPTAQ, GPTQ, Qronos
+from quark_onnx.torch.algorithms.learned_rounding.autoround import SignedRounding
+from quark_onnx.torch.algorithms.rescaling.awq import AWQ
+from quark_onnx.torch.algorithms.rescaling.smoothquant import AutoSmoothQuant, SmoothQuant
+from quark_onnx.torch.algorithms.rotation.settings import Rotation
+from quark_onnx.torch.checkpoints.safetensors_io import read_json
 from quark_onnx.torch.quantization.config.fields import Fields
 
 logger = logging.getLogger(__name__)

@@ -13,8 +13,9 @@ from typing import Any, ClassVar
 
 from calibrators import MinMax
 from quark_onnx.errors import ConfigError
-from quark_onnx.torch import quark_json
-from quark_onnx.torch.config import TYPES, TorchConfig
+from quark_onnx.torch.checkpoints import quark_json
+from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
+from quark_onnx.torch.config.torch_config import TYPES, TorchConfig
 from quark_onnx.torch.quantization.config import algorithms, specs
 from quark_onnx.torch.quantization.config.algorithms import *  # noqa: F403 (AMD Quark has all of them in this module)
 from quark_onnx.torch.quantization.config.algorithms import AlgoConfig, algorithm_for
@@ -22,7 +23,6 @@ from quark_onnx.torch.quantization.config.fields import Fields
 from quark_onnx.torch.quantization.config.specs import *  # noqa: F403
 from quark_onnx.torch.quantization.config.tensor import QTensorConfig, spec_of
 from quark_onnx.torch.quantization.config.type import DeviceType, QSchemeType, QuantFlow, QuantizationMode
-from quark_onnx.torch.spec import LayerSpec, TensorSpec
 
 __all__ = ["Config", "QConfig", "QLayerConfig", "QTensorConfig", "QuantizationConfig", "QuantizationSpec"]
 __all__ += specs.__all__

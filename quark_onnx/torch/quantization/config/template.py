@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from quark_onnx.errors import ConfigError, nearest
-from quark_onnx.torch.config import Usual
+from quark_onnx.torch.config.schemes import SCHEMES, scheme
+from quark_onnx.torch.config.torch_config import Usual
 from quark_onnx.torch.quantization.config.algorithms import AlgoConfig, algorithm_named
 from quark_onnx.torch.quantization.config.config import QConfig, QLayerConfig
 from quark_onnx.torch.quantization.config.families import FAMILIES, queries_of
 from quark_onnx.torch.quantization.config.fields import Fields
 from quark_onnx.torch.quantization.config.specs import FP8E4M3PerTensorSpec
-from quark_onnx.torch.schemes import SCHEMES, scheme
 
 #: Formats of keys and values, and of queries and probabilities of attention.
 _KV_CACHES = {"fp8": FP8E4M3PerTensorSpec()}

@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 
 from quark_onnx.dtypes import Integer
 from quark_onnx.errors import ConfigError, nearest
-from quark_onnx.torch import quark_json
+from quark_onnx.torch.checkpoints import quark_json
+from quark_onnx.torch.config.spec import TensorSpec
 from quark_onnx.torch.quantization.config.fields import Fields
 from quark_onnx.torch.quantization.config.type import Dtype, QSchemeType, RoundType, ScaleType, ZeroPointType
 from quark_onnx.torch.quantization.observer.observer import OBSERVERS, Observer, PerChannelMinMaxObserver
-from quark_onnx.torch.spec import TensorSpec
 
 #: Formats that are only the elements of blocks.
 _IN_BLOCKS = (Dtype.fp4, Dtype.fp6_e2m3, Dtype.fp6_e3m2)

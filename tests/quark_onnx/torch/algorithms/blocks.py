@@ -7,11 +7,11 @@ from typing import Any
 import torch
 
 from quark_onnx.torch.algorithms.base import BlockJob
-from quark_onnx.torch.experts import unfuse_experts
-from quark_onnx.torch.layers import kind_of
-from quark_onnx.torch.spec import LayerSpec
-from quark_onnx.torch.structure import blocks_of, layers_of
-from quark_onnx.torch.walk import Walk, inference
+from quark_onnx.torch.calibration.block_stream import Walk, inference
+from quark_onnx.torch.config.spec import LayerSpec
+from quark_onnx.torch.models.experts import unfuse_experts
+from quark_onnx.torch.models.quantized_layer import kind_of
+from quark_onnx.torch.models.structure import blocks_of, layers_of
 from tests.torch_families import config_of
 from tests.torch_models import made, tokens
 

@@ -11,20 +11,20 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from quark_onnx.errors import ConfigError, ModelError
-from quark_onnx.torch.algorithms import moments
-from quark_onnx.torch.algorithms.awq import AWQ
 from quark_onnx.torch.algorithms.base import BlockJob
-from quark_onnx.torch.algorithms.clip import Clip
-from quark_onnx.torch.algorithms.ranges import SHARES, fitted
-from quark_onnx.torch.block import refined
-from quark_onnx.torch.config import TorchConfig
-from quark_onnx.torch.files import quantize_checkpoint
-from quark_onnx.torch.load import load_checkpoint
-from quark_onnx.torch.perplexity import perplexity
-from quark_onnx.torch.quantize import quantize_model
-from quark_onnx.torch.quantized import Quantized, quantize
-from quark_onnx.torch.schemes import scheme
-from quark_onnx.torch.spec import LayerSpec, TensorSpec
+from quark_onnx.torch.algorithms.gptq.clip import Clip
+from quark_onnx.torch.algorithms.gptq.range_search import SHARES, fitted
+from quark_onnx.torch.algorithms.rescaling import activation_stats
+from quark_onnx.torch.algorithms.rescaling.awq import AWQ
+from quark_onnx.torch.calibration.perplexity import perplexity
+from quark_onnx.torch.checkpoints.load import load_checkpoint
+from quark_onnx.torch.config.schemes import scheme
+from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
+from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.formats.quantized_tensor import Quantized, quantize
+from quark_onnx.torch.pipelines.block import refined
+from quark_onnx.torch.pipelines.file_to_file import quantize_checkpoint
+from quark_onnx.torch.pipelines.in_memory import quantize_model
 from tests import torch_families
 from tests.quark_onnx.torch.algorithms.blocks import change, inputs_of, job_of, model_of
 from tests.torch_models import data_folder, llama, logits, made, saved, tokens
@@ -61,7 +61,7 @@ def test_families_compute_what_they_did(family: str) -> None:
 
 @pytest.mark.parametrize("products", [2048, 8], ids=["products", "tokens"])
 def test_the_best_power_against_a_search_written_anew(products: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moments, "_PRODUCTS", products)
+    monkeypatch.setattr(activation_stats, "_PRODUCTS", products)
     job = uneven()
     x = inputs_of(job, "mlp.up_proj")
     names = [f"{job.name}.mlp.{name}_proj" for name in ("gate", "up")]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from quark_onnx.torch.algorithms.blanks import Blank, BlankError
+from quark_onnx.torch.algorithms.scheduling.meta_tensor import Blank, BlankError
 
 LINEAR = nn.Linear(4, 8)
 COMPUTED: list[Callable[[Any], Any]] = [

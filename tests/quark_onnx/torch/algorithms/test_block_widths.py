@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from quark_onnx.torch.algorithms.smoothquant import SmoothQuant
-from quark_onnx.torch.config import TorchConfig
-from quark_onnx.torch.quantize import quantize_model
-from quark_onnx.torch.schemes import scheme
+from quark_onnx.torch.algorithms.rescaling.smoothquant import SmoothQuant
+from quark_onnx.torch.config.schemes import scheme
+from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.pipelines.in_memory import quantize_model
 
 #: Those that work block by block.
 ALGORITHMS = ("smoothquant", "autosmoothquant", "awq", "clip", "hqq", "gptq", "gptaq", "qronos", "autoround:steps=3")

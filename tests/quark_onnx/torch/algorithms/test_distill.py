@@ -12,21 +12,21 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quark_onnx.errors import ConfigError, DataError, ModelError
-from quark_onnx.torch.algorithms.descent import Descent
-from quark_onnx.torch.algorithms.distill import Distillation
-from quark_onnx.torch.algorithms.signed import SignedRounding
-from quark_onnx.torch.algorithms.steps import Steps
-from quark_onnx.torch.algorithms.trainable import TrainableWeight
-from quark_onnx.torch.checkpoint import Reader
-from quark_onnx.torch.config import TorchConfig
-from quark_onnx.torch.files import Writing, quantize_checkpoint
-from quark_onnx.torch.layers import QuantizedLayer
-from quark_onnx.torch.load import load_checkpoint
-from quark_onnx.torch.perplexity import perplexity
-from quark_onnx.torch.quantize import quantize_model
-from quark_onnx.torch.quantized import quantize
-from quark_onnx.torch.schemes import scheme
-from quark_onnx.torch.spec import TensorSpec
+from quark_onnx.torch.algorithms.gptq.levels import Steps
+from quark_onnx.torch.algorithms.learned_rounding.autoround import SignedRounding
+from quark_onnx.torch.algorithms.learned_rounding.distill import Distillation
+from quark_onnx.torch.algorithms.learned_rounding.trainable_weight import TrainableWeight
+from quark_onnx.torch.algorithms.learned_rounding.training_state import Descent
+from quark_onnx.torch.calibration.perplexity import perplexity
+from quark_onnx.torch.checkpoints.load import load_checkpoint
+from quark_onnx.torch.checkpoints.safetensors_io import Reader
+from quark_onnx.torch.config.schemes import scheme
+from quark_onnx.torch.config.spec import TensorSpec
+from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.formats.quantized_tensor import quantize
+from quark_onnx.torch.models.quantized_layer import QuantizedLayer
+from quark_onnx.torch.pipelines.file_to_file import Writing, quantize_checkpoint
+from quark_onnx.torch.pipelines.in_memory import quantize_model
 from tests import torch_families
 from tests.torch_models import data_folder, llama, logits, made, saved, tokens
 

@@ -16,26 +16,29 @@ from torch import nn
 from quark_onnx.errors import ConfigError, DataError, ModelError
 from quark_onnx.kernels.gptq import Compensation
 from quark_onnx.kernels.lattice import Lattice
-from quark_onnx.torch import filerun
-from quark_onnx.torch.algorithms import gptq, stages, sweep, turns
 from quark_onnx.torch.algorithms.base import BlockJob
-from quark_onnx.torch.algorithms.gptq import GPTAQ, GPTQ, Qronos
-from quark_onnx.torch.algorithms.grams import Gram, grams_of
-from quark_onnx.torch.algorithms.named import algorithm
-from quark_onnx.torch.algorithms.stages import stages_of
-from quark_onnx.torch.algorithms.steps import Steps
-from quark_onnx.torch.algorithms.sweep import Solver
-from quark_onnx.torch.block import inside
-from quark_onnx.torch.config import TorchConfig
-from quark_onnx.torch.experts import unfuse_experts
-from quark_onnx.torch.files import Writing, quantize_checkpoint
-from quark_onnx.torch.layers import QuantizedLayer
-from quark_onnx.torch.quantize import chosen_layers, quantize_model
-from quark_onnx.torch.quantized import quantize
-from quark_onnx.torch.schemes import scheme
-from quark_onnx.torch.spec import LayerSpec, TensorSpec
-from quark_onnx.torch.structure import blocks_of
-from quark_onnx.torch.walk import Call, Walk, inference
+from quark_onnx.torch.algorithms.gptq import columns as column_module
+from quark_onnx.torch.algorithms.gptq import gptq
+from quark_onnx.torch.algorithms.gptq import solver as solver_module
+from quark_onnx.torch.algorithms.gptq.gptq import GPTAQ, GPTQ, Qronos
+from quark_onnx.torch.algorithms.gptq.hessian import Gram, grams_of
+from quark_onnx.torch.algorithms.gptq.levels import Steps
+from quark_onnx.torch.algorithms.gptq.solver import Solver
+from quark_onnx.torch.algorithms.scheduling import stages
+from quark_onnx.torch.algorithms.scheduling.stages import stages_of
+from quark_onnx.torch.calibration.block_stream import Call, Walk, inference
+from quark_onnx.torch.config.algorithm_order import algorithm
+from quark_onnx.torch.config.schemes import scheme
+from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
+from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.formats.quantized_tensor import quantize
+from quark_onnx.torch.models.experts import unfuse_experts
+from quark_onnx.torch.models.quantized_layer import QuantizedLayer
+from quark_onnx.torch.models.structure import blocks_of
+from quark_onnx.torch.pipelines import file_run
+from quark_onnx.torch.pipelines.block import inside
+from quark_onnx.torch.pipelines.file_to_file import Writing, quantize_checkpoint
+from quark_onnx.torch.pipelines.in_memory import chosen_layers, quantize_model
 from tests import torch_families
 from tests.torch_models import VOCABULARY, llama, logits, made, saved, tokens
 
@@ -95,8 +98,8 @@ def test_rows_that_are_swept_apart_are_those_that_are_swept_together(
     whole = solver.rounded(weight, steps, polish)
     off = weight - whole.values
     losses, ridged = solver.losses(off), solver.ridged(whole.values, weight)
-    monkeypatch.setattr(sweep, "AT_ONCE", 32 * 300 * tries)
-    monkeypatch.setattr(sweep, "_JUDGED", 16 * 300)
+    monkeypatch.setattr(solver_module, "AT_ONCE", 32 * 300 * tries)
+    monkeypatch.setattr(solver_module, "_JUDGED", 16 * 300)
     parts = solver.rounded(weight, steps, polish)
     assert all(torch.equal(one, other) for one, other in zip(whole, parts, strict=True))
     assert tries == 1 or len(set(whole.picked.tolist())) > 1
@@ -109,13 +112,13 @@ def test_rows_that_are_swept_apart_are_those_that_are_swept_together(
 def test_what_is_done_for_a_column_stays_in_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads that wait for each other behind each short operation are a hundred times slower beside other work."""
     weight, x = problem(5, 70)
-    own, move = set[int](), turns.Columns.move
+    own, move = set[int](), column_module.Columns.move
 
     def moved(*args: Any) -> None:
         own.add(torch.get_num_threads())
         move(*args)
 
-    monkeypatch.setattr(turns.Columns, "move", moved)
+    monkeypatch.setattr(column_module.Columns, "move", moved)
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
@@ -252,8 +255,8 @@ def test_what_is_swept_at_once_changes_no_code(name: str, monkeypatch: pytest.Mo
         algorithms=(name,),
     )
     found = []
-    for at_once in (sweep.AT_ONCE, 7 * 64):
-        for module in (sweep, gptq):
+    for at_once in (solver_module.AT_ONCE, 7 * 64):
+        for module in (solver_module, gptq):
             monkeypatch.setattr(module, "AT_ONCE", at_once)
         model = made(llama())
         report = quantize_model(model, config, tokens(4), progress=False)
@@ -413,7 +416,7 @@ def test_a_run_that_was_ended_goes_on_with_the_same_bytes(
             raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(filerun, "give_back", counted)
+        patch.setattr(file_run, "give_back", counted)
         with pytest.raises(Killed):
             run("out", tmp_path / "resume")
     assert run("out", tmp_path / "resume") == wanted

@@ -15,12 +15,12 @@ from quark_onnx.kernels.hqq import quantize_hqq
 from quark_onnx.kernels.nbits import dequantize_nbits
 from quark_onnx.torch.algorithms.base import BlockJob
 from quark_onnx.torch.algorithms.hqq import HQQ
-from quark_onnx.torch.algorithms.named import algorithm
-from quark_onnx.torch.config import TorchConfig
-from quark_onnx.torch.quantize import quantize_model
-from quark_onnx.torch.quantized import quantize
-from quark_onnx.torch.spec import LayerSpec, TensorSpec
-from quark_onnx.torch.walk import Call
+from quark_onnx.torch.calibration.block_stream import Call
+from quark_onnx.torch.config.algorithm_order import algorithm
+from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
+from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.formats.quantized_tensor import quantize
+from quark_onnx.torch.pipelines.in_memory import quantize_model
 from tests import torch_families
 from tests.torch_models import llama, logits, made, tokens
 
@@ -71,7 +71,7 @@ def test_rows_are_never_worse_and_the_whole_is_better(name: str, kind: Any, dtyp
 
 
 def layer_params(layer: Any) -> Any:
-    from quark_onnx.torch.affine import Params
+    from quark_onnx.torch.formats.affine import Params
 
     return Params(layer.scale, layer.zero)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quark_onnx.torch.algorithms.losses import Loss, squares_of
+from quark_onnx.torch.algorithms.gptq.losses import Loss, squares_of
 
 
 @pytest.mark.parametrize(("outputs", "within"), [(7, 1e-5), (128, 1e-5), (129, 0.05), (1000, 0.05)])

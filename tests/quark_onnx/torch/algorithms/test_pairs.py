@@ -8,10 +8,16 @@ import pytest
 import torch
 from torch import nn
 
-from quark_onnx.torch.algorithms.pairs import Pair, find_pairs, inputs_last, norms_to_linears, pattern_of
-from quark_onnx.torch.algorithms.probe import short
-from quark_onnx.torch.spec import LayerSpec
-from quark_onnx.torch.walk import Call
+from quark_onnx.torch.algorithms.rescaling.channel_pairs import (
+    Pair,
+    find_pairs,
+    inputs_last,
+    norms_to_linears,
+    pattern_of,
+)
+from quark_onnx.torch.algorithms.rescaling.probe import short
+from quark_onnx.torch.calibration.block_stream import Call
+from quark_onnx.torch.config.spec import LayerSpec
 from tests import torch_families
 from tests.quark_onnx.torch.algorithms.blocks import change, job_of, model_of
 

@@ -9,17 +9,17 @@ import pytest
 import torch
 
 from quark_onnx.errors import ConfigError
-from quark_onnx.torch.algorithms.gptq import Qronos
-from quark_onnx.torch.algorithms.grams import Gram
-from quark_onnx.torch.algorithms.named import algorithm
-from quark_onnx.torch.algorithms.steps import Steps
-from quark_onnx.torch.algorithms.sweep import Solver
-from quark_onnx.torch.config import TorchConfig
-from quark_onnx.torch.layers import QuantizedLayer
-from quark_onnx.torch.quantize import quantize_model
-from quark_onnx.torch.quantized import quantize
-from quark_onnx.torch.schemes import scheme
-from quark_onnx.torch.spec import LayerSpec, TensorSpec
+from quark_onnx.torch.algorithms.gptq.gptq import Qronos
+from quark_onnx.torch.algorithms.gptq.hessian import Gram
+from quark_onnx.torch.algorithms.gptq.levels import Steps
+from quark_onnx.torch.algorithms.gptq.solver import Solver
+from quark_onnx.torch.config.algorithm_order import algorithm
+from quark_onnx.torch.config.schemes import scheme
+from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
+from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.formats.quantized_tensor import quantize
+from quark_onnx.torch.models.quantized_layer import QuantizedLayer
+from quark_onnx.torch.pipelines.in_memory import quantize_model
 from tests.torch_models import llama, made, tokens
 
 SCALE, QMAX = 0.35, 3

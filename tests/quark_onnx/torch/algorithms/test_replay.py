@@ -9,17 +9,17 @@ import pytest
 import torch
 from torch import nn
 
-from quark_onnx.torch.algorithms import replay
 from quark_onnx.torch.algorithms.base import BlockJob
-from quark_onnx.torch.algorithms.gptq import GPTQ
-from quark_onnx.torch.algorithms.stages import stages_of
-from quark_onnx.torch.config import TorchConfig
-from quark_onnx.torch.layers import QuantizedLayer
-from quark_onnx.torch.quantize import quantize_model
-from quark_onnx.torch.quantized import quantize
-from quark_onnx.torch.schemes import scheme
-from quark_onnx.torch.spec import LayerSpec, TensorSpec
-from quark_onnx.torch.walk import Call
+from quark_onnx.torch.algorithms.gptq.gptq import GPTQ
+from quark_onnx.torch.algorithms.scheduling import replay
+from quark_onnx.torch.algorithms.scheduling.stages import stages_of
+from quark_onnx.torch.calibration.block_stream import Call
+from quark_onnx.torch.config.schemes import scheme
+from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
+from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.formats.quantized_tensor import quantize
+from quark_onnx.torch.models.quantized_layer import QuantizedLayer
+from quark_onnx.torch.pipelines.in_memory import quantize_model
 from tests import torch_families
 from tests.torch_models import logits, made, tokens
 

@@ -12,22 +12,22 @@ from torch import nn
 
 from quark_onnx.errors import ConfigError, DataError, ModelError
 from quark_onnx.kernels.hadamard import balanced, random_hadamard
-from quark_onnx.torch.algorithms.named import algorithm
-from quark_onnx.torch.algorithms.rotate import rotate
-from quark_onnx.torch.algorithms.rotation import Rotation
-from quark_onnx.torch.algorithms.spinquant import cayley_step
-from quark_onnx.torch.algorithms.turning import Turned, Turning
-from quark_onnx.torch.checkpoint import Reader
-from quark_onnx.torch.config import TorchConfig
-from quark_onnx.torch.export import export_safetensors
-from quark_onnx.torch.files import quantize_checkpoint
-from quark_onnx.torch.layers import QuantizedLayer
-from quark_onnx.torch.load import load_checkpoint
+from quark_onnx.torch.algorithms.rotation.rotate import rotate
+from quark_onnx.torch.algorithms.rotation.settings import Rotation
+from quark_onnx.torch.algorithms.rotation.spinquant import cayley_step
+from quark_onnx.torch.checkpoints.export import export_safetensors
+from quark_onnx.torch.checkpoints.load import load_checkpoint
+from quark_onnx.torch.checkpoints.safetensors_io import Reader
+from quark_onnx.torch.config.algorithm_order import algorithm
+from quark_onnx.torch.config.schemes import scheme
+from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
+from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.models.online_rotation import Turned, Turning
+from quark_onnx.torch.models.quantized_layer import QuantizedLayer
+from quark_onnx.torch.models.structure import set_module
+from quark_onnx.torch.pipelines.file_to_file import quantize_checkpoint
+from quark_onnx.torch.pipelines.in_memory import chosen_layers, quantize_model
 from quark_onnx.torch.quantization.config.algorithms import RotationConfig, algorithm_for
-from quark_onnx.torch.quantize import chosen_layers, quantize_model
-from quark_onnx.torch.schemes import scheme
-from quark_onnx.torch.spec import LayerSpec, TensorSpec
-from quark_onnx.torch.structure import set_module
 from tests.torch_families import FAMILIES
 from tests.torch_families import config_of as family
 from tests.torch_models import llama, logits, made, saved, tokens

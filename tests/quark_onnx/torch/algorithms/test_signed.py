@@ -12,20 +12,20 @@ import torch
 from torch import nn
 
 from quark_onnx.errors import ConfigError
-from quark_onnx.torch.affine import Params
-from quark_onnx.torch.algorithms import signed
 from quark_onnx.torch.algorithms.base import BlockJob
-from quark_onnx.torch.algorithms.gptq import GPTQ
-from quark_onnx.torch.algorithms.named import algorithm
-from quark_onnx.torch.algorithms.signed import SignedRounding
-from quark_onnx.torch.algorithms.steps import Steps
-from quark_onnx.torch.algorithms.trainable import TrainableWeight
-from quark_onnx.torch.config import TorchConfig
-from quark_onnx.torch.quantize import quantize_model
-from quark_onnx.torch.quantized import quantize
-from quark_onnx.torch.schemes import scheme
-from quark_onnx.torch.spec import LayerSpec, TensorSpec
-from quark_onnx.torch.walk import Call
+from quark_onnx.torch.algorithms.gptq.gptq import GPTQ
+from quark_onnx.torch.algorithms.gptq.levels import Steps
+from quark_onnx.torch.algorithms.learned_rounding import autoround
+from quark_onnx.torch.algorithms.learned_rounding.autoround import SignedRounding
+from quark_onnx.torch.algorithms.learned_rounding.trainable_weight import TrainableWeight
+from quark_onnx.torch.calibration.block_stream import Call
+from quark_onnx.torch.config.algorithm_order import algorithm
+from quark_onnx.torch.config.schemes import scheme
+from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
+from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.formats.affine import Params
+from quark_onnx.torch.formats.quantized_tensor import quantize
+from quark_onnx.torch.pipelines.in_memory import quantize_model
 from tests import torch_families
 from tests.torch_models import llama, logits, made, tokens
 
@@ -224,8 +224,8 @@ def test_a_step_looks_at_so_many_samples_however_many_are_run_together(
     parts = [Call(part) for part in x.split(together)]
     job = replace(job, calls=parts, floats=parts, targets=[call.hidden @ weight.T for call in parts])
     seen = []
-    drawn = signed.draws
-    monkeypatch.setattr(signed, "draws", lambda *of: (seen.append(of[:2]), drawn(*of))[1])
+    drawn = autoround.draws
+    monkeypatch.setattr(autoround, "draws", lambda *of: (seen.append(of[:2]), drawn(*of))[1])
     SignedRounding(20, batch=8)(job, start)
     assert seen == [(32 // together, calls)]
 

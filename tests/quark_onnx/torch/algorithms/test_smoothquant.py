@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from quark_onnx.errors import ConfigError, DataError
-from quark_onnx.torch.algorithms import rescaling
 from quark_onnx.torch.algorithms.base import BlockJob
-from quark_onnx.torch.algorithms.pairs import Pair
-from quark_onnx.torch.algorithms.smoothquant import AutoSmoothQuant, SmoothQuant, factors
-from quark_onnx.torch.block import weight_of
-from quark_onnx.torch.observe import Watching
-from quark_onnx.torch.schemes import scheme
+from quark_onnx.torch.algorithms.rescaling import rescale
+from quark_onnx.torch.algorithms.rescaling.channel_pairs import Pair
+from quark_onnx.torch.algorithms.rescaling.smoothquant import AutoSmoothQuant, SmoothQuant, factors
+from quark_onnx.torch.calibration.observers import Watching
+from quark_onnx.torch.config.schemes import scheme
+from quark_onnx.torch.pipelines.block import weight_of
 from tests import torch_families
 from tests.quark_onnx.torch.algorithms.blocks import change, inputs_of, job_of, model_of
 
@@ -148,7 +148,7 @@ def test_models_of_16_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     job = job_of(model_of("gemma2", torch.bfloat16), TOKENS)
     outcomes: list[Any] = []
     found = change(job, lambda: outcomes.extend(SmoothQuant()(job)))
-    assert 0 < found < rescaling._BOUND_SHORT and not any(each.note for each in outcomes)
+    assert 0 < found < rescale._BOUND_SHORT and not any(each.note for each in outcomes)
 
 
 def test_damaged_activations_are_named() -> None:

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from quark_onnx.torch.algorithms import triangles
-from quark_onnx.torch.algorithms.triangles import add_products, factored, mirror, put_below, quadratic, turned
+from quark_onnx.torch.algorithms.gptq import triangular
+from quark_onnx.torch.algorithms.gptq.triangular import add_products, factored, mirror, put_below, quadratic, turned
 
 
 @pytest.fixture(autouse=True)
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Panels that end within the matrices here."""
-    monkeypatch.setattr(triangles, "PANEL", 7)
-    monkeypatch.setattr(triangles, "_ROWS", 5)
-    monkeypatch.setattr(triangles.panels, "__defaults__", (7,))
+    monkeypatch.setattr(triangular, "PANEL", 7)
+    monkeypatch.setattr(triangular, "_ROWS", 5)
+    monkeypatch.setattr(triangular.panels, "__defaults__", (7,))
 
 
 def tokens(count: int, inputs: int) -> torch.Tensor:

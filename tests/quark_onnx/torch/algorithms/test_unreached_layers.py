@@ -9,12 +9,12 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from quark_onnx.errors import QuarkError
-from quark_onnx.torch.algorithms.replay import Replay
-from quark_onnx.torch.config import TorchConfig
-from quark_onnx.torch.layers import QuantizedLayer
-from quark_onnx.torch.quantize import quantize_model
-from quark_onnx.torch.schemes import scheme
-from quark_onnx.torch.structure import heads_of
+from quark_onnx.torch.algorithms.scheduling.replay import Replay
+from quark_onnx.torch.config.schemes import scheme
+from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.models.quantized_layer import QuantizedLayer
+from quark_onnx.torch.models.structure import heads_of
+from quark_onnx.torch.pipelines.in_memory import quantize_model
 from tests.torch_models import VOCABULARY, tokens
 
 _SIZES = {

@@ -11,9 +11,9 @@ torch = pytest.importorskip("torch")
 gguf = pytest.importorskip("gguf")
 
 from quark_onnx.errors import ModelError  # noqa: E402
-from quark_onnx.torch.gguf.blocks import MXFP4, Q4_0, Q4_1, Q8_0, form_of, round_blocks, store_codes  # noqa: E402
-from quark_onnx.torch.quantized import quantize  # noqa: E402
-from quark_onnx.torch.spec import TensorSpec  # noqa: E402
+from quark_onnx.torch.config.spec import TensorSpec  # noqa: E402
+from quark_onnx.torch.exports.gguf.blocks import MXFP4, Q4_0, Q4_1, Q8_0, form_of, round_blocks, store_codes  # noqa: E402
+from quark_onnx.torch.formats.quantized_tensor import quantize  # noqa: E402
 
 
 def decoded(octets: Any, form: Any) -> Any:
@@ -146,5 +146,5 @@ def test_numbers_that_cannot_be_stored_are_errors() -> None:
 def test_a_large_weight_is_worked_on_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.randn(37, 64)
     whole = round_blocks(weight, Q4_1)
-    monkeypatch.setattr("quark_onnx.torch.gguf.blocks._CHUNK", 320)
+    monkeypatch.setattr("quark_onnx.torch.exports.gguf.blocks._CHUNK", 320)
     np.testing.assert_array_equal(round_blocks(weight, Q4_1), whole)

@@ -18,11 +18,11 @@ gguf = pytest.importorskip("gguf")
 transformers = pytest.importorskip("transformers")
 
 from quark_onnx.errors import ConfigError, MissingDependency, ModelError, QuarkError  # noqa: E402
-from quark_onnx.torch.checkpoint import Stored  # noqa: E402
-from quark_onnx.torch.gguf import write_gguf  # noqa: E402
-from quark_onnx.torch.gguf.architectures import ARCHITECTURES  # noqa: E402
-from quark_onnx.torch.quantized import quantize  # noqa: E402
-from quark_onnx.torch.spec import TensorSpec  # noqa: E402
+from quark_onnx.torch.checkpoints.safetensors_io import Stored  # noqa: E402
+from quark_onnx.torch.config.spec import TensorSpec  # noqa: E402
+from quark_onnx.torch.exports.gguf import write_gguf  # noqa: E402
+from quark_onnx.torch.exports.gguf.architectures import ARCHITECTURES  # noqa: E402
+from quark_onnx.torch.formats.quantized_tensor import quantize  # noqa: E402
 from tests.quark_onnx.torch.gguf.tiny import metadata, save, tensors  # noqa: E402
 
 LLAMA3 = {
@@ -374,7 +374,7 @@ def test_options(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         write_gguf(folder, output, weights={"model.norm": torch.ones(2)})
     with pytest.raises(ModelError, match=r"beyond those of F16; ask for f32"):
         write_gguf(folder, output, weights={"lm_head": torch.full((96, 64), 1e6)})
-    monkeypatch.setattr("quark_onnx.torch.gguf.export.find_spec", lambda name: None)
+    monkeypatch.setattr("quark_onnx.torch.exports.gguf.export.find_spec", lambda name: None)
     with pytest.raises(MissingDependency, match=r"the package gguf: pip install 'quark-onnx\[llm\]'"):
         write_gguf(folder, output)
     assert not output.exists()

@@ -14,10 +14,10 @@ gguf = pytest.importorskip("gguf")
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 
-from quark_onnx.torch.gguf import write_gguf  # noqa: E402
-from quark_onnx.torch.gguf.architectures import ARCHITECTURES  # noqa: E402
-from quark_onnx.torch.quantized import quantize  # noqa: E402
-from quark_onnx.torch.spec import TensorSpec  # noqa: E402
+from quark_onnx.torch.config.spec import TensorSpec  # noqa: E402
+from quark_onnx.torch.exports.gguf import write_gguf  # noqa: E402
+from quark_onnx.torch.exports.gguf.architectures import ARCHITECTURES  # noqa: E402
+from quark_onnx.torch.formats.quantized_tensor import quantize  # noqa: E402
 from tests.quark_onnx.torch.gguf.tiny import llama, logits, save, tensors  # noqa: E402
 
 VARIABLE = "QUARK_ONNX_DATA"

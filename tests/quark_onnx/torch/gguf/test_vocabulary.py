@@ -16,7 +16,7 @@ pytest.importorskip("transformers")
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers  # noqa: E402
 
 from quark_onnx.errors import ModelError  # noqa: E402
-from quark_onnx.torch.gguf import write_gguf  # noqa: E402
+from quark_onnx.torch.exports.gguf import write_gguf  # noqa: E402
 from tests.quark_onnx.torch.gguf.tiny import llama, metadata, save  # noqa: E402
 
 #: The expressions that the tokenizers of Llama 3, Qwen 2, Mistral Nemo and GPT-4o have.

@@ -25,9 +25,9 @@ from quark_onnx.torch import (  # noqa: E402
     export_safetensors,
     import_model_from_safetensors,
 )
-from quark_onnx.torch.algorithms.gptq import Qronos  # noqa: E402
+from quark_onnx.torch.algorithms.gptq.gptq import Qronos  # noqa: E402
+from quark_onnx.torch.checkpoints.load import load_checkpoint  # noqa: E402
 from quark_onnx.torch.export import ExporterConfig, JsonExporterConfig  # noqa: E402
-from quark_onnx.torch.load import load_checkpoint  # noqa: E402
 from quark_onnx.torch.quantization import (  # noqa: E402
     AutoSmoothQuantConfig,
     AWQConfig,
@@ -211,7 +211,7 @@ def test_templates_and_schemes_of_ones_own(model: Any) -> None:
 
 
 def test_every_scheme_of_a_template_is_what_it_is_here() -> None:
-    from quark_onnx.torch.schemes import SCHEMES
+    from quark_onnx.torch.config.schemes import SCHEMES
 
     for name in LLMTemplate.get_supported_schemes():
         assert LLAMA.get_config(name).global_quant_config.spec() == SCHEMES[name], name
@@ -386,7 +386,7 @@ def test_a_checkpoint_has_the_type_that_the_model_has_now(model: Any, tmp_path: 
 
 
 def test_a_gguf_file_holds_the_codes(model: Any, tmp_path: Path) -> None:
-    pytest.importorskip("quark_onnx.torch.gguf")
+    pytest.importorskip("quark_onnx.torch.exports.gguf")
     gguf = pytest.importorskip("gguf")
     model.save_pretrained(tmp_path / "float")
     ModelQuantizer(LLAMA.get_config("uint4_wo_32")).quantize_model(model)
@@ -403,7 +403,7 @@ def test_a_gguf_file_holds_the_codes(model: Any, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_an_onnx_model_computes_the_same(model: Any, batches: list[Any], tmp_path: Path) -> None:
-    pytest.importorskip("quark_onnx.torch.onnx_export")
+    pytest.importorskip("quark_onnx.torch.exports.onnx")
     import onnxruntime
 
     ModelQuantizer(LLAMA.get_config("uint4_wo_32")).quantize_model(model.float())

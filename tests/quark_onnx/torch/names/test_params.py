@@ -13,10 +13,10 @@ from torch import nn
 
 from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.torch import LLMTemplate, ModelQuantizer, load_params, save_params
-from quark_onnx.torch.config import TorchConfig
+from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
+from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.pipelines.in_memory import quantize_model
 from quark_onnx.torch.quantization.config.type import QuantizationMode
-from quark_onnx.torch.quantize import quantize_model
-from quark_onnx.torch.spec import LayerSpec, TensorSpec
 from tests import torch_families
 from tests.torch_models import logits, made, tokens
 

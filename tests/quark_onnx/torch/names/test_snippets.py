@@ -24,8 +24,8 @@ from quark_onnx.torch import (
     export_onnx,
     import_model_from_safetensors,
 )
-from quark_onnx.torch.algorithms.rotation import Rotation
-from quark_onnx.torch.algorithms.smoothquant import SmoothQuant
+from quark_onnx.torch.algorithms.rescaling.smoothquant import SmoothQuant
+from quark_onnx.torch.algorithms.rotation.settings import Rotation
 from quark_onnx.torch.quantization.config.algorithms import (
     GPTQConfig,
     SmoothQuantConfig,

@@ -12,6 +12,8 @@ pytest.importorskip("torch")
 
 from calibrators import MinMSE, Percentile
 from quark_onnx.errors import ConfigError
+from quark_onnx.torch.checkpoints.quark_json import layer_to_json
+from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.quantization import (
     Int8PerTensorSpec,
     QConfig,
@@ -23,8 +25,6 @@ from quark_onnx.torch.quantization import (
 )
 from quark_onnx.torch.quantization.config.type import Dtype, QSchemeType, ScaleType
 from quark_onnx.torch.quantization.observer.observer import PerTensorMinMaxObserver
-from quark_onnx.torch.quark_json import layer_to_json
-from quark_onnx.torch.spec import LayerSpec, TensorSpec
 
 WEIGHTS = [
     ("Int8PerTensorSpec", {}, TensorSpec("int8")),

@@ -11,9 +11,9 @@ import torch
 
 from quark_onnx.cli import main
 from quark_onnx.errors import ConfigError, DataError, MissingDependency
-from quark_onnx.torch import tasks
-from quark_onnx.torch.load import load_checkpoint
-from quark_onnx.torch.tasks import Tasks
+from quark_onnx.torch.calibration import eval_tasks
+from quark_onnx.torch.calibration.eval_tasks import Tasks
+from quark_onnx.torch.checkpoints.load import load_checkpoint
 from tests.quark_onnx.torch.names.test_documented_scripts import command
 
 ROWS = [
@@ -100,7 +100,7 @@ def test_without_the_library(hub: str, monkeypatch: pytest.MonkeyPatch, capsys: 
     def missing(name: str) -> Any:
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
-    monkeypatch.setattr(tasks.importlib, "import_module", missing)
+    monkeypatch.setattr(eval_tasks.importlib, "import_module", missing)
     with pytest.raises(MissingDependency, match=r"lm_eval.evaluator is not installed; .*'quark-onnx\[eval\]'"):
         Tasks(["arc_easy"])
     assert not Path("out").exists()

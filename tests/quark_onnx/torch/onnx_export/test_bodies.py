@@ -11,10 +11,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 torch = pytest.importorskip("torch")
 
-from quark_onnx.torch.affine import Params  # noqa: E402
-from quark_onnx.torch.onnx_export import bodies  # noqa: E402
-from quark_onnx.torch.quantized import fake_quantize  # noqa: E402
-from quark_onnx.torch.spec import TensorSpec  # noqa: E402
+from quark_onnx.torch.config.spec import TensorSpec  # noqa: E402
+from quark_onnx.torch.exports.onnx import bodies  # noqa: E402
+from quark_onnx.torch.formats.affine import Params  # noqa: E402
+from quark_onnx.torch.formats.quantized_tensor import fake_quantize  # noqa: E402
 
 OPSET = 21
 

@@ -17,13 +17,13 @@ pytest.importorskip("onnxscript")
 
 from quark_onnx.errors import ConfigError, DataError, ModelError  # noqa: E402
 from quark_onnx.kernels.nbits import NBitsWeight, dequantize_nbits  # noqa: E402
-from quark_onnx.torch.config import KVCache, TorchConfig  # noqa: E402
-from quark_onnx.torch.onnx_export import Exported, export, export_onnx, write  # noqa: E402
-from quark_onnx.torch.onnx_export.weights import nbits_weight  # noqa: E402
-from quark_onnx.torch.quantize import quantize_model  # noqa: E402
-from quark_onnx.torch.quantized import quantize  # noqa: E402
-from quark_onnx.torch.schemes import scheme  # noqa: E402
-from quark_onnx.torch.spec import LayerSpec, TensorSpec  # noqa: E402
+from quark_onnx.torch.config.schemes import scheme  # noqa: E402
+from quark_onnx.torch.config.spec import LayerSpec, TensorSpec  # noqa: E402
+from quark_onnx.torch.config.torch_config import KVCache, TorchConfig  # noqa: E402
+from quark_onnx.torch.exports.onnx import Exported, export, export_onnx, write  # noqa: E402
+from quark_onnx.torch.exports.onnx.weights import nbits_weight  # noqa: E402
+from quark_onnx.torch.formats.quantized_tensor import quantize  # noqa: E402
+from quark_onnx.torch.pipelines.in_memory import quantize_model  # noqa: E402
 
 # torch and transformers use what they say is deprecated
 pytestmark = [
@@ -370,7 +370,7 @@ def test_perplexity_is_that_of_torch(name: str, within: float, tmp_path: Path) -
     if "QUARK_ONNX_DATA" not in os.environ or not folder.is_dir():
         pytest.skip("QUARK_ONNX_DATA names no folder with language models")
     transformers = pytest.importorskip("transformers")
-    from quark_onnx.torch.perplexity import perplexity, windows_of
+    from quark_onnx.torch.calibration.perplexity import perplexity, windows_of
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "mixtext")
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from quark_onnx.errors import QuarkError
-from quark_onnx.torch.schemes import SCHEMES
+from quark_onnx.torch.config.schemes import SCHEMES
 from quark_onnx.torch.validate import Verdict, validate
 from tests.quark_onnx.torch.test_clients import peer
 from tests.quark_onnx.torch.test_layouts_clients import needs, written

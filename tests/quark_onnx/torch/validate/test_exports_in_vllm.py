@@ -17,10 +17,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from quark_onnx.errors import ConfigError
-from quark_onnx.torch.files import Writing, quantize_checkpoint
-from quark_onnx.torch.layouts import LAYOUTS
-from quark_onnx.torch.ptq import config_for
-from quark_onnx.torch.schemes import SCHEMES
+from quark_onnx.torch.checkpoints.layouts import LAYOUTS
+from quark_onnx.torch.config.schemes import SCHEMES
+from quark_onnx.torch.pipelines.file_to_file import Writing, quantize_checkpoint
+from quark_onnx.torch.pipelines.ptq import config_for
 from quark_onnx.torch.validate import validate
 from tests.quark_onnx.torch.validate import vllm_model
 from tests.torch_models import VOCABULARY, made, saved, tokens

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from quark_onnx.torch.files import Writing, quantize_checkpoint
-from quark_onnx.torch.ptq import config_for
+from quark_onnx.torch.pipelines.file_to_file import Writing, quantize_checkpoint
+from quark_onnx.torch.pipelines.ptq import config_for
 from quark_onnx.torch.validate import RULES, validate
 from tests.quark_onnx.torch.validate import drafts
 from tests.quark_onnx.torch.validate.drafts import FP8, INT8, Draft, layer

@@ -1,0 +1,1 @@
+"""Sessions of onnxruntime, and the runner that feeds them."""

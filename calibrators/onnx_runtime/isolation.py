@@ -1,0 +1,385 @@
+"""Run onnxruntime in a process of its own, so that a native crash does not end this one.
+
+    with isolated():
+        session = open_session(model)  # opened and run by the other process
+
+The process is started by ``start``, or with the first session, and serves all others. If it dies, the call that
+it was working on raises ``RuntimeCrash``; the next call starts another one, where sessions are opened again as they are
+needed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from itertools import count
+from multiprocessing.spawn import get_executable
+from pathlib import Path
+from typing import Any, cast
+
+from calibrators.errors import CalibrationError, RuntimeCrash
+from calibrators.onnx_runtime.interrupt import waited
+from calibrators.onnx_runtime.worker import Settings, Stream, Value, receive, send, widen_pipe
+
+#: Seconds that the process gets to end by itself.
+_GRACE = 5.0
+#: How much of what it last printed becomes part of an error, in characters.
+_LAST_WORDS = 500
+#: Of Linux and macOS; Windows has none.
+_SIGKILL = 9
+
+
+class _Died(Exception):
+    """The process has ended; the message says how.
+
+    Attributes:
+        printed: the end of what it has printed.
+        killed: whether it was ended from outside, as systems do where memory runs out.
+    """
+
+    def __init__(self, code: int, printed: str) -> None:
+        """``code``: the exit code, or minus the number of a signal."""
+        super().__init__(ending(code))
+        self.printed = printed
+        self.killed = code == -_SIGKILL
+
+
+class Isolation:
+    """The process that runs sessions, replaced by another one when it has died."""
+
+    def __init__(self) -> None:
+        self.number = next(_isolations)
+        self._owner = os.getpid()
+        self._lock = threading.RLock()
+        self._numbers = count()
+        self._folder: Path | None = None
+        self._process: _Process | None = None
+        self._closed = False
+        _alive.add(self)
+
+    @property
+    def usable(self) -> bool:
+        """Whether this is the process that has started it; a fork of it must not write into its pipes."""
+        return not self._closed and os.getpid() == self._owner
+
+    @property
+    def folder(self) -> Path:
+        """Where models lie that the other process reads."""
+        with self._lock:
+            if self._folder is None:
+                self._folder = Path(tempfile.mkdtemp(prefix="quark_onnx_"))
+            return self._folder
+
+    def new_folder(self) -> Path:
+        """Return a new folder for a model in several files."""
+        return Path(tempfile.mkdtemp(dir=self.folder))
+
+    def open(
+        self, source: str | bytes, settings: Settings, what: str, *, temporary: Path | None = None
+    ) -> IsolatedSession:
+        """Open a session.
+
+        Args:
+            source: a file, or a serialized model.
+            settings: options of the session.
+            what: names the model in errors, as in "the quantized model".
+            temporary: a folder that goes with the session.
+
+        Raises:
+            RuntimeCrash: the process died of it.
+        """
+        number = next(self._numbers)
+        if isinstance(source, bytes):
+            temporary = self.folder / f"{number}.onnx"
+            try:
+                temporary.write_bytes(source)
+            except OSError as error:
+                reason = error.strerror or error
+                raise CalibrationError(
+                    f"the model cannot be written to the temporary folder {self.folder.parent} (see TMPDIR): {reason}"
+                ) from error
+        path = temporary if isinstance(source, bytes) else Path(source).absolute()
+        session = IsolatedSession(self, (number, str(path), isinstance(source, bytes), settings), what)
+        weakref.finalize(session, self._discard, number, temporary).atexit = False
+        session.open()
+        return session
+
+    def _discard(self, number: int, temporary: Path | None) -> None:
+        """Forget a session. It is closed at the next request, as this may be called in the middle of anything."""
+        if not self.usable:
+            return
+        if self._process is not None:
+            self._process.closed.append(number)
+        if temporary is not None and temporary.is_dir():
+            shutil.rmtree(temporary, ignore_errors=True)
+        elif temporary is not None:
+            temporary.unlink(missing_ok=True)
+
+    def release(self) -> None:
+        """Close the sessions that nobody has any more."""
+        if self._process is not None and not self._process.dead:
+            with suppress(_Died):
+                self._process.ask("release", ())
+
+    def process(self) -> _Process:
+        """Return the process that runs, after starting one if none does."""
+        with self._lock:
+            if self._closed:
+                raise CalibrationError("the process that ran this session was ended with its isolated() block")
+            if self._process is None or self._process.dead:
+                self._process = _Process(self.folder)
+            return self._process
+
+    def close(self, *, kill: bool = False) -> None:
+        """End the process, and remove the models."""
+        with self._lock:
+            self._closed = True
+            if self._process is not None:
+                self._process.end(kill=kill)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def abandon(self) -> None:
+        """Close the pipes in a fork of this process, which would otherwise keep the other one alive."""
+        self._closed = True
+        if self._process is not None:
+            self._process.abandon()
+
+
+#: All of this process, for its forks.
+_alive: weakref.WeakSet[Isolation] = weakref.WeakSet()
+_isolations = count()
+_current: ContextVar[Isolation | None] = ContextVar("isolation", default=None)
+
+
+def current() -> Isolation | None:
+    """Return what sessions are to be opened in; None for this process."""
+    isolation = _current.get()
+    return isolation if isolation is not None and isolation.usable else None
+
+
+def start() -> None:
+    """Start the process that sessions will be opened in, if there is to be one: it loads onnxruntime meanwhile."""
+    isolation = current()
+    if isolation is not None:
+        isolation.process()
+
+
+def release() -> None:
+    """Close sessions that nobody has any more, in the other process too: it may still map files of theirs."""
+    isolation = current()
+    if isolation is not None:
+        isolation.release()
+
+
+@contextmanager
+def isolated(wanted: bool = True) -> Iterator[None]:
+    """Open sessions in another process for as long as this lasts; within another such block, in the process of that.
+
+    Args:
+        wanted: if false, nothing is changed.
+    """
+    if not wanted or current() is not None:
+        yield
+        return
+    isolation = Isolation()
+    token = _current.set(isolation)
+    complete = False
+    try:
+        yield
+        complete = True
+    finally:
+        _current.reset(token)
+        isolation.close(kill=not complete)
+
+
+class IsolatedSession:
+    """A session in the other process, with the methods of ``onnxruntime.InferenceSession`` that are used here."""
+
+    def __init__(self, isolation: Isolation, recipe: tuple[int, str, bool, Settings], what: str) -> None:
+        """``recipe``: what the other process opens it by, once more in each that replaces another."""
+        self._isolation = isolation
+        self._recipe = recipe
+        self._what = what
+        self._lock = threading.Lock()
+        self._process: _Process | None = None
+        self._interface: tuple[list[Value], list[Value]] = [], []
+
+    @property
+    def settings(self) -> Settings:
+        """The options of the session."""
+        return self._recipe[-1]
+
+    def get_inputs(self) -> list[Value]:
+        """Return the inputs of the model."""
+        return self._interface[0]
+
+    def get_outputs(self) -> list[Value]:
+        """Return the outputs of the model."""
+        return self._interface[1]
+
+    def run(self, names: Sequence[str] | None, feeds: Mapping[str, Any]) -> Any:
+        """Compute outputs.
+
+        Raises:
+            RuntimeCrash: the process died of it.
+        """
+        process = self.open()
+        return self._ask(process, "running", "run", self._recipe[0], names, dict(feeds))
+
+    def open(self) -> _Process:
+        """Return the process, in which the session is open: it may be another one than before."""
+        with self._lock:
+            process = self._isolation.process()
+            if process is not self._process:
+                self._interface = self._ask(process, "loading", "open", *self._recipe)
+                self._process = process
+            return process
+
+    def _ask(self, process: _Process, doing: str, action: str, *arguments: Any) -> Any:
+        try:
+            return process.ask(action, arguments)
+        except _Died as death:
+            message = f"onnxruntime's process {death} while {doing} {self._what}"
+            raise RuntimeCrash(message, death.printed, killed=death.killed) from death
+
+
+class _Process:
+    """One process, from its start to its end."""
+
+    def __init__(self, folder: Path) -> None:
+        self.dead = False
+        self.closed: list[int] = []
+        self._lock = threading.Lock()
+        self._words = ""
+        self._tickets = count()
+        self._waiting: dict[int, Future[Any]] = {}
+        self._printed = tempfile.TemporaryFile("a+b")  # noqa: SIM115  (as long as the process)
+        path = [str(entry) for entry in sys.path]
+        serve = f"from calibrators.onnx_runtime.worker import serve; serve({str(folder)!r})"
+        program = f"import sys; sys.path[:] = {path!r}; {serve}"
+        # In a session of its own Ctrl-C reaches this process alone, which then ends the other one.
+        apart: dict[str, Any] = {"start_new_session": True}
+        if os.name == "nt":
+            apart = {"creationflags": getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)}
+        self._popen = subprocess.Popen(
+            [os.fsdecode(get_executable()), "-c", program],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._printed,
+            bufsize=0,
+            **apart,
+        )
+        self._requests = cast("Stream", self._popen.stdin)
+        self._answers = cast("Stream", self._popen.stdout)
+        widen_pipe(self._requests)
+        widen_pipe(self._answers)
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
+
+    def ask(self, action: str, arguments: tuple[Any, ...]) -> Any:
+        """Return the answer to a request, or raise the error that it is.
+
+        Raises:
+            _Died: the process has ended.
+        """
+        future: Future[Any] = Future()
+        try:
+            with self._lock:
+                ticket = next(self._tickets)
+                self._waiting[ticket] = future
+                closed, self.closed = self.closed, []
+                if self.dead:
+                    self._fail()
+                else:
+                    with suppress(OSError):  # it has died, as the listener will find out
+                        send(self._requests, (ticket, closed, action, arguments))
+        except BaseException:  # half a request may have been written
+            self.kill()
+            raise
+        return waited(future, self.kill)
+
+    def kill(self) -> None:
+        """End the process at once."""
+        self._popen.kill()
+
+    def end(self, *, kill: bool) -> None:
+        """End the process, and wait until it has ended."""
+        if kill:
+            self._popen.kill()
+        self._requests.close()
+        try:
+            self._popen.wait(_GRACE)
+        except subprocess.TimeoutExpired:
+            self._popen.kill()
+            self._popen.wait()
+        self._listener.join()
+
+    def abandon(self) -> None:
+        """Close this side of the pipes."""
+        self._requests.close()
+        self._answers.close()
+
+    def _listen(self) -> None:
+        """Hand each answer to whoever waits for it, until the process ends."""
+        try:
+            while True:
+                ticket, worked, value = receive(self._answers)
+                future = self._waiting.pop(ticket)
+                if worked:
+                    future.set_result(value)
+                else:
+                    future.set_exception(value)
+                del future, value
+        except Exception:  # an end of file; or what a process that dies has written, which may be anything
+            self._popen.kill()
+        self._popen.wait()
+        with self._lock:
+            self.dead = True
+            self._printed.seek(0)
+            self._words = " ".join(self._printed.read().decode("utf-8", "replace").split())[-_LAST_WORDS:]
+            for stream in (self._requests, self._answers, self._printed):
+                stream.close()
+            self._fail()
+
+    def _fail(self) -> None:
+        """Tell everybody who waits; the lock is held."""
+        while self._waiting:
+            _, future = self._waiting.popitem()
+            future.set_exception(_Died(self._popen.returncode, self._words))
+
+
+def ending(code: int) -> str:
+    """Return in words how a process has ended.
+
+    >>> ending(-6)
+    'was ended by SIGABRT (signal 6)'
+    >>> ending(0xC0000005)
+    'ended with exit code 0xc0000005'
+    """
+    if code < 0:
+        try:
+            name = signal.Signals(-code).name
+        except ValueError:
+            name = "a signal"
+        return f"was ended by {name} (signal {-code})"
+    return f"ended with exit code {code if code < 256 else hex(code)}"
+
+
+def _abandon_all() -> None:
+    for isolation in list(_alive):
+        isolation.abandon()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_abandon_all)

@@ -1,0 +1,249 @@
+"""Open and run onnxruntime sessions, in this process or as a program that another process sends requests to.
+
+As a program it is started by ``calibrators.onnx_runtime.isolation``. It imports numpy and onnxruntime, but not onnx, so
+that it starts quickly. It ends when its standard input does, which also happens when the other process is killed.
+
+A message is a pickle of protocol 5. Large arrays follow it as raw bytes, without another copy:
+
+    <number of bytes of the pickle> <number of arrays> <bytes of each array ...> <pickle> <arrays ...>
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pickle
+import shutil
+import struct
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn, Protocol
+
+#: Two numbers of the header, and the size of one array.
+_HEADER, _SIZE = struct.Struct("<QQ"), struct.Struct("<Q")
+#: Bytes that one system call moves; some systems refuse more than 2 GiB.
+_CHUNK = 1 << 30
+#: Bytes that a pipe holds, where that can be set; the default of Linux makes large arrays half as fast.
+_PIPE = 1 << 20
+#: Requests that are served at the same time; each waits for a thread of the other process.
+_THREADS = 64
+
+
+class Settings(NamedTuple):
+    """Options of a session as plain values.
+
+    Attributes:
+        threads: threads inside an operator; 0 lets onnxruntime choose.
+        optimize: apply onnxruntime's graph optimizations.
+        lean: leave weights where they are, instead of packing them for speed.
+        entries: further entries of the session's configuration.
+        library: a file with operators to register; empty for none.
+    """
+
+    threads: int = 0
+    optimize: bool = True
+    lean: bool = False
+    entries: Mapping[str, str] = {}
+    library: str = ""
+
+
+class Value(NamedTuple):
+    """An input or output of a session, with the attributes of onnxruntime's ``NodeArg``."""
+
+    name: str
+    type: str
+    shape: list[Any]
+
+
+class Stream(Protocol):
+    """An unbuffered binary file."""
+
+    def write(self, data: Any, /) -> int | None: ...
+    def readinto(self, data: Any, /) -> int | None: ...
+    def close(self) -> None: ...
+
+
+def session_options(settings: Settings) -> Any:
+    """Return the ``onnxruntime.SessionOptions`` for some settings."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = settings.threads
+    if not settings.optimize:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    for name, value in settings.entries.items():
+        options.add_session_config_entry(name, value)
+    if settings.lean:
+        options.add_session_config_entry("session.disable_prepacking", "1")
+        options.enable_cpu_mem_arena = False  # which keeps what it once held
+        options.execution_order = ort.ExecutionOrder.PRIORITY_BASED  # by default all constants are unpacked first
+    if settings.library:
+        options.register_custom_ops_library(settings.library)
+    return options
+
+
+def native_session(source: str | bytes, options: Any) -> Any:
+    """Open an ``onnxruntime.InferenceSession`` on the CPU, of a file or of serialized bytes."""
+    import onnxruntime as ort
+
+    # Without the fallback: there is no other provider to fall back to, and onnxruntime prints it to stdout.
+    settings: dict[str, Any] = {"providers": ["CPUExecutionProvider"], "enable_fallback": 0}
+    session = ort.InferenceSession(source, options, **settings)
+    if hasattr(session, "_model_bytes"):
+        session._model_bytes = None  # kept for opening it once more on other providers, which nobody asks for
+    return session
+
+
+def interface(session: Any) -> tuple[list[Value], list[Value]]:
+    """Return the inputs and the outputs of a session."""
+    inputs = [Value(value.name, value.type, list(value.shape)) for value in session.get_inputs()]
+    outputs = [Value(value.name, value.type, list(value.shape)) for value in session.get_outputs()]
+    return inputs, outputs
+
+
+def send(stream: Stream, message: object) -> None:
+    """Write a message.
+
+    Raises:
+        OSError: nobody reads it any more.
+    """
+    buffers: list[pickle.PickleBuffer] = []
+    body = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
+    arrays = [buffer.raw() for buffer in buffers]
+    sizes = b"".join(_SIZE.pack(array.nbytes) for array in arrays)
+    _write(stream, _HEADER.pack(len(body), len(arrays)) + sizes + body)
+    for array in arrays:
+        _write(stream, array)
+
+
+def receive(stream: Stream) -> Any:
+    """Read a message.
+
+    Raises:
+        EOFError: the other side has ended.
+    """
+    import numpy as np
+
+    length, count = _HEADER.unpack(_read(stream, bytearray(_HEADER.size)))
+    sizes = _read(stream, bytearray(count * _SIZE.size))
+    body = _read(stream, bytearray(length))
+    # Unlike a bytearray, an empty array is not filled with zeros before it is read into.
+    arrays = [_read(stream, np.empty(size, np.uint8)) for (size,) in _SIZE.iter_unpack(sizes)]
+    return pickle.loads(body, buffers=arrays)
+
+
+def _write(stream: Stream, data: Any) -> None:
+    view = memoryview(data).cast("B")
+    while len(view):
+        view = view[stream.write(view[:_CHUNK]) or 0 :]
+
+
+def _read(stream: Stream, target: Any) -> Any:
+    """Fill a buffer, and return it."""
+    view = memoryview(target).cast("B")
+    while len(view):
+        count = stream.readinto(view[:_CHUNK])
+        if not count:
+            raise EOFError
+        view = view[count:]
+    return target
+
+
+def widen_pipe(stream: Any) -> None:
+    """Let a pipe hold more bytes, where the system can do that."""
+    try:
+        import fcntl
+
+        fcntl.fcntl(stream, fcntl.F_SETPIPE_SZ, _PIPE)
+    except (ImportError, AttributeError, OSError):  # Windows; macOS; a limit of the system
+        pass
+
+
+class _Server:
+    """Sessions by number, and the answers to requests.
+
+    A request is ``(ticket, sessions to close, action, arguments)``, an answer ``(ticket, whether it worked, value or
+    error)``.
+    """
+
+    def __init__(self, answers: Stream) -> None:
+        self._answers = answers
+        self._lock = threading.Lock()
+        self._sessions: dict[int, Any] = {}
+        self._actions: dict[str, Callable[..., Any]] = {
+            "open": self._open,
+            "run": self._run,
+            "release": lambda: None,
+        }
+
+    def close(self, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            self._sessions.pop(number, None)
+
+    def answer(self, ticket: int, action: str, arguments: tuple[Any, ...]) -> None:
+        try:
+            answer = (ticket, True, self._actions[action](*arguments))
+        except Exception as error:
+            answer = (ticket, False, _portable(error))
+        with self._lock:
+            send(self._answers, answer)
+
+    def _open(self, number: int, source: str, whole: bool, settings: Settings) -> tuple[list[Value], list[Value]]:
+        """Open a file; ``whole``: read it into memory first, as if it had never been one."""
+        model: str | bytes = source
+        if whole:
+            model = Path(source).read_bytes()
+        session = native_session(model, session_options(settings))
+        self._sessions[number] = session
+        return interface(session)
+
+    def _run(self, number: int, names: Sequence[str] | None, feeds: Mapping[str, Any]) -> Any:
+        return self._sessions[number].run(names, feeds)
+
+
+def _portable(error: Exception) -> Exception:
+    """Return an error that the other process can read: itself, or its text."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
+
+
+def _leave_no_core() -> None:
+    """A crash is reported; no core file is wanted."""
+    try:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    except (ImportError, ValueError, OSError):  # Windows; a limit of the system
+        pass
+
+
+def serve(folder: str) -> NoReturn:
+    """Answer requests from standard input on standard output until the input ends, and then end this process.
+
+    Args:
+        folder: holds the models; it is removed with this process, as the other process may not be there any more.
+    """
+    requests = os.fdopen(os.dup(0), "rb", buffering=0)
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)  # libraries may print
+    _leave_no_core()
+    server = _Server(answers)
+    pool = ThreadPoolExecutor(_THREADS)
+    pool.submit(importlib.import_module, "onnxruntime")  # while the other process makes the first model ready
+    try:
+        while True:
+            ticket, closed, action, arguments = receive(requests)
+            server.close(closed)
+            pool.submit(server.answer, ticket, action, arguments)
+            del arguments
+    except EOFError:
+        pass
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os._exit(0)  # without waiting for what still runs

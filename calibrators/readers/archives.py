@@ -1,0 +1,107 @@
+"""Arrays in a .npz file, read row by row where they are large: a small archive can hold gigabytes of zeros."""
+
+from __future__ import annotations
+
+import math
+import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.lib import format as npy
+
+from calibrators.errors import DataError
+from calibrators.limits import raise_it, tensor_limit
+from calibrators.readers.samples import Sample
+
+_SUFFIX = ".npy"
+#: Versions of the format whose header numpy reads by a public function.
+_READERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+
+
+@dataclass(frozen=True)
+class Header:
+    """What an archive says of one of its arrays.
+
+    Attributes:
+        name: its key.
+        member: the name of its file in the archive.
+        shape: its dimensions; empty where they are not known.
+        dtype: its type; None where its values cannot be read row by row.
+        size: bytes that it takes, as far as that is known.
+    """
+
+    name: str
+    member: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any] | None
+    size: int
+
+
+def read_headers(file: IO[bytes]) -> list[Header]:
+    """The headers of all arrays in a .npz file, none of whose values is read."""
+    with zipfile.ZipFile(file) as archive:
+        return [_header(archive, info) for info in archive.infolist()]
+
+
+def _header(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Header:
+    name = info.filename.removesuffix(_SUFFIX)
+    with archive.open(info) as member:
+        start = member.read(len(npy.magic(1, 0)))
+        version = (start[-2], start[-1]) if start.startswith(npy.MAGIC_PREFIX) else None
+        if version not in _READERS:  # no array, or one whose field names are no ASCII
+            return Header(name, info.filename, (), None, info.file_size)
+        shape, fortran, dtype = _READERS[version](member)
+        needed = math.prod(shape) * dtype.itemsize
+        if needed > info.file_size and not dtype.hasobject:
+            raise ValueError(f"{name!r} of shape {list(shape)} needs {needed:,} bytes, and has {info.file_size:,}")
+    by_row = not dtype.hasobject and bool(dtype.itemsize) and not (fortran and len(shape) > 1)
+    return Header(name, info.filename, shape, dtype if by_row else None, info.file_size)
+
+
+def require_size(path: Path, header: Header, size: int) -> None:
+    """Check the bytes that a part of an array takes which is read at once.
+
+    Raises:
+        DataError: they are more than the limit.
+    """
+    if size > tensor_limit():
+        raise DataError(f"{path}: {header.name!r} has the shape {list(header.shape)}: {raise_it(size)}")
+
+
+def stream_rows(path: Path, headers: Sequence[Header], count: int, *, batch: bool) -> Iterator[Sample]:
+    """The rows of some arrays, one of each at a time; the file is open until the last one.
+
+    Args:
+        path: the .npz file.
+        headers: of arrays that can be read by row.
+        count: rows of each.
+        batch: a row is a batch of one, with the first axis.
+
+    Raises:
+        DataError: the archive holds less than it says, or a row takes more than the limit.
+    """
+    with ExitStack() as stack:
+        archive = stack.enter_context(zipfile.ZipFile(path))
+        members = [stack.enter_context(archive.open(header.member)) for header in headers]
+        for member in members:
+            _READERS[npy.read_magic(member)](member)
+        for _ in range(count):
+            yield {
+                header.name: _row(path, header, member, batch=batch)
+                for header, member in zip(headers, members, strict=True)
+            }
+
+
+def _row(path: Path, header: Header, member: IO[bytes], *, batch: bool) -> np.ndarray[Any, Any]:
+    assert header.dtype is not None
+    shape = header.shape[1:]
+    size = math.prod(shape) * header.dtype.itemsize
+    require_size(path, header, size)
+    data = member.read(size)
+    if len(data) < size:
+        raise DataError(f"{path} cannot be read as a NumPy file: {header.name!r} ends before its last row")
+    return np.frombuffer(bytearray(data), header.dtype).reshape((1, *shape) if batch else shape)

@@ -1,0 +1,169 @@
+"""Read image files into model inputs, with a small ONNX model that decodes, resizes and normalizes.
+
+Decoding is DecodeImage of onnxruntime-extensions; the rest is standard ONNX. Resizing is antialiased, and
+within one of the 256 levels of Pillow's. An orientation in the EXIF data is not applied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibrators.base import is_number
+from calibrators.errors import CalibrationError, DataError
+from calibrators.limits import VARIABLE, tensor_limit
+from calibrators.readers.encoded import read_encoded
+
+#: What counts as an image. JPEG and PNG can be decoded on every system; others are reported, not passed over.
+IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp"})
+
+
+@dataclass(frozen=True)
+class ImageSpec:
+    """How an image file becomes an array: decode, resize, then ``(pixel * scale - mean) / std``.
+
+    Attributes:
+        size: (height, width) of the result, in pixels.
+        mean: subtracted per channel, in the order of ``color``, after ``scale``.
+        std: divided by per channel.
+        scale: multiplied with the pixels, which are 0 to 255.
+        layout: ``"nchw"`` or ``"nhwc"``.
+        color: order of the channels, ``"rgb"`` or ``"bgr"``.
+        resize: ``"stretch"`` to the size; ``"crop"`` the centre of an image that covers it; ``"letterbox"``:
+            the whole image in its proportions, centred on ``pad_value``.
+        resize_to: shorter side of the image to crop, in pixels; None for the least that covers the size.
+        pad_value: pixel value around a letterboxed image.
+        interpolation: ``"linear"`` or ``"cubic"``.
+
+    >>> ImageSpec(size=(224, 224), resize="crop", resize_to=256).scale * 255
+    1.0
+    """
+
+    size: tuple[int, int]
+    mean: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    std: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    scale: float = 1 / 255
+    layout: Literal["nchw", "nhwc"] = "nchw"
+    color: Literal["rgb", "bgr"] = "rgb"
+    resize: Literal["stretch", "crop", "letterbox"] = "stretch"
+    resize_to: int | None = None
+    pad_value: int = 114
+    interpolation: Literal["linear", "cubic"] = "linear"
+
+    def __post_init__(self) -> None:
+        for name, hint in get_type_hints(type(self)).items():
+            if get_origin(hint) is Literal:
+                choices = get_args(hint)
+                self._require(getattr(self, name) in choices, name, f"one of {', '.join(choices)}")
+        for name, length in ("size", 2), ("mean", 3), ("std", 3):
+            values = getattr(self, name)
+            numbers = isinstance(values, Sequence | np.ndarray) and all(map(_is_finite, values))
+            self._require(numbers and len(values) == length, name, f"{length} numbers")
+        for name in ("scale", "pad_value"):
+            self._require(_is_finite(getattr(self, name)), name, "a number")
+        self._require(all(is_number(n, Integral) and n > 0 for n in self.size), "size", "positive whole numbers")
+        self._require(all(self.std), "std", "other than zero")
+        if self.resize_to is not None:
+            self._require(is_number(self.resize_to, Integral), "resize_to", "a whole number")
+            self._require(self.resize == "crop", "resize_to", "left out unless resize is 'crop'")
+            self._require(self.resize_to >= max(self.size), "resize_to", f"at least {max(self.size)}")
+
+    def _require(self, holds: bool, name: str, what: str) -> None:
+        if not holds:
+            raise CalibrationError(f"ImageSpec.{name} is {getattr(self, name)!r}; it must be {what}")
+
+
+def _is_finite(value: object) -> bool:
+    return is_number(value, Real) and isfinite(value)  # type: ignore[arg-type]
+
+
+def read_images(files: Sequence[Path], spec: ImageSpec) -> Iterator[NDArray[np.float32]]:
+    """The images as arrays of shape (1, 3, height, width), or (1, height, width, 3), one by one.
+
+    Args:
+        files: JPEG or PNG files. Grey becomes three equal channels; transparency is dropped.
+        spec: how to read them.
+
+    Raises:
+        DataError: a file cannot be read or decoded.
+        CalibrationError: onnxruntime-extensions is not installed.
+    """
+    try:
+        from calibrators.onnx_runtime.session import open_session
+
+        session = open_session(image_model(spec))
+    except ImportError as error:
+        raise CalibrationError("to read images: pip install onnxruntime-extensions") from error
+    for file in files:
+        encoded = _read_encoded(file)
+        try:
+            (image,) = session.run(None, {"encoded": np.frombuffer(encoded, np.uint8)})
+        except Exception as error:  # onnxruntime raises several unrelated types
+            raise DataError(f"{file} cannot be decoded: {error}") from error
+        yield image
+        del image  # before the next one is made
+
+
+def image_model(spec: ImageSpec) -> Any:
+    """The ONNX model that makes an array of an encoded file; it needs the operators of onnxruntime-extensions."""
+    from onnx import parser
+
+    return parser.parse_model(_pipeline(spec))
+
+
+def _pipeline(spec: ImageSpec) -> str:
+    """The ONNX text of the model: an encoded file, shape (n), in; the image out.
+
+    DecodeImage gives a grey JPEG one channel, whose bytes it shuffles if it is asked for BGR.
+    """
+    policy = {"stretch": "stretch", "crop": "not_smaller", "letterbox": "not_larger"}[spec.resize]
+    box = (spec.resize_to, spec.resize_to) if spec.resize_to else spec.size
+    return f"""
+<ir_version: 8, opset_import: ["" : 18, "com.microsoft.extensions" : 1]>
+read_image (uint8[n] encoded) => (float[1, d1, d2, d3] image)
+<
+    int64[1] first = {{0}}, int64[3] three = {{1, 1, 3}},
+    int64[3] order = {_list((0, 1, 2) if spec.color == "rgb" else (2, 1, 0))},
+    int64[2] box = {_list(box)}, int64[2] size = {_list(spec.size)},
+    float[1] pad = {_list([float(spec.pad_value)])}, float[1] scale = {_list([float(spec.scale)])},
+    float[3] mean = {_list(map(float, spec.mean))}, float[3] std = {_list(map(float, spec.std))}
+>
+{{
+    decoded = com.microsoft.extensions.DecodeImage <color_space = "rgb"> (encoded)
+    rgb = Expand (decoded, three)
+    pixels = Gather <axis = 2> (rgb, order)
+    batch = Unsqueeze (pixels, first)
+    resized = Resize <axes = [1, 2], mode = "{spec.interpolation}", antialias = 1, cubic_coeff_a = -0.5,
+                      keep_aspect_ratio_policy = "{policy}"> (batch, , , box)
+    values = Cast <to = 1> (resized)
+    lowered = Sub (values, pad)
+    framed = CenterCropPad <axes = [1, 2]> (lowered, size)
+    raised = Add (framed, pad)
+    scaled = Mul (raised, scale)
+    centred = Sub (scaled, mean)
+    normal = Div (centred, std)
+    image = Transpose <perm = {[0, 3, 1, 2] if spec.layout == "nchw" else [0, 1, 2, 3]}> (normal)
+}}"""
+
+
+def _list(numbers: Iterable[float]) -> str:
+    """A list in ONNX text: {1, 2}."""
+    return f"{{{', '.join(map(str, numbers))}}}"
+
+
+def _read_encoded(file: Path) -> bytes:
+    """The bytes of a file, if DecodeImage is safe with them."""
+    try:
+        return read_encoded(file, tensor_limit())
+    except OSError as error:
+        raise DataError(f"{file} cannot be read: {error}") from error
+    except ValueError as error:
+        hint = f"; set {VARIABLE} if it is meant" if "allowed" in str(error) else ""
+        raise DataError(f"{error}{hint}") from error

@@ -1,0 +1,1 @@
+"""Structures that passes, rules and optimizers recognise in a graph."""

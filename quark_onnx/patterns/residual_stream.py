@@ -1,0 +1,236 @@
+"""The residual stream of a transformer: all that is added up between normalizations, and who writes and reads it.
+
+It is found by the edges alone: what an Add joins belongs together, whatever the nodes are called.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from quark_onnx.graph import Graph, Node
+from quark_onnx.graph.constant_input import Stored, private
+from quark_onnx.kernels.hadamard import Rotation
+from quark_onnx.patterns.linear import Floats, Linear, last_stays, width
+from quark_onnx.patterns.norms import Norm
+
+#: Rearrangements of vectors that leave each of them as it is.
+_MOVING = frozenset(
+    {"Identity", "Dropout", "Reshape", "Transpose", "Slice", "Squeeze", "Unsqueeze", "Expand", "Gather"}
+)
+
+
+class Unknown(Exception):
+    """What keeps a stream from being rotated."""
+
+
+@dataclass
+class Stream:
+    """Tensors that are added up, each with ``size`` channels along its last axis.
+
+    Attributes:
+        writers: constants that make up what is added, along the axis of the channels.
+        readers: layers that read it, and the normalization in between, if there is one.
+        norms: the normalizations that read it.
+    """
+
+    size: int
+    tensors: set[str] = field(default_factory=set)
+    writers: dict[tuple[Node, int], Stored] = field(default_factory=dict)
+    readers: dict[Node, tuple[Linear, Norm | None]] = field(default_factory=dict)
+    norms: list[Norm] = field(default_factory=list)
+
+    @property
+    def centered(self) -> bool:
+        """Whether a mean is subtracted somewhere."""
+        return any(norm.centered for norm in self.norms)
+
+    def rotate(self, graph: Graph, rotation: Rotation, key: str) -> None:
+        """Rotate all that is written, and turn the weights of all that reads it; scales and shifts go into them."""
+        for writer in self.writers.values():
+            writer.change(graph, key, partial(_turned, rotation, writer.axis))
+        for layer, norm in self.readers.values():
+            if norm is not None:
+                _unfold(graph, layer, norm, self.size)
+            layer.weight[0].change(graph, key, partial(_turned, rotation, layer.weight[0].axis))
+        for norm in self.norms:
+            _strip(graph, norm)
+
+
+def _turned(rotation: Rotation, axis: int, value: Floats) -> Floats:
+    if value.ndim == 0 or value.shape[axis] == 1:
+        value = np.broadcast_to(value, (*value.shape[:-1], rotation.size))
+    return rotation.turn(value, axis)
+
+
+def _unfold(graph: Graph, layer: Linear, norm: Norm, size: int) -> None:
+    """Let a layer do what the scale and the shift of a normalization have done."""
+    if norm.shift is not None and norm.shift.value(graph).any():
+        layer.add_to_bias(graph, f"shift_{norm.result}", norm.shift.value(graph) @ layer.matrix(graph))
+    if norm.scale is not None:
+        scale = norm.scale.value(graph)
+        layer.weight[0].scale(graph, f"scale_{norm.result}", scale)
+
+
+def _strip(graph: Graph, norm: Norm) -> None:
+    """Take away scale and shift."""
+    if norm.bare:
+        graph.replace_uses(norm.result, norm.bare)
+        return
+    if norm.scale is not None:
+        norm.scale.change(graph, "ones", lambda value: value * 0 + 1)
+    if norm.shift is not None:
+        norm.shift.change(graph, "zeros", lambda value: value * 0)
+
+
+def streams(graph: Graph, norms: list[Norm]) -> tuple[list[Stream], list[str]]:
+    """The streams that can be rotated, and why others cannot."""
+    found, refused, seen = list[Stream](), list[str](), set[str]()
+    for norm in norms:
+        if seen & {*norm.sources}:
+            continue
+        search = _Search(graph, norms, Stream(width(graph, norm.sources[0])))
+        try:
+            search.run(norm.sources[0])
+        except Unknown as reason:
+            refused.append(f"{norm.name}: {reason}")
+        else:
+            found.append(search.stream)
+        seen |= search.stream.tensors
+    more = f" (and {len(refused) - 1} more like it)" if len(refused) > 1 else ""
+    return found, [f"the residual stream is not rotated at {refused[0]}{more}"] if refused else []
+
+
+class _Search:
+    """Follows the edges of a stream until all of it is known, or something that is not understood is met."""
+
+    def __init__(self, graph: Graph, norms: list[Norm], stream: Stream) -> None:
+        self.graph, self.stream, self.todo = graph, stream, list[str]()
+        self.by_node = {node: norm for norm in norms for node in norm.nodes}
+        self.results = {norm.result: norm for norm in norms}
+
+    def run(self, start: str) -> None:
+        if self.stream.size < 2:
+            raise Unknown("the number of its channels is not known")
+        self.push(start)
+        while self.todo:
+            tensor = self.todo.pop()
+            if not private(self.graph, tensor):
+                raise Unknown(f"{tensor!r} is an output of the model, or read by a body")
+            if width(self.graph, tensor) not in (0, self.stream.size):
+                raise Unknown(f"{tensor!r} has another number of channels")
+            self.written(tensor)
+            for node in self.graph.consumers(tensor):
+                self.read(tensor, node)
+        for norm in self.stream.norms:
+            self.normalized(norm, norm.result)
+
+    def push(self, tensor: str) -> None:
+        if tensor not in self.stream.tensors:
+            self.stream.tensors.add(tensor)
+            self.todo.append(tensor)
+
+    def operand(self, node: Node, place: int) -> None:
+        """What an Add reads: another part of the stream, or a constant."""
+        name = node.inputs[place]
+        if not self.graph.is_constant(name):
+            self.push(name)
+        else:
+            self.constant(Stored(node, place))
+
+    def constant(self, stored: Stored) -> None:
+        if not stored.spread(self.graph, self.stream.size):
+            raise Unknown(f"{stored.node.name} ({stored.node.kind}) adds a constant of another size or type")
+        self.stream.writers[stored.node, stored.index] = stored
+
+    def written(self, tensor: str) -> None:
+        """Who computes it."""
+        node = self.graph.producer(tensor)
+        if tensor in self.results:
+            raise Unknown("what a normalization computes is added up as well")
+        if node is None:
+            raise Unknown(f"{tensor!r} is an input of the model")
+        layer = Linear.of(self.graph, node)
+        table = Stored(node, 0)
+        if layer is not None and layer.outputs == self.stream.size:
+            self.stream.writers[node, 1] = layer.weight[1]
+            if node.input(2):
+                self.constant(Stored(node, 2))
+        elif node.kind in ("Add", "Sub"):
+            self.operand(node, 0)
+            self.operand(node, 1)
+        elif self.scales(node):
+            self.push(next(name for name in node.inputs if not self.graph.is_constant(name)))
+        elif node.kind == "Gather" and self.graph.is_constant(node.inputs[0]):
+            if node.attribute("axis", 0) or len(self.graph.shape(node.inputs[0]) or ()) != 2:
+                raise Unknown(f"{node.name} (Gather) does not look up vectors")
+            self.constant(table)
+        elif self.moves(node):
+            self.push(node.inputs[0])
+        elif node in self.by_node and tensor == self.by_node[node].sources[-1]:
+            self.sum_of(self.by_node[node])
+        else:
+            raise Unknown(f"{node.name} ({node.kind}) writes to it")
+
+    def read(self, tensor: str, node: Node) -> None:
+        """What a reader makes of it."""
+        norm = self.by_node.get(node)
+        layer = Linear.of(self.graph, node)
+        if norm is not None and tensor in norm.sources:
+            self.sum_of(norm)
+            if norm not in self.stream.norms:
+                self.stream.norms.append(norm)
+        elif layer is not None and node.inputs.count(tensor) == 1 and node.input(0) == tensor:
+            self.stream.readers[node] = (layer, None)
+        elif node.kind in ("Add", "Sub") or self.scales(node) or self.moves(node):
+            self.push(node.outputs[0])
+        elif node.kind != "Shape":
+            raise Unknown(f"{node.name} ({node.kind}) reads it")
+
+    def sum_of(self, norm: Norm) -> None:
+        for name in norm.sources:
+            self.push(name)
+        if norm.bias is not None:
+            self.constant(norm.bias)
+
+    def normalized(self, norm: Norm, tensor: str) -> None:
+        """Who reads what a normalization has computed: layers alone."""
+        size = self.stream.size
+        if not private(self.graph, tensor):
+            raise Unknown(f"{tensor!r}, which is normalized, is an output of the model, or read by a body")
+        if any(part is not None and not part.spread(self.graph, size) for part in (norm.scale, norm.shift)):
+            raise Unknown(f"{norm.name} has a scale of another size")
+        for node in self.graph.consumers(tensor):
+            layer = Linear.of(self.graph, node)
+            if layer is not None and node.inputs.count(tensor) == 1 and node.input(0) == tensor:
+                self.stream.readers[node] = (layer, norm)
+            elif self.moves(node) and node.inputs[0] == tensor:
+                self.normalized(norm, node.outputs[0])
+            elif node.kind != "Shape":
+                raise Unknown(f"{node.name} ({node.kind}) reads {tensor!r}, which is normalized")
+
+    def scales(self, node: Node) -> bool:
+        """Whether it multiplies all channels by one constant."""
+        if node.kind not in ("Mul", "Div"):
+            return False
+        known = [self.graph.constant(name) for name in node.inputs]
+        by = known[1] if known[1] is not None or node.kind == "Div" else known[0]
+        return by is not None and by.size == 1 and any(each is None for each in known)
+
+    def moves(self, node: Node) -> bool:
+        """Whether it moves whole vectors."""
+        graph, size = self.graph, self.stream.size
+        ends = {width(graph, node.inputs[0]), width(graph, node.outputs[0])}
+        if node.kind not in _MOVING or not ends <= ({size} if node.kind == "Reshape" else {size, 0}):
+            return False
+        rank = len(graph.shape(node.inputs[0]) or ())
+        if node.kind == "Transpose":
+            return last_stays(node)
+        if node.kind == "Gather":
+            return node.attribute("axis", 0) not in (-1, rank - 1)
+        if node.kind == "Slice":
+            axes = graph.constant(node.input(3)) if node.input(3) else None
+            return axes is not None and rank > 0 and not {-1, rank - 1} & set(axes.ravel().tolist())
+        return True

@@ -1,0 +1,19 @@
+"""Optimizers at work: float rewrites judged, layer-wise optimization, and the acceptance of both."""
+
+from quark_onnx.refine.acceptance import Before, worst_sqnr
+from quark_onnx.refine.bias_means import accept_biases, correct_biases
+from quark_onnx.refine.optimize_float import give_biases, optimize_float
+from quark_onnx.refine.refine import refine
+from quark_onnx.refine.resume import check_folder, sample_key
+
+__all__ = [
+    "Before",
+    "accept_biases",
+    "check_folder",
+    "correct_biases",
+    "give_biases",
+    "optimize_float",
+    "refine",
+    "sample_key",
+    "worst_sqnr",
+]

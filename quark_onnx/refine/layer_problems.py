@@ -1,0 +1,377 @@
+"""problems: the layers whose codes an optimizer may choose, and what each of them reads and should compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import groupby, islice
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quark_onnx.dtypes import Integer, Minifloat
+from quark_onnx.graph import Graph, Node
+from quark_onnx.kernels import patches
+from quark_onnx.kernels.lattice import Lattice
+from quark_onnx.kernels.parallel import side_by_side
+from quark_onnx.kernels.patches import Window
+from quark_onnx.optimizers.problem import Doubles, Floats, Problem, Rows
+from quark_onnx.patterns.activation import activation_behind
+from quark_onnx.patterns.conv_and_gemm import LAYERS, SPATIAL, Layer
+from quark_onnx.plan import Plan, Quantize, Use
+from quark_onnx.refine.calibration_rows import Mix, Room, finite
+from quark_onnx.refine.layer_stream import Walk
+from quark_onnx.refine.stored_activation import Kept
+from quark_onnx.steps.compute_qparams import Params
+
+T = TypeVar("T", bound=np.generic)
+
+#: Rows that a layer learns from, and bytes that they take at most.
+_ROWS, _BYTES = 8192, 1 << 27
+#: One sample in so many is held out.
+_EVERY = 8
+#: Bytes of tensors and rows that are gathered at a time: what is small in each sample is cheaper in several.
+_AT_ONCE = 1 << 22
+#: Rows that are multiplied with each other at a time.
+_SLAB = 4096
+
+
+@dataclass(frozen=True)
+class Place:
+    """A layer of the graph that can be optimized.
+
+    Attributes:
+        layer: the operator and how it stores its weight.
+        use: under which the scale of its weight is known.
+        result: the tensor that it computes, the addition of a bias included.
+        bias: name of the constant that is its bias; empty where it has none that may change.
+        offset: the values that are added, one for each output.
+        bias_use: under which the scale of its bias is known, if it is not that of the products.
+    """
+
+    layer: Layer
+    use: Use
+    result: str
+    bias: str
+    offset: Doubles
+    bias_use: Use | None = None
+
+    @property
+    def node(self) -> Node:
+        return self.layer.node
+
+    @property
+    def weight(self) -> str:
+        return self.node.input(1)
+
+
+def places_in(graph: Graph, plan: Plan, params: Params) -> tuple[list[Place], list[str]]:
+    """The layers in the order of the graph, and why others of their kind are none of them."""
+    places, left = list[Place](), list[str]()
+    for node in graph.nodes:
+        if node.kind not in LAYERS or not graph.is_constant(node.input(1)):
+            continue
+        if not isinstance(plan.entry(plan.use(node.input(1), node)), Quantize):
+            continue
+        layer = Layer.of(graph, node)
+        found = _place(graph, plan, params, layer) if layer else "its weight or its attributes are of another kind"
+        if isinstance(found, Place):
+            places.append(found)
+        else:
+            left.append(f"{node.name} ({node.op_type}): {found}")
+    return places, left
+
+
+def _place(graph: Graph, plan: Plan, params: Params, layer: Layer) -> Place | str:
+    node = layer.node
+    use = plan.root(plan.use(node.input(1), node))
+    entry = plan.entries[use]
+    if len(graph.consumers(node.input(1))) > 1 or graph.is_output(node.input(1)):
+        return "others read its weight too"
+    if (
+        use not in params.table
+        or use.tensor != node.input(1)
+        or not isinstance(entry, Quantize)
+        or not isinstance(entry.spec.dtype, Integer | Minifloat)
+    ):
+        return "its format has no scale of its own"
+    offset = layer.bias(graph)
+    if offset is None:
+        return "what is added to it is no constant vector"
+    own, adder = (node.input(2), node) if node.kind != "MatMul" else ("", node)
+    if node.kind == "MatMul" and (added := _added(graph, node, offset.size)):
+        own, adder = added
+        value = graph.constant(own)
+        assert value is not None
+        offset = value.reshape(-1).astype(np.float64)
+    result = adder.outputs[0]
+    if not own:
+        return Place(layer, use, result, "", offset)
+    bias_use = plan.root(plan.use(own, adder))
+    rounded = isinstance(plan.entries.get(bias_use), Quantize)
+    known = rounded and bias_use.tensor == own and bias_use in params.table
+    alone = len(graph.consumers(own)) == 1 and not graph.is_output(own)
+    free = alone and (known or not rounded)
+    return Place(layer, use, result, own if free else "", offset, bias_use if known else None)
+
+
+def _added(graph: Graph, node: Node, outputs: int) -> tuple[str, Node] | None:
+    """The constant vector that alone is added to a product, and the addition."""
+    result = node.outputs[0]
+    readers = graph.consumers(result)
+    if len(readers) != 1 or readers[0].kind != "Add" or graph.is_output(result) or graph.captured(result):
+        return None
+    other = next((name for name in readers[0].inputs if name != result), "")
+    value = graph.constant(other) if other else None
+    if value is None or value.size != outputs or value.shape[-1:] != (outputs,):
+        return None
+    return other, readers[0]
+
+
+def summand_of(graph: Graph, place: Place) -> tuple[Node, int] | None:
+    """The addition that alone reads what a layer computes, and at which place it reads the other summand.
+
+    None where there is none, or its summand is a constant.
+    """
+    readers = graph.consumers(place.result)
+    if len(readers) != 1 or readers[0].kind != "Add" or graph.is_output(place.result) or graph.captured(place.result):
+        return None
+    others = [at for at, name in enumerate(readers[0].inputs) if name != place.result]
+    if len(others) != 1 or graph.is_constant(readers[0].inputs[others[0]]):
+        return None
+    return readers[0], others[0]
+
+
+def lattice_of(graph: Graph, plan: Plan, params: Params, place: Place) -> Lattice:
+    """The values that the weight of a layer may take, in the order of groups, outputs and inputs."""
+    return _lattice(graph, plan, params, place.use, lambda array: flat(place.layer.arranged(array)))
+
+
+def bias_lattice_of(graph: Graph, plan: Plan, params: Params, place: Place) -> Lattice | None:
+    """The values that its bias may take, (groups, outputs); None for any."""
+    if place.bias_use is None:
+        return None
+    groups = place.layer.groups
+    return _lattice(graph, plan, params, place.bias_use, lambda array: array.reshape(groups, -1))
+
+
+def _lattice(
+    graph: Graph, plan: Plan, params: Params, use: Use, arranged: Callable[[NDArray[Any]], NDArray[Any]]
+) -> Lattice:
+    entry, found = plan.entries[use], params.table[use]
+    assert isinstance(entry, Quantize)
+    stored = graph.constant(use.tensor)
+    assert stored is not None
+    scale, zero = (np.broadcast_to(v, stored.shape) for v in found.spread(stored.shape))
+    steps = arranged(np.ascontiguousarray(scale, np.float32))
+    zeros = arranged(np.ascontiguousarray(zero)).astype(np.float32)
+    grid = entry.spec.grid
+    if isinstance(entry.spec.dtype, Minifloat):
+        return Lattice(steps, entry.spec.dtype.levels, zeros, zeros)
+    return Lattice(steps, np.zeros(0, np.float32), grid.qmin - zeros, grid.qmax - zeros)
+
+
+def scalable(plan: Plan, params: Params, place: Place) -> bool:
+    """Whether each output of a layer has a float scale of its own."""
+    entry, found = plan.entries[place.use], params.table[place.use]
+    if not isinstance(entry, Quantize) or found.axis is None or found.block_size or entry.spec.pow2:
+        return False
+    return entry.spec.scale == "float32" and found.scale.size == place.offset.size
+
+
+def flat(array: NDArray[Any]) -> NDArray[Any]:
+    """(groups, outputs, everything that a row multiplies)."""
+    return array.reshape(*array.shape[:2], -1)
+
+
+@dataclass(frozen=True)
+class Gatherer:
+    """Takes rows for one layer from the two walks, the quantized one in front of the layer and the float one behind.
+
+    Attributes:
+        source: what the layer reads in the quantized model.
+        rooms: memory for the rows to learn from and those held out, until the next layer.
+        beside: what its result is added to, in the float and in the quantized model. What the quantized one has lost
+            there the layer should make good, for the sum is what later layers read. None to leave it at that.
+    """
+
+    place: Place
+    source: Kept
+    floating: Walk
+    quantized: Walk
+    rooms: tuple[Room, Room]
+    beside: tuple[str, Kept] | None = None
+
+    def problem(self, lattice: Lattice, bias_lattice: Lattice | None, scalable: bool, seed: int) -> Problem:
+        """The problem of the layer."""
+        graph = self.floating.graph
+        weight = flat(self.place.layer.weight(graph))
+        groups = self.place.layer.groups
+        offset = self.place.offset.reshape(groups, -1)
+        train, held = self._rows(weight.shape[2] + weight.shape[1], groups, seed)
+        return Problem(
+            name=self.place.node.name,
+            weight=weight,
+            bias=offset,
+            lattice=lattice,
+            biased=bool(self.place.bias),
+            activation=activation_behind(graph, self.place.result),
+            train=train,
+            held=held,
+            mean=cache(lambda: self._mean(groups)),
+            gram=lambda: self._gram(range(len(self.quantized))),
+            learned=lambda: self._gram(self._parts[0]),
+            seed=seed,
+            bias_lattice=bias_lattice,
+            scalable=scalable,
+        )
+
+    @property
+    def _parts(self) -> tuple[list[int], list[int]]:
+        """The samples to learn from and those held out; the same where there is one alone."""
+        count = len(self.quantized)
+        held = list(range(_EVERY - 1, count, _EVERY)) or [count - 1]
+        return [index for index in range(count) if index not in held] or held, held
+
+    def _rows(self, width: int, groups: int, seed: int) -> tuple[Rows, Rows]:
+        rest, held = self._parts
+        most = max(256, min(_ROWS, _BYTES // (4 * width * groups)))
+        train = self._taken(rest, most, seed, self.rooms[0])
+        if rest == held:  # there is a single sample
+            cut = max(1, len(train) // _EVERY)
+            parts = [Rows(train.inputs[:, part], train.targets[:, part]) for part in (slice(cut, None), slice(cut))]
+            return parts[0], parts[1]
+        return train, self._taken(held, most // 4, seed + 1, self.rooms[1])
+
+    def _taken(self, which: Sequence[int], most: int, seed: int, room: Room) -> Rows:
+        """Rows of some samples: every ``len(which)`` of them in turn are of each sample one, at a random place."""
+        shapes = self.floating.shapes(self.place.result)
+        most_places = max(patches.count_places(shapes[index], spatial=self._spatial) for index in which)
+        each = min(-(-most // len(which)), most_places)
+        shape = flat(self.place.layer.weight(self.floating.graph)).shape
+        rows, width = Mix(shape, len(which), each, room), shape[0] * (shape[1] + shape[2])
+        for at, run in self._runs(which, 4 * width * each):  # one by one: several cores would only wait for each other
+            seeds = [seed * 10007 + index for index in which[at : at + len(run)]]
+            count = patches.count_places(run[0][1].shape, spatial=self._spatial)
+            rows.put(at, *self._of(run, patches.places_of(count, each, seeds)))
+        return rows.mixed()
+
+    def _runs(self, which: Sequence[int], size: int) -> Iterator[tuple[int, list[tuple[NDArray[Any], ...]]]]:
+        """The tensors of consecutive samples in which their shapes are the same: a few at a time, and where they begin.
+
+        Of each sample what the layer reads and should compute; and of what is added, the float and the quantized one.
+
+        Args:
+            size: bytes that the rows of a sample take.
+        """
+        sources = [(self.quantized, self.source.name), (self.floating, self.place.result)]
+        if self.beside is not None:
+            sources += [(self.floating, self.beside[0]), (self.quantized, self.beside[1].name)]
+        samples = zip(*(walk.values(name, which) for walk, name in sources), strict=True)
+        at = 0
+        for _, alike in groupby(samples, lambda tensors: [tensor.shape for tensor in tensors]):
+            for run in _together(alike, size):
+                yield at, run
+                at += len(run)
+
+    @property
+    def _spatial(self) -> bool:
+        return self.place.node.kind in SPATIAL
+
+    def _of(self, run: list[tuple[NDArray[Any], ...]], places: NDArray[np.int64]) -> tuple[Floats, Floats]:
+        xs, ys, *others = ([tensors[at] for tensors in run] for at in range(len(run[0])))
+        inputs = self._windowed(xs, places, ys[0].shape[2:]) if self._spatial else patches.rows_at(xs, places)
+        targets = self._results(ys, places)
+        if self.beside is not None and all(other[0].shape == ys[0].shape for other in others):
+            wanted, found = (self._results(other, places) for other in others)
+            targets = targets + (wanted - self.beside[1].values(found))  # what is missing from the other summand
+        return self.source.values(inputs), targets
+
+    def _results(self, ys: Sequence[NDArray[T]], places: NDArray[np.int64]) -> NDArray[T]:
+        return patches.at_places(ys, places, self.place.layer.groups) if self._spatial else patches.rows_at(ys, places)
+
+    def _windowed(self, xs: Sequence[NDArray[T]], places: NDArray[np.int64], output: tuple[int, ...]) -> NDArray[T]:
+        window = window_of(self.place.node, xs[0].shape[2:], output, self._kernel)
+        return patches.windowed(xs, places, output, window, self.place.layer.groups, self.source.zero)
+
+    @property
+    def _kernel(self) -> tuple[int, ...]:
+        shape = self.floating.graph.shape(self.place.weight) or ()
+        return tuple(int(size) for size in shape[2:] if size is not None)
+
+    def _mean(self, groups: int) -> Doubles:
+        """The mean of what the layer reads in float, at every tap of its kernel the mean of the channel."""
+        source = self.place.node.input(0)
+        total, count = np.zeros(1), np.zeros(1, np.int64)
+        for x in self.floating.values(source):
+            axes = tuple(axis for axis in range(x.ndim) if axis != (1 if self._spatial else x.ndim - 1))
+            known = np.isfinite(x)
+            total = total + np.sum(x, axis=axes, dtype=np.float64, where=known)
+            count = count + known.sum(axis=axes)
+        mean = (total / np.maximum(1, count)).reshape(groups, -1)
+        if self.place.node.kind == "ConvTranspose":  # its strides leave zeros between the inputs
+            mean = mean / np.prod(self.place.node.attribute("strides", [1]))
+        taps = int(np.prod(self._kernel)) if self._spatial else 1
+        return np.repeat(mean, taps, axis=1)
+
+    def _gram(self, which: Sequence[int]) -> tuple[Doubles, int]:
+        total, count = np.zeros(1), 0
+        for part, rows in side_by_side(self._gram_of, which):
+            total, count = total + part, count + rows
+        return total, count
+
+    @np.errstate(over="ignore", invalid="ignore")  # of values beyond 1e19, which GPTQ then leaves alone
+    def _gram_of(self, index: int) -> tuple[Doubles, int]:
+        [x] = self.quantized.values(self.source.name, [index])
+        total, count = np.zeros(1), 0
+        for codes in self._all_rows(x, index):
+            rows = self.source.values(codes)
+            if not (usable := finite(rows)).all():
+                rows = rows[:, usable]
+            total = total + (rows.swapaxes(1, 2) @ rows).astype(np.float64)
+            count += rows.shape[1]
+        return total, count
+
+    def _all_rows(self, x: NDArray[Any], index: int) -> Iterator[NDArray[Any]]:
+        if not self._spatial:
+            rows = x.reshape(-1, x.shape[-1])
+            for start in range(0, len(rows), _SLAB):
+                yield rows[None, start : start + _SLAB]
+            return
+        [y] = self.floating.values(self.place.result, [index])
+        count = patches.count_places(y.shape, spatial=True)
+        for start in range(0, count, _SLAB):
+            yield self._windowed([x], np.arange(start, min(count, start + _SLAB))[None], y.shape[2:])[0]
+
+
+def _together(samples: Iterator[tuple[NDArray[Any], ...]], size: int) -> Iterator[list[tuple[NDArray[Any], ...]]]:
+    """The tensors of samples of the same shapes, so many at a time as fit; ``size`` is what else each of them takes."""
+    for first in samples:
+        others = _AT_ONCE // max(1, size + sum(tensor.nbytes for tensor in first)) - 1
+        yield [first, *islice(samples, max(0, others))]
+
+
+def window_of(node: Node, size: tuple[int, ...], output: tuple[int, ...], kernel: tuple[int, ...]) -> Window:
+    """The window of a convolution, its padding made explicit."""
+    rank = len(kernel)
+    strides = tuple(node.attribute("strides", [1] * rank))
+    dilations = tuple(node.attribute("dilations", [1] * rank))
+    turned = node.kind == "ConvTranspose"
+    auto = node.attribute("auto_pad", "NOTSET")
+    fixed = list(node.attribute("output_shape", ())) if turned else []
+    if auto in ("NOTSET", "") and not fixed:
+        return Window(kernel, strides, dilations, tuple(node.attribute("pads", [0] * 2 * rank)[:rank]), turned)
+    pads = []
+    extra = node.attribute("output_padding", [0] * rank) if turned else [0] * rank
+    for axis in range(rank):
+        reach = (kernel[axis] - 1) * dilations[axis] + 1
+        if turned:
+            total = strides[axis] * (size[axis] - 1) + extra[axis] + reach - output[axis]
+        else:
+            total = (output[axis] - 1) * strides[axis] + reach - size[axis]
+        total = 0 if auto == "VALID" else max(0, total)
+        first_more = (auto == "SAME_LOWER") if not turned else auto != "SAME_UPPER"
+        pads.append(total - total // 2 if first_more else total // 2)
+    return Window(kernel, strides, dilations, tuple(pads), turned)

@@ -1,0 +1,117 @@
+"""walk: run a graph over all samples piece by piece, as far as one asks, so that what is behind may still change.
+
+Between two pieces only the tensors are kept that what comes later reads, in memory up to a limit and in files beyond.
+All pieces together cost one inference of the graph. Every session has one thread, and the samples run side by side:
+so the values do not depend on the number of cores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibrators.onnx_runtime.session import open_session
+from calibrators.readers.spool import Spool
+from quark_onnx.errors import ModelError
+from quark_onnx.graph import Graph, Node
+from quark_onnx.graph.segment import segment
+from quark_onnx.graph.traversal import reach
+from quark_onnx.kernels.parallel import side_by_side, slabs
+from quark_onnx.optimizers import Samples
+
+#: So many samples go together, if what a piece reads of them takes no more than so many bytes: to hand small ones from
+#: thread to thread takes longer than to run them.
+_BLOCK, _SMALL = 8, 1 << 21
+
+
+class Walk:
+    """A graph on its way over the samples."""
+
+    def __init__(self, graph: Graph, samples: Samples, *, memory: int) -> None:
+        """``memory``: bytes of tensors that stay in memory between two pieces."""
+        self.graph = graph
+        self._memory = memory
+        self._done: set[Node] = set()
+        first = samples[0]
+        self._at_hand = [name for name in first if graph.is_input(name)]
+        self._values: Samples = samples
+        self._shapes = dict[str, list[tuple[int, ...]]]()
+        self._own = False
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def reach(self, *tensors: str) -> None:
+        """Compute tensors, and forget what nothing reads any more.
+
+        Raises:
+            ModelError: onnxruntime does not run the piece on its own.
+        """
+        wanted = [tensor for tensor in tensors if tensor not in self._at_hand]
+        ends = [node for tensor in wanted if (node := self.graph.producer(tensor)) is not None]
+        needed = reach(ends, lambda node: [n for n in self.graph.leaders(node) if n not in self._done])
+        piece = [node for node in self.graph.nodes if node in needed and node not in self._done]
+        self._done |= set(piece)
+        kept = [name for name in self._at_hand if name in tensors or self._awaited(name)]
+        made = dict.fromkeys(name for node in piece for name in node.outputs if name)
+        results = [name for name in made if name in tensors or self._awaited(name)]
+        if not piece and len(kept) == len(self._at_hand):
+            return
+        try:
+            self._advance(piece, kept, results)
+        except Exception as error:  # onnxruntime raises several unrelated types
+            raise ModelError(f"the graph does not run piece by piece, up to {', '.join(tensors)}: {error}") from error
+        self._at_hand = [*kept, *results]
+
+    def known(self, tensor: str) -> bool:
+        """Whether a tensor was reached, and is still at hand."""
+        return tensor in self._at_hand
+
+    def values(self, tensor: str, which: Sequence[int] | None = None) -> Iterator[NDArray[Any]]:
+        """A tensor that was reached, for each sample, or for those at some places."""
+        places = range(len(self._values)) if which is None else which
+        if isinstance(self._values, Spool):
+            spool = self._values
+            return (spool.value(place, tensor) for place in places)
+        samples = self._values
+        return (samples[place][tensor] for place in places)
+
+    def shapes(self, tensor: str) -> list[tuple[int, ...]]:
+        """The shape of a computed tensor that was reached, for each sample."""
+        return self._shapes[tensor]
+
+    def close(self) -> None:
+        """Forget what was computed."""
+        if self._own and isinstance(self._values, Spool):
+            self._values.close()
+
+    def _awaited(self, tensor: str) -> bool:
+        return any(node not in self._done for node in self.graph.consumers(tensor))
+
+    def _advance(self, piece: list[Node], kept: list[str], results: list[str]) -> None:
+        read = {name for node in piece for name in (*node.inputs, *node.captures)}
+        given = [name for name in self._at_hand if name in read]
+        before = self._values
+        start = before[0]
+        model = segment(self.graph, piece, {name: start[name] for name in given}, results)
+        session = open_session(model, threads=1, integers=False) if results else None
+
+        def run(place: int) -> dict[str, Any]:
+            values = before[place]
+            found = session.run(results, {name: values[name] for name in given}) if session is not None else []
+            return {name: values[name] for name in kept} | dict(zip(results, found, strict=True))
+
+        after = Spool(memory=self._memory)
+        self._shapes = {name: self._shapes[name] for name in kept if name in self._shapes} | {n: [] for n in results}
+        size = sum(start[name].nbytes for name in given if isinstance(start[name], np.ndarray))
+        blocks = slabs(len(before), max(1, min(_BLOCK, _SMALL // max(1, size))))
+        for block in side_by_side(lambda part: [run(place) for place in range(part.start, part.stop)], blocks):
+            for values in block:
+                after.append(values)
+                for name in results:
+                    self._shapes[name].append(values[name].shape)
+        self.close()
+        self._values, self._own = after, True

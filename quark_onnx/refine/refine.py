@@ -1,0 +1,226 @@
+"""refine: let optimizers choose the codes and biases of the layers, one layer after the other.
+
+A layer is shown what it reads in the model whose layers before it are quantized and optimized already, and what it
+should compute by the float model. Both models are run once in all, piece by piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from zlib import crc32
+
+import numpy as np
+
+from quark_onnx.errors import ModelError
+from quark_onnx.graph import Graph
+from quark_onnx.kernels.lattice import Lattice
+from quark_onnx.kernels.threads import one_thread
+from quark_onnx.optimizers import LayerOptimizer, Samples
+from quark_onnx.optimizers.problem import Floats, LayerResult, Problem, Solution
+from quark_onnx.plan import BiasOf, Plan, Use
+from quark_onnx.progress import Progress
+from quark_onnx.refine.calibration_rows import Room
+from quark_onnx.refine.layer_problems import (
+    Gatherer,
+    Place,
+    bias_lattice_of,
+    flat,
+    lattice_of,
+    places_in,
+    scalable,
+    summand_of,
+)
+from quark_onnx.refine.layer_stream import Walk
+from quark_onnx.refine.resume import Journal
+from quark_onnx.refine.stored_activation import Kept, kept
+from quark_onnx.steps.compute_qparams import Params
+from quark_onnx.steps.function_bodies import define_functions
+from quark_onnx.steps.insert import insert
+
+#: Bytes of activations that each of the two models keeps in memory between layers; the rest is in files.
+_MEMORY = 1 << 29
+
+
+@dataclass
+class Refinement:
+    """What became of the layers, and notes for the report."""
+
+    layers: list[LayerResult] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def refine(
+    graph: Graph,
+    plan: Plan,
+    params: Params,
+    optimizers: Sequence[LayerOptimizer],
+    samples: Samples,
+    *,
+    show: bool | None = False,
+    resume: Path | None = None,
+) -> Refinement:
+    """Replace weights and biases in ``graph`` by better ones; the weights are values of their codes.
+
+    Args:
+        samples: calibration data; one in eight judges.
+        show: whether to show a progress bar, as ``Progress`` takes it.
+        resume: a folder where each layer that is done is kept, and found again by the same run.
+
+    Raises:
+        ModelError: the graph does not run piece by piece.
+    """
+    places, left = places_in(graph, plan, params)
+    result = Refinement(notes=[f"not optimized: {reason}" for reason in left])
+    if not places:
+        result.notes.append("no layer has codes to be chosen")
+        return result
+    run = _Run(graph, plan, params, places, samples, Journal(resume, optimizers, samples))
+    try:
+        with one_thread(), Progress(show, len(places), "optimizing layers", "layer") as bar:
+            for done, place in enumerate(places, 1):
+                if run.selects_others(place):
+                    result.notes.append(f"not optimized: {place.node.name}: the data decides which rows it reads")
+                    bar.update(done)
+                    continue
+                result.layers.append(run.optimize(place, optimizers))
+                if not result.layers[-1].changed:
+                    result.notes.append(f"not optimized: {place.node.name}: the data has too few rows for it")
+                bar.update(done)
+    finally:
+        run.close()
+    result.notes += _summary(result.layers, optimizers)
+    return result
+
+
+class _Run:
+    """The two models on their way over the samples."""
+
+    def __init__(
+        self, graph: Graph, plan: Plan, params: Params, places: list[Place], samples: Samples, journal: Journal
+    ) -> None:
+        self._plan, self._params, self._journal = plan, params, journal
+        self._target = graph
+        self._float = graph.copy()
+        self._quantized = insert(graph, _open(plan, places), params)
+        define_functions(self._quantized)
+        for place in places:
+            self._store_weight(
+                place, self._lattice(place).nearest(flat(place.layer.weight(self._float))), self._quantized
+            )
+        self._nodes = {node.name: node for node in self._quantized.nodes}
+        self._rooms = (Room(), Room())
+        self._walks = [Walk(each, samples, memory=_MEMORY) for each in (self._float, self._quantized)]
+
+    def _lattice(self, place: Place) -> Lattice:
+        return lattice_of(self._float, self._plan, self._params, place)
+
+    def selects_others(self, place: Place) -> bool:
+        """Whether a layer reads other rows than in the float model, as the data decides how many there are."""
+        source = place.node.input(0)
+        if not self._plan.shapes.sized_by_data(source):
+            return False
+        floating, quantized = self._walks
+        own = kept(quantized, self._nodes[place.node.name].input(0))
+        floating.reach(source)
+        quantized.reach(own.name)
+        return floating.shapes(source) != quantized.shapes(own.name)
+
+    def optimize(self, place: Place, optimizers: Sequence[LayerOptimizer]) -> LayerResult:
+        """Choose and store the codes and the bias of one layer."""
+        floating, quantized = self._walks
+        source = kept(quantized, self._nodes[place.node.name].input(0))
+        quantized.reach(source.name)
+        floating.reach(place.result, *([place.node.input(0)] if any(each.reads_mean for each in optimizers) else []))
+        if beside := self._beside(place):
+            quantized.reach(source.name, beside[1].name)
+        gatherer = Gatherer(place, source, floating, quantized, self._rooms, beside)
+        seed = crc32(place.node.name.encode())
+        bias_lattice = bias_lattice_of(self._float, self._plan, self._params, place)
+        free = scalable(self._plan, self._params, place)
+        try:
+            problem = gatherer.problem(self._lattice(place), bias_lattice, free, seed)
+        except (IndexError, ValueError) as error:
+            read, made = quantized.shapes(source.name)[0], floating.shapes(place.result)[0]
+            raise ModelError(
+                f"layer {place.node.name!r} reads a tensor of shape {read} in the quantized model, which does not make"
+                f" its result of shape {made} in the float model: {error}"
+            ) from error
+        key = self._journal.key(problem)
+        found = self._journal.find(key, problem)
+        if found is None:
+            found = _improved(problem, optimizers)
+            self._journal.keep(key, *found)
+        solution, result = found
+        self._store_weight(place, solution.weight, self._quantized, self._target)
+        if solution.factor is not None:
+            before = self._params.table[place.use]
+            self._params.table[place.use] = before.with_scale(before.scale * solution.factor.reshape(-1))
+        if place.bias:
+            shape = self._float.shape(place.bias)
+            assert shape is not None
+            bias = solution.bias.astype(np.float32).reshape([int(dim or 0) for dim in shape])
+            self._target.set_constant(place.bias, bias)
+            if self._quantized.is_constant(place.bias):
+                self._quantized.set_constant(place.bias, bias)
+        return result
+
+    def _beside(self, place: Place) -> tuple[str, Kept] | None:
+        """What the result of a layer is added to, in both models; None where that is still to come."""
+        found = summand_of(self._float, place)
+        if found is None:
+            return None
+        adding, at = found
+        # what the float model has reached by now has no layers in front of it that are still to be optimized
+        if not self._walks[0].known(adding.inputs[at]):
+            return None
+        return adding.inputs[at], kept(self._walks[1], self._nodes[adding.name].input(at))
+
+    def close(self) -> None:
+        for walk in self._walks:
+            walk.close()
+
+    def _store_weight(self, place: Place, weight: Floats, *graphs: Graph) -> None:
+        stored = place.layer.as_stored(weight.reshape(place.layer.shape(self._float))).astype(np.float32)
+        for graph in graphs:
+            graph.set_constant(place.weight, stored)
+
+
+def _open(plan: Plan, places: list[Place]) -> Plan:
+    """The plan without the weights and biases that are to be chosen: they stay float constants."""
+    opened = plan.without(BiasOf)
+    for place in places:
+        opened.entries.pop(place.use, None)
+        opened.entries.pop(Use(place.bias), None)
+    return opened
+
+
+@np.errstate(over="ignore", invalid="ignore")  # a loss that is no number is no better
+def _improved(problem: Problem, optimizers: Sequence[LayerOptimizer]) -> tuple[Solution, LayerResult]:
+    """The best of what the optimizers propose in turn, output by output."""
+    present = problem.nearest()
+    loss = first = problem.loss(present)
+    changed = dict[str, int]()
+    usable = len(problem.train) and len(problem.held)
+    for optimizer in optimizers if usable else ():
+        proposal = problem.allowed(optimizer(problem, present))
+        new = problem.loss(proposal)
+        other = (proposal.weight != present.weight).any(axis=2) | (proposal.bias != present.bias)
+        better = other & (new < loss)
+        changed[optimizer.name] = max(changed.get(optimizer.name, 0), int(better.sum()))
+        present, loss = present.chosen(proposal, better), np.where(better, new, loss)
+    result = LayerResult(problem.name, float(first.mean()), float(loss.mean()), int(loss.size), changed)
+    return present, result
+
+
+def _summary(layers: list[LayerResult], optimizers: Sequence[LayerOptimizer]) -> list[str]:
+    notes = list[str]()
+    for optimizer in optimizers:
+        used = sum(layer.changed.get(optimizer.name, 0) > 0 for layer in layers)
+        notes.append(f"{optimizer.name}: kept in {used} of {len(layers)} layers")
+    shares = [layer.after / layer.before for layer in layers if layer.before > 0]
+    if shares:
+        mean = float(np.exp(np.mean(np.log(np.maximum(shares, 1e-12)))))
+        notes.append(f"error of a layer on samples held out: {mean:.3f} times that of rounding to nearest")
+    return notes

@@ -1,0 +1,90 @@
+"""settle: power-of-two scales that the integer engine of the target can compute with.
+
+Only scales move, here and in front of everything that chooses codes: the codes of weights follow from the float values
+under the scale that came out of it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from quark_onnx.config import QConfig
+from quark_onnx.dtypes import Integer
+from quark_onnx.graph import Graph, Node
+from quark_onnx.plan import Plan, Quantize, Use
+from quark_onnx.registry import TARGETS
+from quark_onnx.steps.compute_qparams import Params
+from quark_onnx.targets import Constraints, Positions, chain, constraints_of
+
+
+class Limits:
+    """The constraints of a target on the scales of a plan.
+
+    Attributes:
+        uses: the uses whose scales they are about.
+    """
+
+    def __init__(self, graph: Graph, plan: Plan, params: Params, config: QConfig) -> None:
+        """Without a target that has constraints there are none."""
+        nodes = graph.nodes if config.target and TARGETS[config.target].integer_engine else []
+        self._constraints: Constraints = constraints_of(graph, nodes, _Planned(graph, plan, params))
+        self._tied = self._constraints.tied()
+        self.uses = [key for key in self._constraints.keys if isinstance(key, Use)]
+
+    def tied(self, use: Use) -> list[Use]:
+        """The uses whose scales are one and the same, this one among them."""
+        return [key for key in self._tied.get(use, (use,)) if isinstance(key, Use)]
+
+    def settled(self, scales: dict[Use, float]) -> dict[Use, float]:
+        """Scales near to these under which all constraints hold: those that are to move.
+
+        Raises:
+            ConstraintError: there are none.
+        """
+        at: Positions = {use: position_of(scales[use]) for use in self.uses}
+        found = self._constraints.settle(at)
+        return {use: 2.0 ** -found[use] for use in self.uses if found[use] != at[use]}
+
+
+def settle(limits: Limits, params: Params) -> int:
+    """Move the scales in ``params`` until all constraints hold; how many moved.
+
+    Raises:
+        ConstraintError: there are no such scales.
+    """
+    moved = limits.settled({use: float(params.table[use].scale) for use in limits.uses})
+    for use, scale in moved.items():
+        params.table[use] = params.table[use].with_scale(np.full_like(params.table[use].scale, scale))
+    return len(moved)
+
+
+def position_of(scale: float) -> int:
+    """p of a scale 2**-p."""
+    return -round(float(np.log2(scale)))
+
+
+class _Planned:
+    """Positions as a plan has them."""
+
+    def __init__(self, graph: Graph, plan: Plan, params: Params) -> None:
+        self._graph, self._plan, self._params = graph, plan, params
+
+    def read(self, node: Node, index: int) -> Use | None:
+        return self._key(self._plan.use(node.input(index), node))
+
+    def result(self, node: Node) -> Use | None:
+        return self._key(Use(self._behind(node)[-1].outputs[0]))
+
+    def leaks(self, node: Node) -> bool:
+        return any(each.kind == "LeakyRelu" for each in self._behind(node)[1:])
+
+    def _key(self, use: Use) -> Use | None:
+        root = self._plan.root(use)
+        entry, known = self._plan.entries.get(root), self._params.table.get(root)
+        if not isinstance(entry, Quantize) or known is None or known.scale.size != 1:
+            return None
+        spec = entry.spec
+        return root if spec.pow2 and spec.symmetric and isinstance(spec.dtype, Integer) else None
+
+    def _behind(self, node: Node) -> list[Node]:
+        return chain(self._graph, node, lambda each: self._key(Use(each.outputs[0])) is not None)

@@ -1,0 +1,261 @@
+"""mixed: which nodes get more bits, or fewer, found by measuring what each of them does to the outputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import islice
+
+import numpy as np
+from onnx import ModelProto
+
+from calibrators import Statistic
+from calibrators.onnx_runtime.session import open_session
+from quark_onnx.config import QConfig
+from quark_onnx.errors import ConfigError
+from quark_onnx.graph import Graph, Node
+from quark_onnx.optimizers import AutoMixedPrecision, Samples
+from quark_onnx.plan import Keep, Plan, Quantize, Use
+from quark_onnx.progress import Progress
+from quark_onnx.report.measure import least_sqnr, measure
+from quark_onnx.steps.calibrate import Ranges, calibrate_each
+from quark_onnx.steps.compute_qparams import Params, solve, solve_biases
+from quark_onnx.steps.function_bodies import define_functions
+from quark_onnx.steps.insert import insert
+from quark_onnx.steps.keep_sensitive_float import guard
+from quark_onnx.steps.make_plan import make_plan
+from quark_onnx.steps.run import Sample
+
+#: At most so many changed nodes are tried to be changed back; so many others, to be lowered as well.
+_TRIES = 24
+
+
+@dataclass
+class Sensitivity:
+    """What was found.
+
+    Attributes:
+        noise: the error at the outputs that each node causes when it alone is quantized, or lowered; in dB of SQNR, or
+            by the user's metric.
+        changed: the nodes that get more bits, the worst first; or fewer, the least harmful first.
+        before, after: the goal without changed nodes, and with them.
+        reached: whether that meets the target.
+        into: what becomes of a changed node.
+    """
+
+    noise: dict[str, float] = field(default_factory=dict)
+    changed: list[str] = field(default_factory=list)
+    before: float = np.inf
+    after: float = np.inf
+    reached: bool = True
+    into: str = "float"
+
+
+def mix(
+    graph: Graph, config: QConfig, samples: Samples, *, show: bool | None = False
+) -> tuple[QConfig, Sensitivity | None]:
+    """The configuration with an override for the nodes that need more bits, or fewer, and what was found.
+
+    Without the optimizer in the configuration, that is returned as it is.
+    """
+    found = [optimizer for optimizer in config.optimizers if isinstance(optimizer, AutoMixedPrecision)]
+    if not found:
+        return config, None
+    if len(found) > 1:
+        raise ConfigError("auto_mixed_precision is given twice; one target is all that can be met")
+    if not len(samples):
+        raise ConfigError("auto_mixed_precision needs calibration data, to measure what each node does to the outputs")
+    found[0].check(config)
+    return _Search(graph, config, found[0], samples, show).run()
+
+
+class _Search:
+    def __init__(
+        self, graph: Graph, config: QConfig, settings: AutoMixedPrecision, samples: Samples, show: bool | None
+    ) -> None:
+        self._graph, self._config, self._settings, self._show = graph, config, settings, show
+        self._few: list[Sample] = list(islice(iter(samples), settings.samples))
+        self._float = open_session(graph.to_model())
+        every = tuple(node.name for node in graph.nodes)
+        either = (config,) if settings.of_weights else (config, self._with(every))
+        plans = [make_plan(graph, each, strict=False) for each in either]
+        with Progress(show, len(samples), "measuring ranges", "sample") as bar:
+            measured = calibrate_each(graph, plans, samples, bar.update)
+        self._ranges: list[Ranges] = measured
+        self._plans = plans
+        self._solved: dict[tuple[Use, Quantize], Params] = {}
+        self._goals: dict[tuple[str, ...], float] = {}
+
+    def run(self) -> tuple[QConfig, Sensitivity]:
+        settings, result = self._settings, Sensitivity()
+        result.into = settings.word(self._config)
+        names = [node.name for node in self._graph.nodes if self._changeable(node)]
+        result.before = result.after = self._goal(())
+        bound = settings.target
+        if settings.metric is not None:
+            bound = self._metric(self._graph.to_model()) - settings.target
+        result.reached = result.before >= bound
+        # raising is for a target that is missed, and lowering for one that is met
+        if result.reached != settings.lowers or not names:
+            return self._config, result
+        with Progress(self._show, len(names), "measuring nodes", "node") as bar:
+            for done, name in enumerate(names, 1):
+                result.noise[name] = self._goal((name,)) if settings.lowers else self._alone(name)
+                bar.update(done)
+        # those alike in the order of the graph
+        order = sorted(names, key=result.noise.__getitem__, reverse=settings.lowers)
+        whole = len(names) if settings.of_weights else len(self._graph.nodes)
+        most = max(1, int(settings.share * whole))
+        if settings.lowers:
+            chosen = self._most(order, bound, most)
+        else:
+            chosen = self._needed(self._fewest(order[:most], bound), bound)
+        result.changed, result.after = chosen, self._goal(tuple(chosen))
+        result.reached = result.after >= bound
+        return self._with(tuple(chosen)), result
+
+    def _most(self, order: list[str], bound: float, most: int) -> list[str]:
+        """The longest beginning of a list with which the bound is met, by bisection; and some nodes behind it.
+
+        Args:
+            order: nodes, the least harmful first.
+            bound: the least goal.
+            most: no more nodes than this.
+        """
+        low, high = 0, min(len(order), most) + 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._goal(tuple(order[:middle])) >= bound:
+                low = middle
+            else:
+                high = middle
+        chosen = order[:low]
+        for name in order[low + 1 : low + 1 + _TRIES]:
+            if len(chosen) < most and self._goal((*chosen, name)) >= bound:
+                chosen.append(name)
+        return chosen
+
+    def _fewest(self, order: list[str], bound: float) -> list[str]:
+        """The shortest beginning of a list that meets the bound, by bisection; all of it if none does."""
+        low, high = 0, len(order)
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._goal(tuple(order[:middle])) >= bound:
+                high = middle
+            else:
+                low = middle
+        return order[:high]
+
+    def _needed(self, chosen: list[str], bound: float) -> list[str]:
+        """The nodes that the bound is missed without, the least noisy tried first."""
+        if self._goal(tuple(chosen)) < bound:
+            return chosen
+        for name in list(reversed(chosen))[1 : 1 + _TRIES]:
+            rest = tuple(other for other in chosen if other != name)
+            if self._goal(rest) >= bound:
+                chosen = list(rest)
+        return chosen
+
+    def _with(self, names: tuple[str, ...]) -> QConfig:
+        config = self._config
+        if not names:
+            return config
+        return config.with_(overrides=(*config.overrides, self._settings.override(names, config)))
+
+    def _alone(self, name: str) -> float:
+        """The goal where one node alone is quantized; of weights, where its weight alone is."""
+        config = self._config.with_(nodes=(name,))
+        config = config.with_(activation=None) if self._settings.of_weights else config
+        return self._measured(self._plan_of(config))
+
+    def _changeable(self, node: Node) -> bool:
+        """Whether a node has something to be changed."""
+        plan = self._plans[0]
+        if not self._settings.of_weights:
+            return plan.touches(node)
+        entries = [plan.entry(plan.use(name, node)) for name in node.inputs if self._graph.is_constant(name)]
+        return any(isinstance(entry, Quantize) and self._settings.narrow(entry.spec) for entry in entries)
+
+    def _goal(self, names: tuple[str, ...]) -> float:
+        """The goal where these nodes are changed."""
+        if names not in self._goals:
+            self._goals[names] = self._measured(self._plan_of(self._with(names)))
+        return self._goals[names]
+
+    def _plan_of(self, config: QConfig) -> Plan:
+        return make_plan(self._graph, config, strict=False, shapes=self._plans[0].shapes)
+
+    def _measured(self, plan: Plan) -> float:
+        model = self._built(plan)
+        if self._settings.metric is not None:
+            return self._metric(model)
+        errors = measure(self._float, open_session(model), self._few)
+        return least_sqnr(errors, np.inf)
+
+    def _metric(self, model: ModelProto) -> float:
+        assert self._settings.metric is not None
+        found = self._settings.metric(model)
+        try:
+            number = float(found)
+        except (TypeError, ValueError):
+            number = np.nan
+        if np.isnan(number):
+            raise ConfigError(f"metric of auto_mixed_precision returned {found!r}; it must return a number")
+        return number
+
+    def _built(self, plan: Plan) -> ModelProto:
+        ranges: Ranges = {}
+        for use, entry in list(plan.entries.items()):
+            if not isinstance(entry, Quantize) or self._graph.is_constant(use.tensor):
+                continue
+            known = self._measured_as(use, entry)
+            if known is not None:
+                plan.entries[use], ranges[use] = known
+            elif entry.spec.measured:
+                plan.entries[use] = Keep("its range was not measured")
+        if self._config.safe:
+            guard(self._graph, plan, ranges)
+        params = self._solve(plan, ranges)
+        solve_biases(self._graph, plan, params)
+        result = insert(self._graph, plan, params)
+        define_functions(result)
+        return result.to_model()
+
+    def _measured_as(self, use: Use, entry: Quantize) -> tuple[Quantize, Statistic] | None:
+        """The same decision with its range, or one that differs in its bounds alone, from either of the two plans."""
+        for plan, ranges in zip(self._plans, self._ranges, strict=True):
+            for other in dict.fromkeys((use, Use(use.tensor), *(u for u in ranges if u.tensor == use.tensor))):
+                planned = plan.entries.get(other) if other in ranges else None
+                if isinstance(planned, Quantize) and planned.spec == entry.spec:
+                    return planned, ranges[other]
+        return None
+
+    def _solve(self, plan: Plan, ranges: Ranges) -> Params:
+        """Scales, each found once for the same decision about the same tensor."""
+        params = Params()
+        for use, entry in list(plan.entries.items()):
+            if not isinstance(entry, Quantize) or not entry.spec.measured:
+                continue
+            key = (Use(use.tensor), entry)
+            if key not in self._solved:
+                single = Plan(self._graph, plan.specs, shapes=plan.shapes)
+                single.entries[use] = entry
+                self._solved[key] = solve(self._graph, single, {use: ranges[use]} if use in ranges else {})
+                self._solved[key].table = {Use(use.tensor): each for each in self._solved[key].table.values()}
+            if Use(use.tensor) in self._solved[key].table:
+                params.table[use] = self._solved[key].table[Use(use.tensor)]
+            else:
+                plan.entries[use] = Keep("its scale cannot be stored")
+        return params
+
+
+def describe(found: Sensitivity, settings: AutoMixedPrecision, nodes: int) -> list[str]:
+    """What a report says of it."""
+    unit = "" if settings.metric is not None else " dB"
+    verb = "lowered" if settings.lowers else "raised"
+    missed = "" if found.reached else ", missed"
+    lines = [
+        f"auto_mixed_precision: {len(found.changed)} of {nodes} nodes {found.into}, "
+        f"{found.before:.2f} -> {found.after:.2f}{unit} (target {settings.target:g}{unit}{missed})"
+    ]
+    lines += [f"{verb} to {found.into}: {name} (alone {found.noise[name]:.2f}{unit})" for name in found.changed]
+    return lines

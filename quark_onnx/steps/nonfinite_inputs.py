@@ -1,0 +1,66 @@
+"""tolerate: which non-finite values each input may hold without harm to anything that is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from onnx import TensorProto
+
+from calibrators.readers.open import Allowed
+from quark_onnx.dtypes import BFLOAT16
+from quark_onnx.graph import Graph
+from quark_onnx.plan import Entry, Plan, Quantize
+from quark_onnx.rules import WEIGHTED
+
+_FLOATS = frozenset(
+    {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16, TensorProto.UNDEFINED}
+)
+#: Operators that turn minus infinity into zero.
+_ABSORBING = frozenset(
+    {"Softmax", "Exp", "Attention", "com.microsoft::Attention", "com.microsoft::MultiHeadAttention"}
+    | {"com.microsoft::GroupQueryAttention"}
+)
+
+
+def tolerated(graph: Graph, plan: Plan) -> dict[str, Allowed]:
+    """What each input may hold besides finite values.
+
+    NaN or infinity in a sample is an error, because it spoils the range of whatever is computed from it, except that
+
+    - an input that no quantized tensor depends on may hold anything: what IsNaN looks for, a tree's missing features,
+      and what a bfloat16 activation represents, which has neither a range nor, unlike our float16, saturation
+    - an additive mask may hold minus infinity, "never": it ends in a softmax before any layer multiplies it. Tensors on
+      the way, of which infinity shows when they are measured, stay float.
+    """
+    finite = {use.tensor for use, entry in plan.entries.items() if _is_spoiled(entry)}
+    result: dict[str, Allowed] = {}
+    for value in graph.inputs:
+        if not finite & _depending(graph, value.name, ()):
+            result[value.name] = "anything"
+        elif _is_mask(graph, value.name):
+            result[value.name] = "-inf"
+    return result
+
+
+def _is_spoiled(entry: Entry) -> bool:
+    """Return whether NaN or infinity in a tensor spoils its scale or the exponent of its blocks, or saturates."""
+    return isinstance(entry, Quantize) and entry.spec.dtype is not BFLOAT16
+
+
+def _is_mask(graph: Graph, tensor: str) -> bool:
+    way = _depending(graph, tensor, _ABSORBING)
+    readers = {node.kind for name in way for node in graph.consumers(name)}
+    outputs = any(graph.is_output(name) for name in way)
+    return bool(readers & _ABSORBING) and not readers & WEIGHTED and not outputs
+
+
+def _depending(graph: Graph, tensor: str, stop: Collection[str]) -> set[str]:
+    """The tensor and the float tensors that are computed from it, not looking beyond operators in ``stop``."""
+    found, todo = {tensor}, [tensor]
+    while todo:
+        for node in graph.consumers(todo.pop()):
+            after = () if node.kind in stop else node.outputs
+            new = {name for name in after if name and graph.elem_type(name) in _FLOATS} - found
+            found |= new
+            todo += new
+    return found

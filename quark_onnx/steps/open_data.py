@@ -1,0 +1,56 @@
+"""read: the calibration data as a stream of samples that fit the model."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+from onnx import helper
+
+from calibrators.readers.open import InputSpec, Reader, open_reader
+from quark_onnx.config import QConfig
+from quark_onnx.errors import DataError, data_errors
+from quark_onnx.graph import Graph
+from quark_onnx.steps.make_plan import make_plan
+from quark_onnx.steps.nonfinite_inputs import tolerated
+from quark_onnx.steps.run import Sample
+
+
+def input_specs(graph: Graph, config: QConfig | None = None) -> list[InputSpec]:
+    """What the data has to provide: name, type, shape and possible values of each input that has no default."""
+    config = (config or QConfig()).with_(keep_existing=True)  # the inputs of a quantized model are none the less inputs
+    specs, allowed = [], tolerated(graph, make_plan(graph, config))
+    for value in graph.inputs:
+        if value.name in graph.initializers:
+            continue
+        kind = graph.elem_type(value.name)
+        try:
+            dtype = np.dtype(helper.tensor_dtype_to_np_dtype(kind)) if kind else None
+        except (KeyError, TypeError):
+            dtype = None
+        tensor = value.type.WhichOneof("value") in ("tensor_type", None)
+        shape = graph.shape(value.name) if tensor else None
+        specs.append(InputSpec(value.name, dtype, shape, allowed.get(value.name, "finite"), tensor))
+    return specs
+
+
+def reader_for(graph: Graph, data: Any, config: QConfig | None = None) -> Reader:
+    """The calibration data as a reader of checked samples; a ``partial`` of ``open_reader`` lacks only the inputs."""
+    if data is None:
+        raise DataError("no calibration data was given; pass an iterable of {input name: array}, a folder or a reader")
+    with data_errors():
+        if isinstance(data, Reader):
+            return data
+        opening = data if isinstance(data, partial) else partial(open_reader, data)
+        return opening(input_specs(graph, config), constants=frozenset(graph.initializers))
+
+
+def first_sample(reader: Reader) -> Sample:
+    """The first sample, which stays part of the pass.
+
+    Raises:
+        DataError: there is none, or it does not fit.
+    """
+    with data_errors():
+        return reader.first()

@@ -1,0 +1,45 @@
+"""probe: one sample made up, where there is no data, to check by running that nothing was broken."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+
+from calibrators.errors import CalibrationError
+from calibrators.onnx_runtime.extensions import DOMAINS
+from calibrators.readers.open import RandomData
+from quark_onnx.errors import ModelError
+from quark_onnx.graph import Graph
+from quark_onnx.steps.open_data import input_specs
+from quark_onnx.steps.run import Reference, Sample
+
+logger = logging.getLogger(__name__)
+
+#: Sizes that are tried in turn for the dimensions that a model leaves open.
+_SIZES = (1, 2, 8, 32, 224)
+
+
+def probe(graph: Graph, reference: Reference) -> Sample | None:
+    """Random inputs that the float model runs on; None if none are found, or if what decodes files would read them.
+
+    Raises:
+        ModelError: onnxruntime cannot load the float model.
+    """
+    reference.session  # noqa: B018  (a model that cannot be loaded is nothing to begin with)
+    if any(node.domain in DOMAINS for node in graph.nodes):
+        return None  # a decoder of images ends the process when it is given anything else
+    specs = input_specs(graph)
+    symbols = {dim for spec in specs for dim in spec.shape or () if isinstance(dim, str)}
+    for size in _SIZES:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # nothing is calibrated on it
+                [sample] = RandomData(1, dims=dict.fromkeys(symbols, size)).draw(specs)
+            reference.outputs(sample)
+        except (CalibrationError, ModelError) as error:
+            logger.debug("no sample with dimensions of %d: %s", size, error)
+            if not symbols:
+                break
+        else:
+            return sample
+    return None

@@ -1,0 +1,143 @@
+"""trial: how far the outputs of a model are from those of the float model, for one choice of scales after another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto, ValueInfoProto
+
+from calibrators.onnx_runtime.interrupt import Lanes
+from calibrators.onnx_runtime.session import open_session
+from quark_onnx.graph import Graph, Node, ShapeArithmetic
+from quark_onnx.report.shapes import other_shape
+from quark_onnx.steps.run import Sample
+
+#: A sample counts as right from this share of noise on: no single good sample outweighs the others.
+_FLOOR = 1e-3
+#: Operators behind which an output is judged by what they read: they only move values.
+_PUT_TOGETHER = frozenset({"Concat", "Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+#: So many samples are run before it is asked whether the others are worth it: not if they are worse by this much.
+_AT_ONCE, _SLACK = 2, 0.02
+Scales = Mapping[str, NDArray[np.float32]]
+
+
+class Probe:
+    """The float outputs of some samples, and a model whose scales are inputs."""
+
+    def __init__(self, graph: Graph, live: Graph, samples: Sequence[Sample]) -> None:
+        judged = _parts(graph)
+        session = open_session(_with_outputs(graph, [tensor for tensor, _ in judged]), what="the float model")
+        self._live, self._shapes, self._samples = live, ShapeArithmetic.of(graph), samples
+        self._names = [tensor for tensor, _ in judged]
+        self._judged = [_as_read(live, tensor, reader) for tensor, reader in judged]
+        self._results = list(dict.fromkeys(self._judged))
+        self._session = _open(_with_outputs(live, self._results))
+        self._read = [value.name for value in self._session.get_inputs()]
+        self._references: list[list[tuple[int, NDArray[np.float64]]]] = []
+        for sample in samples:
+            values = session.run(None, dict(sample))
+            self._references.append([(place, v.astype(np.float64)) for place, v in enumerate(values) if _measurable(v)])
+        self.usable = all(self._references)
+        self._pool = Lanes(_AT_ONCE)
+
+    def noise(self, scales: Scales, best: list[float]) -> list[float]:
+        """For each sample, the mean over outputs of the logarithm of noise over signal.
+
+        Fewer samples where the first few are worse than ``best``, what was found before: nothing more can come of that.
+
+        Raises:
+            ModelError: an output has another shape than in the float model.
+        """
+        found = list[float]()
+        for start in range(0, len(self._references), _AT_ONCE):
+            some = range(start, min(len(self._references), start + _AT_ONCE))
+            found += self._pool.map(lambda place: self._one(scales, place), some)
+            if best and np.mean(found) > np.mean(best[: len(found)]) + _SLACK:
+                break
+        return found
+
+    def _one(self, scales: Scales, place: int) -> float:
+        sample = self._samples[place]
+        feeds = {name: sample[name] if name in sample else scales[name] for name in self._read}
+        values = dict(zip(self._results, self._session.run(self._results, feeds), strict=True))
+        errors = []
+        for output, reference in self._references[place]:
+            value = values[self._judged[output]]
+            if value.shape != reference.shape:
+                self._require_sized_by_data(self._names[output], reference.shape, value.shape)
+            errors.append(_output_error(value, reference))
+        return float(np.mean(errors))
+
+    def _require_sized_by_data(self, tensor: str, reference: tuple[int, ...], found: tuple[int, ...]) -> None:
+        """Raise an error unless values of a signal decide the shape of a tensor."""
+        if not self._shapes.sized_by_data(tensor):
+            what = "output" if self._live.is_output(tensor) else "tensor"
+            raise other_shape(f"{what} {tensor!r}", str(reference), str(found))
+
+    def __enter__(self) -> Probe:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pool.__exit__(kind, error, trace)
+
+
+def _open(model: ModelProto) -> Any:
+    """A session with one thread, as several samples run side by side, in which biases are rounded."""
+    return open_session(model, threads=1, what="the quantized model with its scales as inputs")
+
+
+def _output_error(value: NDArray[Any], reference: NDArray[np.float64]) -> float:
+    """Return the logarithm of noise over signal of one output on one sample.
+
+    An output of another shape, as values of the signal may decide it, has lost all of its signal.
+    """
+    if value.shape != reference.shape:
+        return float(np.log(1 + _FLOOR))
+    error = np.square(value - reference).sum() / np.square(reference).sum()
+    return float(np.log(error + _FLOOR)) if np.isfinite(error) else float("inf")
+
+
+def _parts(graph: Graph) -> list[tuple[str, Node | None]]:
+    """The tensors that outputs are put together from, with a node that reads them; None for an output.
+
+    In one tensor with large coordinates the scores of a detector would count for nothing.
+    """
+    found, todo = dict[str, Node | None](), list[tuple[str, Node | None]]()
+    todo += [(value.name, None) for value in reversed(graph.outputs)]
+    while todo:
+        tensor, reader = todo.pop()
+        node = graph.producer(tensor)
+        if node is None or node.kind not in _PUT_TOGETHER:
+            if not graph.is_constant(tensor):
+                found.setdefault(tensor, reader)
+            continue
+        inputs = node.inputs if node.kind == "Concat" else node.inputs[:1]
+        todo += [(name, node) for name in reversed(inputs)]
+    return list(found.items())
+
+
+def _as_read(live: Graph, tensor: str, reader: Node | None) -> str:
+    """The tensor as its reader sees it once it is rounded; the name of an output stays."""
+    if reader is None:
+        return tensor
+    node = next(node for node in live.nodes if node.name == reader.name)
+    return node.inputs[reader.inputs.index(tensor)]
+
+
+def _with_outputs(graph: Graph, tensors: list[str]) -> ModelProto:
+    """The model with other outputs, of any type that onnxruntime finds."""
+    model = graph.to_model()
+    del model.graph.output[:]
+    model.graph.output.extend(ValueInfoProto(name=name) for name in tensors)
+    return model
+
+
+def _measurable(value: Any) -> bool:
+    floating = isinstance(value, np.ndarray) and value.dtype.kind == "f"
+    return bool(floating and np.isfinite(value).all() and value.any())

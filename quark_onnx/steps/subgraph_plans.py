@@ -1,0 +1,185 @@
+"""inside: the bodies of If, Loop and Scan, each with a plan of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from onnx import ModelProto, TensorProto
+
+from calibrators import Statistic
+from calibrators.onnx_runtime.control_flow import Control, Scope
+from quark_onnx.config import Override, QConfig
+from quark_onnx.dtypes import BODY_OPSET
+from quark_onnx.graph import Graph, Node, ShapeArithmetic, overridable
+from quark_onnx.graph.bodies import Body, bodies
+from quark_onnx.graph.states import State, states
+from quark_onnx.plan import EXCLUDED, OVERRIDABLE, Keep, Plan, Quantize, Use, select
+from quark_onnx.steps.make_plan import make_plan
+from quark_onnx.steps.opsets import contributed
+from quark_onnx.steps.states import inner_states
+
+_CONTROL = frozenset({"If", "Loop", "Scan"})
+#: Before this opset a Scan ran over batches.
+_SCAN_OPSET = 9
+#: Types that onnxruntime and numpy exchange.
+_EXCHANGED = frozenset(
+    {TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BOOL, TensorProto.STRING}
+    | {TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64}
+    | {TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64}
+)
+
+
+@dataclass
+class Inside:
+    """A body, and what becomes of its tensors.
+
+    Attributes:
+        body: where it is.
+        graph: it, as a graph of its own.
+        plan: decisions about its tensors.
+        insides: the bodies in it.
+        played: whether it can be run by itself, and so be measured.
+        ranges: what was measured of its tensors.
+    """
+
+    body: Body
+    graph: Graph
+    plan: Plan
+    insides: list[Inside]
+    played: bool
+    ranges: dict[Use, Statistic] = field(default_factory=dict)
+
+
+def plan_insides(
+    graph: Graph,
+    config: QConfig,
+    shapes: ShapeArithmetic | None = None,
+    recurrent: Sequence[State] | None = None,
+) -> list[Inside]:
+    """Plans of the bodies of a graph's nodes; what cannot be measured is planned without activations that have to be.
+
+    What a body hands out keeps its value: what reads it outside decides.
+
+    Args:
+        shapes: which tensors are shape arithmetic; None to find out, which is right for a graph that is no body.
+        recurrent: states that run from step to step; None for those that the graph's interface tells of.
+    """
+    if not config.bodies or not any(node.has_subgraph for node in graph.nodes):
+        return []
+    shapes = shapes or ShapeArithmetic.of(graph)
+    outer = states(graph) if recurrent is None else recurrent
+    chosen, found = select(graph, config.with_(keep_existing=True), strict=False), list[Inside]()
+    for body in bodies(graph):
+        if body.node.kind not in _CONTROL or chosen[body.node].keep == EXCLUDED:
+            continue
+        played = _playable(graph, body.node)
+        own = config if played else _unmeasured(config)
+        inner = Graph(body.model)
+        inner.reserve(graph.names)
+        known = shapes.inside(body)
+        carried = inner_states(graph, outer, body)
+        plan = make_plan(inner, own.with_(keep_existing=True), strict=False, shapes=known, recurrent=carried)
+        if config.safe:
+            _spare_carried(plan, body)
+        for name in body.borrowed.intersection(overridable(graph)):
+            plan.keep(name, OVERRIDABLE)
+        for value in inner.outputs:
+            if Use(value.name) in plan.entries:
+                plan.entries[Use(value.name)] = Keep("a body hands it out")
+        found.append(Inside(body, inner, plan, plan_insides(inner, own, known, carried), played))
+    return found
+
+
+def wanted(insides: Sequence[Inside]) -> list[Quantize]:
+    """Every tensor that is to be quantized in bodies, and in those inside them."""
+    entries = [entry for inside in insides for entry in inside.plan.entries.values() if isinstance(entry, Quantize)]
+    return entries + [entry for inside in insides for entry in wanted(inside.insides)]
+
+
+def all_plans(insides: Sequence[Inside]) -> list[Plan]:
+    """The plans of bodies, and of those inside them."""
+    return [plan for inside in insides for plan in (inside.plan, *all_plans(inside.insides))]
+
+
+def give_up_late(insides: Sequence[Inside], *, vendor: bool) -> None:
+    """Keep float what the model's opset cannot express, as it could not be raised."""
+    for inside in insides:
+        opset = inside.graph.opset
+        for use, entry in list(inside.plan.entries.items()):
+            least = max(entry.min_opset, BODY_OPSET * vendor) if isinstance(entry, Quantize) else 0
+            if isinstance(entry, Quantize) and least > opset and (vendor or not contributed(entry)):
+                inside.plan.entries[use] = Keep(f"the model's opset is {opset}, the format needs {least}")
+        give_up_late(inside.insides, vendor=vendor)
+
+
+def controls(insides: Sequence[Inside], scopes: Sequence[Scope]) -> tuple[Control, ...]:
+    """The nodes to play, from their bodies and what is watched in each."""
+    nodes: dict[Node, dict[str, Scope]] = {}
+    for inside, scope in zip(insides, scopes, strict=True):
+        if inside.played:
+            nodes.setdefault(inside.body.node, {})[inside.body.attribute] = scope
+    watched = {node: own for node, own in nodes.items() if any(list(scope.flat()) for scope in own.values())}
+    return tuple(_control(node, own) for node, own in watched.items())
+
+
+def shapeless(inside: Inside) -> ModelProto:
+    """A body as a model whose inputs have any shape: what a body declares is not what it is given, at times."""
+    model, node = inside.graph.to_model(), inside.body.node
+    own = [value for value in model.graph.input if value.name not in inside.body.borrowed]
+    pinned = [value.name for value in own[:2]] if node.kind == "Loop" else []
+    for value in model.graph.input:
+        if value.name not in pinned and value.type.WhichOneof("value") == "tensor_type":
+            value.type.tensor_type.ClearField("shape")
+    return model
+
+
+def _spare_carried(plan: Plan, body: Body) -> None:
+    """Keep float what a Loop or a Scan carries from step to step, where it would have one scale for all steps."""
+    own = [value.name for value in body.model.graph.input if value.name not in body.borrowed]
+    results = [value.name for value in body.model.graph.output]
+    scanned = int(body.node.attribute("num_scan_inputs", 0))
+    if body.node.kind == "Loop":
+        carried = own[2:] + results[1 : len(own) - 1]
+    elif body.node.kind == "Scan":
+        carried = own[: len(own) - scanned] + results[: len(own) - scanned]
+    else:
+        return
+    for root in {plan.root(Use(name)) for name in carried}:
+        entry = plan.entries.get(root)
+        if isinstance(entry, Quantize) and entry.spec.measured:
+            plan.keep(root.tensor, "it is carried from step to step, and its range may change at each")
+
+
+def _playable(graph: Graph, node: Node) -> bool:
+    if node.kind == "Scan" and graph.opset < _SCAN_OPSET:
+        return False
+    types = [value.type for body in bodies(graph, node) for value in body.model.graph.input]
+    return all(
+        kind.tensor_type.elem_type in _EXCHANGED
+        if kind.WhichOneof("value") == "tensor_type"
+        else kind.WhichOneof("value")
+        for kind in types
+    )
+
+
+def _control(node: Node, scopes: dict[str, Scope]) -> Control:
+    inputs = node.inputs + ("",) * (2 - len(node.inputs)) if node.kind == "Loop" else node.inputs
+    if node.kind != "Scan":
+        return Control(node.name, node.kind, inputs, scopes)
+    count = node.attribute("num_scan_inputs", 0)
+    axes = tuple(node.attribute("scan_input_axes", [0] * count))
+    backwards = tuple(map(bool, node.attribute("scan_input_directions", [0] * count)))
+    return Control(node.name, node.kind, inputs, scopes, count, axes, backwards)
+
+
+def _unmeasured(config: QConfig) -> QConfig:
+    """The settings without activations whose range would have to be measured."""
+    overrides = list[Override]()
+    for override in config.overrides:
+        if override.activation is None or not override.activation.measured:
+            overrides.append(override)
+        elif override.weight is not None:
+            overrides.append(replace(override, activation=None))
+    activation = config.activation if config.activation and not config.activation.measured else None
+    return config.with_(activation=activation, overrides=tuple(overrides))

@@ -1,0 +1,1 @@
+"""GPTQ and its successors GPTAQ and Qronos."""

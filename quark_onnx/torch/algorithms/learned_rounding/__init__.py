@@ -1,0 +1,1 @@
+"""Algorithms that train the rounding of weights."""

@@ -1,0 +1,225 @@
+"""SignedRounding: roundings and ranges of the weights of a block, trained together on what the block computes.
+
+Cheng et al. 2023, "Optimize Weight Rounding via Signed Gradient Descent for the Quantization of LLMs" (AutoRound).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from quark_onnx.errors import ConfigError, DataError
+from quark_onnx.optimizers.base import require_flag, require_number, require_whole
+from quark_onnx.registry import ALGORITHMS
+from quark_onnx.torch.algorithms.base import BlockJob, Outcome
+from quark_onnx.torch.algorithms.gptq.levels import Steps
+from quark_onnx.torch.algorithms.learned_rounding.trainable_weight import TrainableWeight, through
+from quark_onnx.torch.algorithms.learned_rounding.training_state import OPTIMIZERS, Descent, draws, looks
+from quark_onnx.torch.formats.quantized_tensor import Quantized
+from quark_onnx.torch.models.quantized_layer import QuantizedLayer, outputs_first
+
+#: How often the whole error is computed on the way.
+_LOOKS = 10
+
+
+@ALGORITHMS.register("autoround")
+@dataclass(frozen=True)
+class SignedRounding:
+    """Trains how each weight of a block is rounded, and its ranges, by the error of what the block computes.
+
+    Of all that is looked at on the way, the start and means of the descent's last steps among it, the best is kept.
+
+    The same number of threads gives the same codes; products of float32 differ in their last bits between numbers of
+    threads, and the way of a descent with them.
+
+    Attributes:
+        steps: of the descent.
+        lr: how far a rounding moves in the first step, as a share of the distance of two codes; it falls to nothing
+            towards the last one. 1 / steps if None.
+        minmax_lr: how far an end of a range moves, as a share of it, and accordingly less where it has more than 15
+            steps; as lr if None.
+        batch: samples that a step looks at; more where the data has more in one batch, as those are run together.
+        tune_ranges: whether to train ranges at all.
+        optimizer: "adam", or "sign", which is the paper's: every step has the same length.
+        seed: of the order of the samples.
+    """
+
+    name: ClassVar[str] = "autoround"
+    sums: ClassVar[bool] = False
+    stage: ClassVar[str] = "weights"
+    aims_at_float: ClassVar[bool] = True
+    rounds_activations: ClassVar[bool] = True
+    needs_data: ClassVar[bool] = True
+
+    steps: int = 200
+    lr: float | None = None
+    minmax_lr: float | None = None
+    batch: int = 8
+    tune_ranges: bool = True
+    optimizer: str = "adam"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require_whole(self, "steps", "batch")
+        require_whole(self, "seed", least=0)
+        require_flag(self, "tune_ranges")
+        for rate in ("lr", "minmax_lr"):
+            if getattr(self, rate) is not None:
+                require_number(self, rate, least=0, most=1)
+        if self.optimizer not in OPTIMIZERS:
+            raise ConfigError(
+                f"optimizer of {self.name} is {self.optimizer!r}; it must be one of: {', '.join(OPTIMIZERS)}"
+            )
+
+    def __call__(self, job: BlockJob, made: Mapping[str, Quantized]) -> tuple[dict[str, Quantized], list[Outcome]]:
+        """Choose codes; the block's error on all of the data is no greater than it was.
+
+        Raises:
+            DataError: what the float block computes is infinite or no number.
+        """
+        trained, outcomes = dict[str, TrainableWeight](), list[Outcome]()
+        for name, weight, _ in job.weights():
+            if (steps := Steps.of(made[name])) is not None:
+                trained[name] = TrainableWeight(weight, made[name], steps)
+            else:
+                kind = made[name].spec.dtype.name
+                outcomes.append(
+                    Outcome(name, self.name, 0.0, 0.0, f"{kind} has no steps that can be trained; its codes stay")
+                )
+        if not trained or not job.calls:
+            return dict(made), outcomes
+        layers = {name: Training(layer, trained.get(name)) for name, layer in job.quantized(made).items()}
+        block = _Block(job, list(layers.values()))
+        if not all(torch.isfinite(target).all() for target in job.targets):
+            raise DataError(f"what {job.name} computes is infinite or no number on the calibration data")
+        with job.put(layers):
+            before, after = self._train(block, list(trained.values()))
+        power = sum(float(target.float().square().sum()) for target in job.targets) or 1.0
+        outcomes.append(Outcome(job.name, self.name, before / power, after / power, f"{self.steps} steps"))
+        return dict(made) | {name: each.made() for name, each in trained.items()}, outcomes
+
+    def _train(self, block: _Block, trained: Sequence[TrainableWeight]) -> tuple[float, float]:
+        """Move the leaves to the best that is found; the squared error before and after."""
+        lr = 1 / self.steps if self.lr is None else self.lr
+        range_lr = lr if self.minmax_lr is None else self.minmax_lr
+        descent = Descent(trained, self.steps, lr, range_lr if self.tune_ranges else None, self.optimizer)
+        before = descent.look(block.error)
+        looked_at = set(looks(self.steps, _LOOKS))
+        for step, chosen in zip(range(self.steps), draws(len(block), block.calls(self.batch), self.seed), strict=False):
+            block.descend(chosen, descent.leaves)
+            descent.step(1 - step / self.steps)
+            if step + 1 in looked_at:
+                descent.look(block.error)
+                descent.look_at_means(block.error)
+        return before, descent.finish()
+
+
+class Training(nn.Module):
+    """A layer that computes with a weight that is being trained; roundings of activations hand gradients through.
+
+    Args:
+        layer: how it computes.
+        trained: None where its weight stays.
+    """
+
+    def __init__(self, layer: QuantizedLayer, trained: TrainableWeight | None) -> None:
+        super().__init__()
+        self.layer, self.trained = layer, trained
+        self.current: Any = None
+
+    @property
+    def weight(self) -> Any:
+        """What it computes with."""
+        return self.layer.weight if self.current is None else self.current
+
+    @property
+    def bias(self) -> Any:
+        """The bias of the layer, for blocks that multiply by the weight themselves, as Mamba's does."""
+        return self.layer.bias
+
+    @property
+    def round_keys(self) -> Any:
+        """What attention rounds rotated keys by; None where the layer computes none."""
+        own = self.layer.round_keys
+        return None if own is None else lambda keys: through(keys, own(keys.detach()))
+
+    @property
+    def round_probabilities(self) -> Any:
+        """What attention rounds probabilities by; None where it is not this layer that has their scale."""
+        own = self.layer.round_probabilities
+        return None if own is None else lambda found: through(found, own(found.detach()))
+
+    def forward(self, input: Any, *more: Any, **named: Any) -> Any:
+        """What the quantized layer computes."""
+        layer = self.layer
+        if layer.input is not None and layer.kind not in ("Embedding", "EmbeddingBag"):
+            input = through(input, layer.input(input.detach()))
+        found = layer.compute(input, self.weight, more, named)
+        return found if layer.output is None else through(found, layer.rounded(found.detach()))
+
+
+def renew(layers: Iterable[Training]) -> None:
+    """Let layers compute with what their weights are now; all of them are trained."""
+    for layer, weight in zip(layers, _weights(layers), strict=True):
+        layer.current = weight
+
+
+def descend(layers: Sequence[Training], losses: Iterator[Any], leaves: Sequence[Any]) -> None:
+    """Gradients of the sum of losses, in the leaves; one loss is computed at a time, so that no other activations are
+    alive, and weights are rounded once for all."""
+    with torch.enable_grad():
+        weights = _weights(layers)
+        for layer, weight in zip(layers, weights, strict=True):
+            layer.current = weight.detach().requires_grad_(True)
+        ends = [layer.current for layer in layers]
+        for loss in losses:
+            if loss.requires_grad:  # it does not where the block runs none of the trained layers
+                loss.backward(inputs=ends)
+        for leaf in leaves:
+            leaf.grad = torch.zeros_like(leaf)
+        slopes = [torch.zeros_like(end) if end.grad is None else end.grad for end in ends]
+        torch.autograd.backward(weights, slopes, inputs=list(leaves))
+
+
+def _weights(layers: Iterable[Training]) -> list[Any]:
+    return [outputs_first(each.trained.weight(), each.layer.kind) for each in layers if each.trained is not None]
+
+
+class _Block:
+    """A block with layers that are being trained in it.
+
+    Args:
+        job: the block.
+        layers: all of its quantized layers.
+    """
+
+    def __init__(self, job: BlockJob, layers: Sequence[Training]) -> None:
+        self._job = job
+        self._layers = [layer for layer in layers if layer.trained is not None]
+
+    def __len__(self) -> int:
+        return len(self._job.calls)
+
+    def calls(self, samples: int) -> int:
+        """How many calls have so many samples; one or more."""
+        known: int = sum(call.hidden.shape[0] for call in self._job.calls)
+        return max(1, round(samples * len(self) / max(1, known)))
+
+    def _squares(self, index: int) -> Any:
+        job = self._job
+        return (job.calls[index].run(job.block).float() - job.targets[index].float()).square()
+
+    def error(self) -> float:
+        """The sum of squares over all samples; infinite where it is no number."""
+        with torch.no_grad():
+            renew(self._layers)
+            total = sum(float(self._squares(index).sum(dtype=torch.float64)) for index in range(len(self)))
+        return total if total == total else float("inf")
+
+    def descend(self, chosen: Sequence[int], leaves: Sequence[Any]) -> None:
+        """Gradients of some samples, in the leaves."""
+        descend(self._layers, (self._squares(index).mean() for index in chosen), leaves)

@@ -1,0 +1,199 @@
+"""A quantized weight whose roundings and scales gradients can move: ``w = scale * round(w / scale + shift)``.
+
+Every rounding hands gradients straight through (Bengio et al. 2013, "Estimating or Propagating Gradients Through
+Stochastic Neurons for Conditional Computation"). What is computed on the way is, bit for bit, what the codes stand for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import torch
+
+from calibrators.grid import SMALLEST_SCALE
+from quark_onnx.dtypes import Integer, Scaled
+from quark_onnx.kernels.minifloat import E4M3, MiniFloat
+from quark_onnx.torch.algorithms.gptq.levels import Steps
+from quark_onnx.torch.config.number_formats import TwoLevel, element_of
+from quark_onnx.torch.formats import block_formats
+from quark_onnx.torch.formats.bit_packing import in_blocks
+from quark_onnx.torch.formats.quantized_tensor import Quantized
+
+#: The least and the most that a range may become, as a share of what it was.
+_SHARES = (0.1, 1.0)
+#: How far a value may be shifted, in steps.
+_REACH = 0.5
+#: How far from the middle of what is rounded to a code, in steps, a value begins that an algorithm has moved there.
+_FROM_MIDDLE = 0.45
+
+
+class _Through(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any, rounded: Any) -> Any:
+        return rounded.view_as(rounded)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0], None
+
+
+def through(x: Any, rounded: Any) -> Any:
+    """``rounded``, with the gradients of ``x``.
+
+    >>> x = torch.tensor(1.2, requires_grad=True)
+    >>> (3 * through(x, torch.round(x.detach()))).backward()
+    >>> x.grad
+    tensor(3.)
+    """
+    return _Through.apply(x, rounded)
+
+
+class TrainableWeight:
+    """A weight on its way from codes to better ones.
+
+    Args:
+        weight: floats of shape (outputs, ...).
+        start: its codes; ``made`` returns these until a leaf is moved.
+        steps: those of ``start``.
+
+    Attributes:
+        shift: what is added to every value before it is rounded, in steps, -0.5 to 0.5; further where ``start`` is.
+        high: what the greatest value that has a code is multiplied by, for each scale; the least one, too, where the
+            format is symmetric. At most 1.
+        low: what the least value that has a code is multiplied by; None where the format is symmetric.
+    """
+
+    def __init__(self, weight: Any, start: Quantized, steps: Steps) -> None:
+        self._start, self._spec = start, start.spec
+        self._element, self._qmin, self._qmax = steps.element, steps.least, steps.greatest
+        self._reals = self._matrix(weight.detach().float())
+        scale = start.scale.float()
+        self._unit: Any = 1.0
+        if isinstance(self._spec.dtype, TwoLevel):
+            self._unit = start.whole.float()
+        elif not isinstance(self._spec.dtype, Scaled):
+            scale = torch.exp2(scale - block_formats.BIAS)
+            self._unit = 1.0 if element_of(self._spec.dtype) else 2.0**-6  # MXINT8 has 1/64
+        self._scale = self._spread(scale)
+        self._zero: Any = None if start.zero is None else self._spread(start.zero.float())
+        asymmetric = isinstance(self._spec.dtype, Integer) and not self._spec.grid.symmetric
+        self.high = torch.ones_like(self._scale)
+        self.low = torch.ones_like(self._scale) if asymmetric else None
+        self.shift = torch.zeros_like(self._reals)
+        self._reach = self._reproduce()
+        for leaf in self.leaves():
+            leaf.requires_grad_(True)
+
+    def _matrix(self, weight: Any) -> Any:
+        matrix = weight.reshape(len(weight), -1)
+        return in_blocks(matrix, self._spec.group) if self._spec.group else matrix
+
+    def _spread(self, each: Any) -> Any:
+        """One number for a scale, shaped to broadcast against the values."""
+        return each.reshape(*each.shape, *[1] * (self._reals.ndim - each.ndim)) if each.ndim else each
+
+    def _reproduce(self) -> Any:
+        """Shift values that are not at their nearest to where their codes are; the greatest shift that is allowed.
+
+        They come to lie close to the end of what is rounded to the code, on the side of the value: those that an
+        algorithm has moved for no lasting reason find back.
+        """
+        scale, zero = self._grid()
+        units, wanted = self._reals / scale, self._matrix(self._start.dequantize(torch.float32))
+        other = self._values(units, zero) * scale != wanted
+        if not other.any():
+            return torch.full((), _REACH, device=units.device)
+        middle = (wanted / scale - units) / self._spacing(units)
+        self.shift = torch.where(other, middle - _FROM_MIDDLE * middle.sign(), self.shift)
+        # small floats lie closer on one side than on the other
+        other &= self._values(units, zero) * scale != wanted
+        self.shift = torch.where(other, middle, self.shift)
+        return self.shift.abs().clamp(min=_REACH)
+
+    def leaves(self) -> list[Any]:
+        """What gradients move."""
+        return [self.shift, *(each for each in (self.high, self.low) if each is not None)]
+
+    @property
+    def fineness(self) -> float:
+        """How little a range may change at once beside one of 15 steps, so that as many codes change: at most 1."""
+        if self._element is not None:  # as large a step beside the greatest value as 4 bits have, or a larger one
+            return 1.0
+        return min(15 / (self._qmax - self._qmin), 1.0)
+
+    def hold(self) -> None:
+        """Bring leaves that have moved too far back to the ends of where they may be."""
+        with torch.no_grad():
+            self.shift.clamp_(-self._reach, self._reach)
+            for each in self.leaves()[1:]:
+                each.clamp_(*_SHARES)
+
+    def weight(self) -> Any:
+        """What the codes stand for: floats of the shape and the type of the weight, with gradients."""
+        scale, zero = self._grid()
+        values = self._values(self._reals / scale, zero) * scale
+        rows, columns = self._start.shape[0], prod(self._start.shape[1:])
+        return values.reshape(rows, -1)[:, :columns].reshape(self._start.shape).to(self._start.dtype)
+
+    def made(self) -> Quantized:
+        """The codes and scales."""
+        with torch.no_grad():
+            kept, (scale, zero) = self._kept(), self._grid()
+            values = self._values(self._reals / scale, zero)
+        start = self._start
+        if self._element is not None and not isinstance(self._spec.dtype, Scaled):
+            codes = block_formats.code_of(values, self._element)
+        else:
+            codes = (values if zero is None else values + zero).to(start.codes.dtype)
+        if not isinstance(self._spec.dtype, Scaled | TwoLevel):
+            kept = torch.log2(kept) + block_formats.BIAS
+        kept = kept.reshape(start.scale.shape).to(start.scale.dtype)
+        zero = None if zero is None else zero.reshape(start.scale.shape).to(start.zero.dtype)
+        return replace(start, codes=codes, scale=kept, zero=zero)
+
+    def _grid(self) -> tuple[Any, Any]:
+        """Scales and zero points."""
+        kept = self._kept()
+        if self.low is None:
+            return kept * self._unit, self._zero
+        below = (self._zero - self._qmin) * self.low * self._scale / kept
+        return kept, (self._qmin + through(below, torch.round(below.detach()))).clamp(self._qmin, self._qmax)
+
+    def _kept(self) -> Any:
+        """Scales as they are stored."""
+        share = self.high
+        if self.low is not None:
+            above, below = self._qmax - self._zero, self._zero - self._qmin
+            share = (above * self.high + below * self.low) / (self._qmax - self._qmin)
+        scale = self._scale * share
+        if isinstance(self._spec.dtype, TwoLevel):
+            least = 2.0 ** (E4M3.emin - E4M3.mantissa_bits)
+            return through(scale, block_formats.round_to(scale.detach(), E4M3).clamp(min=least))
+        if not isinstance(self._spec.dtype, Scaled) or self._spec.grid.pow2:
+            power = torch.round(torch.log2(scale.detach())).clamp(-block_formats.BIAS, block_formats.BIAS)
+            return through(scale, torch.exp2(power))
+        kept = self._start.scale.dtype
+        return scale.clamp(min=max(torch.finfo(kept).smallest_normal, SMALLEST_SCALE)).to(kept).float()
+
+    def _values(self, units: Any, zero: Any) -> Any:
+        """What is left of values, in units of the scale."""
+        moved = units + self.shift * self._spacing(units.detach())
+        if self._element is not None:
+            moved = moved.clamp(-self._element.largest, self._element.largest)
+            return through(moved, block_formats.round_to(moved.detach(), self._element))
+        steps = through(moved, torch.round(moved.detach()))
+        if zero is None:
+            return steps.clamp(self._qmin, self._qmax)
+        return (steps + zero).clamp(self._qmin, self._qmax) - zero
+
+    def _spacing(self, units: Any) -> Any:
+        """The distance between neighbours of a code, in units of the scale."""
+        return 1.0 if self._element is None else _spacing_of(units, self._element)
+
+
+def _spacing_of(x: Any, format: MiniFloat) -> Any:
+    """The distance between neighbours of a small float where ``x`` is."""
+    power = (x.view(torch.int32) & 0x7F800000).view(torch.float32)
+    return power.clamp(2.0**format.emin, 2.0**format.emax) * 2.0**-format.mantissa_bits

@@ -1,0 +1,24 @@
+"""Import every algorithm, which registers it: a new algorithm is one file and one line here."""
+
+from quark_onnx.torch.algorithms.gptq.clip import Clip
+from quark_onnx.torch.algorithms.gptq.gptq import GPTAQ, GPTQ, Qronos
+from quark_onnx.torch.algorithms.hqq import HQQ
+from quark_onnx.torch.algorithms.learned_rounding.autoround import SignedRounding
+from quark_onnx.torch.algorithms.learned_rounding.distill import Distillation
+from quark_onnx.torch.algorithms.rescaling.awq import AWQ
+from quark_onnx.torch.algorithms.rescaling.smoothquant import AutoSmoothQuant, SmoothQuant
+from quark_onnx.torch.algorithms.rotation.settings import Rotation
+
+__all__ = [
+    "AWQ",
+    "GPTAQ",
+    "GPTQ",
+    "HQQ",
+    "AutoSmoothQuant",
+    "Clip",
+    "Distillation",
+    "Qronos",
+    "Rotation",
+    "SignedRounding",
+    "SmoothQuant",
+]

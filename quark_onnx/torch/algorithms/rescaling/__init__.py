@@ -1,0 +1,1 @@
+"""Algorithms that move scales between activations and weights."""

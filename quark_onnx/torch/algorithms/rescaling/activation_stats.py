@@ -1,0 +1,158 @@
+"""Moments: what layers read, boiled down to what the choice of scales depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from quark_onnx.errors import DataError
+from quark_onnx.torch.algorithms.gptq.triangular import add_products, quadratic
+from quark_onnx.torch.algorithms.rescaling.channel_pairs import inputs_last
+from quark_onnx.torch.calibration.block_stream import Call
+from quark_onnx.torch.models.quantized_layer import split_input
+from quark_onnx.torch.runtime import distributed
+
+#: Layers with more inputs keep tokens in place of all products of inputs.
+_PRODUCTS = 2048
+#: How many.
+_TOKENS = 1024
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Of the inputs x of a layer, over all tokens; float32.
+
+    Attributes:
+        mean: (inputs,) of absolute values.
+        lo, hi: (inputs,) the least and the greatest value.
+        second: (inputs, inputs), the mean of x^T x, of which the upper half counts; None where there are tokens.
+        tokens: (tokens, inputs), some of them, evenly spread.
+    """
+
+    mean: Any
+    lo: Any
+    hi: Any
+    second: Any = None
+    tokens: Any = None
+
+    @property
+    def largest(self) -> Any:
+        """(inputs,) the greatest absolute value."""
+        return torch.maximum(-self.lo, self.hi)
+
+    def power(self, weight: Any) -> float:
+        """The mean square of what a weight, (outputs, inputs), makes of the inputs, summed over outputs.
+
+        >>> x = torch.tensor([[1.0, 0.0], [1.0, 2.0]])
+        >>> Moments(None, None, None, x.t() @ x / 2).power(torch.tensor([[3.0, 1.0]]))
+        17.0
+        """
+        if self.second is not None:
+            return float(quadratic(weight, self.second, self.second.diagonal()).sum().clamp(min=0))
+        return float((weight @ self.tokens.t()).square().sum() / len(self.tokens))
+
+
+class _Gathering:
+    """Takes in what a layer reads.
+
+    Args:
+        share: how many tokens of each call are kept.
+        products: whether products of inputs are summed instead, where there are not too many.
+    """
+
+    def __init__(self, share: int, products: bool) -> None:
+        self._share, self._products = share, products
+        self.count = 0
+        self._sum: Any = None
+        self._ends: list[Any] = []
+        self._second: Any = None
+        self._tokens = list[Any]()
+
+    def observe(self, x: Any) -> None:
+        """Take in (..., tokens, inputs)."""
+        x = x.detach().flatten(0, -2).float()
+        if not len(x):
+            return
+        self.count += len(x)
+        total = x.abs().sum(0)
+        self._sum = total if self._sum is None else self._sum.add_(total)
+        lo, hi = torch.aminmax(x, dim=0)
+        self._ends = [torch.minimum(self._ends[0], lo), torch.maximum(self._ends[1], hi)] if self._ends else [lo, hi]
+        if self._products and x.shape[-1] <= _PRODUCTS:
+            if self._second is None:
+                self._second = x.new_zeros((x.shape[1], x.shape[1]))
+            add_products(self._second, x)
+        else:
+            step = -(-len(x) // self._share)
+            self._tokens.append(x[step // 2 :: step].clone())
+
+    def over_ranks(self, like: Any) -> None:
+        """Take in what other processes have seen.
+
+        Args:
+            like: (inputs,) floats on the device of the layer.
+        """
+        if distributed.count() == 1:
+            return
+        zeros = torch.zeros_like(like, dtype=torch.float32)
+        self.count = distributed.number(self.count)
+        self._sum = distributed.summed(zeros.clone() if self._sum is None else self._sum)
+        lo, hi = self._ends or [zeros + torch.inf, zeros - torch.inf]
+        self._ends = [distributed.least(lo), distributed.greatest(hi)]
+        if self._products and len(zeros) <= _PRODUCTS:
+            second = zeros.new_zeros((len(zeros), len(zeros))) if self._second is None else self._second
+            self._second = distributed.summed(second)
+        else:
+            self._tokens = [tensor.to(zeros.device) for part in distributed.gathered(self._tokens) for tensor in part]
+
+    def moments(self, name: str) -> Moments:
+        """What was seen.
+
+        Raises:
+            DataError: numbers that are infinite or none.
+        """
+        mean, (lo, hi) = self._sum / self.count, self._ends
+        if not torch.isfinite(mean).all():
+            raise DataError(f"what {name} reads is infinite or no number on the calibration data")
+        if self._second is not None:
+            return Moments(mean, lo, hi, second=self._second / self.count)
+        return Moments(mean, lo, hi, tokens=torch.cat(self._tokens))
+
+
+def moments_of(block: Any, calls: Sequence[Call], names: Iterable[str], *, products: bool = True) -> dict[str, Moments]:
+    """The moments of what layers read; layers that no token reaches are missing.
+
+    Args:
+        block: runs once on each call.
+        names: of the layers, inside of the block.
+        products: whether products of inputs are wanted; tokens otherwise.
+
+    Raises:
+        DataError: a layer reads numbers that are infinite or none.
+    """
+    share = -(-_TOKENS // max(len(calls), 1))
+    gathered = {name: _Gathering(share, products) for name in dict.fromkeys(names)}
+    hooks = [
+        block.get_submodule(name).register_forward_pre_hook(_observing(each), with_kwargs=True)
+        for name, each in gathered.items()
+    ]
+    try:
+        with torch.no_grad():
+            for call in calls if gathered else ():
+                call.run(block)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for name, each in gathered.items():
+        each.over_ranks(inputs_last(block.get_submodule(name))[0])
+    return {name: each.moments(name) for name, each in gathered.items() if each.count}
+
+
+def _observing(gathering: _Gathering) -> Any:
+    def hook(module: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        gathering.observe(split_input(args, named)[0])
+
+    return hook

@@ -1,0 +1,86 @@
+"""AWQ (Lin et al. 2023, "Activation-aware Weight Quantization for LLM Compression and Acceleration")."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from quark_onnx.optimizers.base import require_flag, require_whole
+from quark_onnx.registry import ALGORITHMS
+from quark_onnx.torch.algorithms.base import BlockJob, Outcome
+from quark_onnx.torch.algorithms.rescaling.rescale import Readers, Trial, best_of, centred, rescale
+from quark_onnx.torch.formats.quantized_tensor import quantize
+
+
+@ALGORITHMS.register("awq")
+@dataclass(frozen=True)
+class AWQ:
+    """Scales the weights of large inputs up, so that less of them is lost, and what computes these inputs down.
+
+    Scales are powers of the mean size of each channel. The power is searched for each pair by the error of what its
+    layers compute of rounded weights; where none is better than no scales, there are none. ``Clip`` is the other half
+    of the paper.
+
+    Attributes:
+        steps: how many powers are tried, evenly spread up to 1.
+        duo: whether each is tried with a division by the mean size of the weights, too.
+        clip: whether ``Clip`` follows where no other algorithm chooses codes.
+    """
+
+    name: ClassVar[str] = "awq"
+    stage: ClassVar[str] = "block"
+    needs_data: ClassVar[bool] = True
+
+    steps: int = 20
+    duo: bool = False
+    clip: bool = True
+
+    def __post_init__(self) -> None:
+        require_whole(self, "steps")
+        require_flag(self, "duo", "clip")
+
+    @property
+    def follower(self) -> str:
+        """Name of the algorithm that runs next if no other one chooses codes."""
+        return "clip" if self.clip else ""
+
+    def __call__(self, job: BlockJob) -> list[Outcome]:
+        """Rescale in place."""
+        return rescale(job, self.name, self._choose, products=True)
+
+    def _choose(self, readers: Readers) -> tuple[Trial, Trial]:
+        def errors(scale: Any) -> Iterator[float]:
+            return map(readers.moments.power, _losses(readers, scale[readers.columns]))
+
+        ones = torch.ones(readers.channels, device=readers.columns.device)
+        return best_of(ones, self._candidates(readers), errors)
+
+    def _candidates(self, readers: Readers) -> Iterator[Any]:
+        size = _floored(readers.channel(readers.moments.mean))
+        weight = _floored(readers.channel(_mean_share(readers.weights)))
+        for step in range(1, self.steps + 1):
+            scale = size ** (step / self.steps)
+            yield centred(scale)
+            if self.duo:
+                yield centred(scale / weight)
+
+
+def _losses(readers: Readers, scale: Any) -> Iterator[Any]:
+    """How far each weight is off once it is rounded with these scales, (inputs,)."""
+    for name, weight, spec in zip(readers.names, readers.weights, readers.specs, strict=True):
+        assert spec.weight is not None
+        yield quantize(weight * scale, spec.weight, name).dequantize() / scale - weight
+
+
+def _floored(size: Any) -> Any:
+    """Sizes of channels, those of dead ones made small numbers."""
+    return size.clamp(min=max(1e-4 * float(size.mean()), 1e-12))
+
+
+def _mean_share(weights: tuple[Any, ...]) -> Any:
+    """(inputs,) the mean size of weights, each as a share of the greatest one of its output."""
+    shares = [weight.abs() / weight.abs().amax(1, keepdim=True).clamp(min=1e-12) for weight in weights]
+    return torch.cat(shares).mean(0)

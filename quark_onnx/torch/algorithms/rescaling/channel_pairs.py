@@ -1,0 +1,292 @@
+"""Pairs: where channels may be rescaled between what computes them and what reads them, found in any decoder block.
+
+Nothing is known by its name. What could be a pair by its shape is probed: channels that one part computes are divided
+by random factors, what others read is multiplied by them, and the block must compute what it computed before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.func import functional_call
+
+from quark_onnx.torch.algorithms.rescaling.probe import Probe
+from quark_onnx.torch.calibration.block_stream import Call
+from quark_onnx.torch.models.quantized_layer import kind_of, outputs_first
+
+
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """Channels that one part of a block computes and that others read; names are those inside of the block.
+
+    Attributes:
+        source: a norm, or a linear layer.
+        readers: what reads the channels: linear layers, and routers.
+        rows: (channels,) which outputs of the source they are.
+        columns: (inputs of a reader,) which channel each of them is.
+        gain: the parameter of the source that multiplies what it computes; its other parameters of one axis are added.
+        unit: 1 for a norm that multiplies by 1 + its gain.
+    """
+
+    source: str
+    readers: tuple[str, ...]
+    rows: Any
+    columns: Any
+    gain: str = "weight"
+    unit: float = 0.0
+
+    def apply(self, block: Any, scale: Any) -> None:
+        """Divide what the source computes by a scale, and multiply by it what the readers make of it; in place.
+
+        Args:
+            scale: (channels,) of positive floats.
+        """
+        self._rescale(block, scale.float(), 1 / scale.float())
+
+    def undo(self, block: Any, scale: Any) -> None:
+        """Take ``apply`` back, but for rounding."""
+        self._rescale(block, 1 / scale.float(), scale.float())
+
+    def _rescale(self, block: Any, up: Any, down: Any) -> None:
+        source = block.get_submodule(self.source)
+        for name, parameter in source.named_parameters(recurse=False):
+            unit = self.unit if name == self.gain else 0.0
+            _multiply(_outputs_first(source, parameter), self._spread(source, parameter, down), unit)
+        for name in self.readers:
+            _multiply(inputs_last(block.get_submodule(name)), up[self.columns])
+
+    def _spread(self, source: Any, parameter: Any, values: Any) -> Any:
+        """The factors of all outputs of the source, shaped as its parameter needs them."""
+        weight = _outputs_first(source, parameter)
+        spread = torch.ones(len(weight), device=values.device).index_copy_(0, self.rows, values)
+        return spread.reshape(-1, *[1] * (weight.ndim - 1))
+
+    def tensors(self, block: Any) -> list[Any]:
+        """The parameters that are rewritten."""
+        source = list(block.get_submodule(self.source).parameters(recurse=False))
+        return source + [matrix_of(block.get_submodule(name)) for name in self.readers]
+
+
+def _multiply(tensor: Any, factors: Any, unit: float = 0.0) -> None:
+    tensor.copy_((tensor.float() + unit) * factors - unit)
+
+
+def _outputs_first(module: Any, parameter: Any) -> Any:
+    return outputs_first(parameter.detach(), kind_of(module)) if parameter.ndim > 1 else parameter.detach()
+
+
+def matrix_of(module: Any) -> Any:
+    """The one parameter of two axes that a part has; None if there is none, or more."""
+    found = [parameter for parameter in module.parameters(recurse=False) if parameter.ndim > 1]
+    return found[0] if len(found) == 1 and found[0].ndim == 2 else None
+
+
+def inputs_last(module: Any) -> Any:
+    """The weight of a linear layer or of a router, (outputs, inputs); a view."""
+    return outputs_first(matrix_of(module).detach(), kind_of(module))
+
+
+def find_pairs(block: Any, call: Call) -> list[Pair]:
+    """All pairs of a block, in the order in which it runs their readers.
+
+    Args:
+        block: a decoder block, its experts taken apart; it stays as it is.
+        call: what it is called with for one sample.
+    """
+    probe = Probe(block, call)
+    found = find_norms(probe)
+    taken = {name for pair in found for name in pair.readers}
+    order = {name: index for index, name in enumerate(probe.base.read)}
+    found += _find_linears(probe, taken)
+    return sorted(found, key=lambda pair: min(order.get(name, len(order)) for name in pair.readers))
+
+
+def norms_to_linears(block: Any, call: Call) -> list[Pair]:
+    """The norms of a block whose output is read by nothing but linear layers and routers.
+
+    Args:
+        block: a decoder block; it stays as it is.
+        call: what it is called with for one sample.
+    """
+    return find_norms(Probe(block, call))
+
+
+def find_norms(probe: Probe) -> list[Pair]:
+    """The pairs whose source has a gain for each channel."""
+    found = []
+    for name in probe.base.made:
+        parameters = list(probe.parts[name].parameters(recurse=False))
+        size = probe.base.made[name].shape[-1]
+        if any(parameter.shape != (size,) for parameter in parameters) or name not in probe.base.read:
+            continue
+        readers = _readers(probe, name, size)
+        gain = _gain(probe, name, probe.factors(size)) if readers else None
+        if gain is not None:
+            every = torch.arange(size, device=parameters[0].device)
+            found.append(Pair(name, readers, every, every, *gain))
+    return found
+
+
+def _readers(probe: Probe, source: str, size: int) -> tuple[str, ...]:
+    """What reads the channels of a part, if nothing else does; experts only do once their router reads what it did."""
+    factors = probe.factors(size)
+    readers = list[str]()
+    while True:
+        trace = probe.run({source: factors}, dict.fromkeys(readers, factors))
+        new = [name for name in probe.parts if name not in readers and probe.unscaled(trace, name, factors)]
+        new = [name for name in new if _linear(probe, name, factors)]
+        if not new:
+            return tuple(_with_unreached(probe, readers)) if probe.same(trace) else ()
+        readers += new
+
+
+def _linear(probe: Probe, name: str, factors: Any) -> bool:
+    """Whether what a part reads may be multiplied in its weight instead."""
+    module, weight = probe.parts[name], matrix_of(probe.parts[name])
+    if weight is None or kind_of(module) == "Embedding":
+        return False
+    if kind_of(module) is not None:
+        return True
+    if weight.shape[-1] != len(factors):
+        return False
+    key = next(key for key, parameter in module.named_parameters() if parameter is weight)
+    x, factors = probe.base.read[name], factors.to(weight.dtype)
+    try:
+        before, after = module(x), functional_call(module, {key: weight * factors}, (x / factors,))
+    except (RuntimeError, TypeError, ValueError):  # it takes more than this
+        return False
+    return _close(before, after)
+
+
+def _find_linears(probe: Probe, taken: set[str]) -> list[Pair]:
+    """The pairs whose source is a linear layer, for readers that no norm stands in front of."""
+    groups = _groups(probe)
+    found = list[Pair]()
+    for index, readers in enumerate(groups):
+        if taken.isdisjoint(readers.values()):
+            for sources in reversed(groups[max(0, index - _BEFORE) : index]):
+                if pairs := _matched(probe, sources, readers):
+                    found += pairs
+                    break
+    return found
+
+
+#: Among how many layers that are run before a reader its source is sought.
+_BEFORE = 4
+
+
+def _groups(probe: Probe) -> list[dict[tuple[str, ...], str]]:
+    """The linear layers in the order in which they are run; those of all experts together, by their numbers."""
+    groups = dict[tuple[Any, ...], dict[tuple[str, ...], str]]()
+    order = [*probe.base.read, *(name for name in probe.parts if name not in probe.base.read)]
+    for name in order:
+        if kind_of(probe.parts[name]) in ("Linear", "Conv1D"):
+            shape = tuple(inputs_last(probe.parts[name]).shape)
+            numbers = tuple(part for part in name.split(".") if part.isdigit())
+            groups.setdefault((pattern_of(name), shape), {})[numbers] = name
+    return list(groups.values())
+
+
+def _matched(probe: Probe, sources: Mapping[Any, str], readers: Mapping[Any, str]) -> list[Pair]:
+    """The pairs of two groups of layers that belong together."""
+    if len(sources) > 1 and sources.keys() != readers.keys():
+        return []
+    names = dict(zip(sources.values(), readers.values(), strict=False)) if len(sources) == 1 else {}
+    names = names or {source: readers[numbers] for numbers, source in sources.items()}
+    if len(names) != len(readers):
+        return []
+    for rows, columns in _layouts(probe, names):
+        if _confirmed(probe, names, rows, columns):
+            return [Pair(source, (reader,), rows, columns) for source, reader in names.items()]
+    return []
+
+
+def _layouts(probe: Probe, names: Mapping[str, str]) -> Iterator[tuple[Any, Any]]:
+    """Which rows of the first layer may be which columns of the second: all, a half of those that a gate has with what
+    it lets through, or what attention makes of values."""
+    source, reader = next(iter(names.items()))
+    device = inputs_last(probe.parts[source]).device
+    outputs, inputs = len(inputs_last(probe.parts[source])), inputs_last(probe.parts[reader]).shape[1]
+    every = torch.arange(inputs, device=device)
+    if outputs == inputs:
+        yield every, every
+    elif outputs == 2 * inputs:
+        yield from ((start + step * every, every) for start, step in ((inputs, 1), (0, 1), (1, 2), (0, 2)))
+    if len(names) == 1:
+        places = _values_of(probe, source, reader, outputs)
+        if places is not None:
+            yield torch.unique(places, return_inverse=True)
+
+
+def _values_of(probe: Probe, source: str, reader: str, outputs: int) -> Any:
+    """Which output of one layer each input of another follows at the first token, which attends to nothing but itself,
+    so that queries and keys make no difference; None where one follows none, or several.
+
+    The outputs are told apart by powers of two that stand for the digits of their places. A reader that the call does
+    not reach follows none: cross attention without an encoder, and a layer whose weight the block multiplies itself.
+    """
+    if reader not in probe.base.read or source not in probe.base.made:
+        return None
+    before = probe.base.read[reader][0].float()
+    every = torch.arange(outputs, device=before.device)
+    places, step = torch.zeros_like(before), 1
+    while step < outputs:
+        trace = probe.run({source: 2.0 ** -(every // step % 4)})
+        digits = torch.log2(trace.read[reader][0].float() / before)
+        whole = digits.round()
+        if not ((digits - whole).abs() < 0.01).all() or not whole.any() or whole.min() < 0 or whole.max() > 3:
+            return None
+        places, step = places + whole * step, 4 * step
+    return places.long() if places.max() < outputs else None
+
+
+def _confirmed(probe: Probe, names: Mapping[str, str], rows: Any, columns: Any) -> bool:
+    """Whether factors go over from outputs of the first layers to inputs of the second, and change nothing else."""
+    factors = probe.factors(len(rows))
+    seen = {source: reader for source, reader in names.items() if reader in probe.base.read}
+    divide = dict[str, Any]()
+    for source in seen:
+        ones = torch.ones(probe.base.made[source].shape[-1], device=factors.device)
+        divide[source] = ones.index_copy_(0, rows, factors)
+    trace = probe.run(divide, dict.fromkeys(seen.values(), factors[columns]))
+    passed = all(probe.unscaled(trace, reader, factors[columns]) for reader in seen.values())
+    return bool(seen) and passed and probe.same(trace)
+
+
+def _close(first: Any, second: Any) -> bool:
+    if isinstance(first, torch.Tensor):
+        return bool(torch.allclose(first.float(), second.float(), rtol=1e-3, atol=1e-5))
+    return isinstance(first, tuple | list) and all(map(_close, first, second))
+
+
+def _with_unreached(probe: Probe, readers: list[str]) -> list[str]:
+    """Experts that no token has reached read what the others read."""
+    kinds = {pattern_of(name) for name in readers}
+    idle = [name for name in probe.parts if name not in probe.base.read and pattern_of(name) in kinds]
+    return readers + idle
+
+
+def pattern_of(name: str) -> str:
+    """A name with a star for each number in it: what all experts share.
+
+    >>> pattern_of("experts.3.up_proj")
+    'experts.*.up_proj'
+    """
+    return ".".join("*" if part.isdigit() else part for part in name.split("."))
+
+
+def _gain(probe: Probe, name: str, factors: Any) -> tuple[str, float] | None:
+    """Which parameter of a norm multiplies what it computes, and what is added to it before."""
+    module, x = probe.parts[name], probe.base.read[name].float()
+    parameters = {key: parameter.detach().float() for key, parameter in module.named_parameters(recurse=False)}
+    wanted = functional_call(module, parameters, (x,)) / factors
+    for gain in parameters:
+        for unit in (0.0, 1.0):
+            changed = {key: each / factors for key, each in parameters.items()}
+            changed[gain] = (parameters[gain] + unit) / factors - unit
+            if (functional_call(module, changed, (x,)) - wanted).norm() <= 1e-4 * wanted.norm():
+                return gain, unit
+    return None

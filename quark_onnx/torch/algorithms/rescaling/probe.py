@@ -1,0 +1,164 @@
+"""Probes of a block: runs on a short call, with channels of what its parts compute and read multiplied by factors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from quark_onnx.torch.calibration.block_stream import Call
+
+#: Tokens of a short call.
+_TOKENS = 32
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What one run has shown; by local names of the parts, in the order of their first run.
+
+    Attributes:
+        output: the hidden states that the block computes.
+        read, made: what parts read and compute, (tokens, features); those of several runs one after the other.
+    """
+
+    output: Any
+    read: dict[str, Any] = field(default_factory=dict)
+    made: dict[str, Any] = field(default_factory=dict)
+
+
+class Probe:
+    """A block that is run again and again. Factors are powers of two: they commute with rounding in any type of floats,
+    and results that should be equal are.
+
+    Args:
+        block: a decoder block; it stays as it is.
+        call: what it is called with for one sample.
+
+    Attributes:
+        parts: the innermost modules that have parameters of their own, none of them shared, by their local names.
+        base: what a run without factors shows.
+    """
+
+    def __init__(self, block: Any, call: Call) -> None:
+        self._block = block
+        self.parts = dict(_parts(block))
+        self._call = short(block, call)
+        self.base = self.run()
+        self._least = 1e-3 * self._change().float().abs().median()
+
+    def _change(self) -> Any:
+        """Return what the block adds to the residual stream; all that it computes where its width is another."""
+        output, hidden = self.base.output, self._call.hidden
+        return output - hidden if output.shape == hidden.shape else output
+
+    def run(self, divide: Mapping[str, Any] | None = None, multiply: Mapping[str, Any] | None = None) -> Trace:
+        """What the block does where parts are changed.
+
+        Args:
+            divide: by part, what each channel that it computes is divided by.
+            multiply: by part, what each channel that it reads is multiplied by; recorded before.
+        """
+        read, made = dict[str, list[Any]](), dict[str, list[Any]]()
+        hooks = []
+        for name, part in self.parts.items():
+            reading = _reading(read, name, (multiply or {}).get(name))
+            hooks.append(part.register_forward_pre_hook(reading, with_kwargs=True))
+            hooks.append(part.register_forward_hook(_computing(made, name, (divide or {}).get(name))))
+        try:
+            with torch.no_grad():
+                output = self._call.run(self._block)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return Trace(output, *({name: torch.cat(found) for name, found in each.items()} for each in (read, made)))
+
+    def same(self, trace: Trace) -> bool:
+        """Whether the block computes what it computes without factors."""
+        error = (trace.output - self.base.output).float().square().mean().sqrt()
+        return bool(error <= self._least) and bool(self._least > 0)
+
+    def unscaled(self, trace: Trace, name: str, factors: Any) -> bool:
+        """Whether a part reads what it reads without factors, divided by them."""
+        before, now = self.base.read.get(name), trace.read.get(name)
+        if before is None or now is None or before.shape != now.shape or before.shape[-1] != len(factors):
+            return False
+        kind = torch.finfo(now.dtype)
+        least = 4 * kind.smallest_normal * kind.eps  # below, powers of two do not commute with rounding
+        return bool(before.any()) and torch.allclose(now * factors.to(now.dtype), before, rtol=1e-3, atol=least)
+
+    def factors(self, count: int) -> Any:
+        """Random factors for so many channels: 1/2 and 2; the same in each run."""
+        device = self.base.output.device
+        bits = torch.randint(0, 2, (count,), generator=torch.Generator().manual_seed(count))
+        return (4.0**bits / 2).to(device)
+
+
+def short(block: Any, call: Call, tokens: int = _TOKENS) -> Call:
+    """The first tokens of a call, or all of it where the block does not compute the same of them."""
+    length = call.hidden.shape[1]
+    if length <= tokens:
+        return call
+    args, kwargs = (_first(each, length, tokens) for each in (call.args, dict(call.kwargs)))
+    cut = Call(call.hidden[:, :tokens], args, kwargs)
+    with torch.no_grad():
+        whole = call.run(block)[:, :tokens].float()
+        try:
+            found = cut.run(block).float()
+        except RuntimeError:  # something else is as long as the sample
+            return call
+    close = found.shape == whole.shape and (found - whole).norm() <= 1e-2 * whole.norm()
+    return cut if close else call
+
+
+def _first(value: Any, length: int, tokens: int) -> Any:
+    """Cut what has one entry for each token: positions, rotary embeddings, masks."""
+    if isinstance(value, Mapping):
+        return {key: _first(each, length, tokens) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_first(each, length, tokens) for each in value)
+    if not isinstance(value, torch.Tensor):
+        return value
+    axes = {1: [0], 2: [1], 3: [1], 4: [2, 3]}.get(value.ndim, [])
+    for axis in axes:
+        if value.shape[axis] != length:
+            break
+        value = value.narrow(axis, 0, tokens)
+    return value
+
+
+def _parts(block: Any) -> Iterator[tuple[str, Any]]:
+    owners = dict[int, int]()
+    for _, parameter in block.named_parameters(remove_duplicate=False):
+        owners[id(parameter)] = owners.get(id(parameter), 0) + 1
+    for name, module in block.named_modules():
+        own = list(module.parameters(recurse=False))
+        inside = sum(1 for _ in module.parameters())
+        if name and own and len(own) == inside and all(owners[id(parameter)] == 1 for parameter in own):
+            yield name, module
+
+
+def _reading(record: dict[str, list[Any]], name: str, factors: Any) -> Any:
+    def hook(module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        key = next((key for key, value in named.items() if isinstance(value, torch.Tensor)), None)
+        x = args[0] if args else named[key] if key is not None else None
+        if not isinstance(x, torch.Tensor):
+            return None
+        record.setdefault(name, []).append(x.flatten(0, -2))
+        if factors is None:
+            return None
+        x = x * factors.to(x.dtype)
+        return ((x, *args[1:]), named) if args else (args, named | {key: x})
+
+    return hook
+
+
+def _computing(record: dict[str, list[Any]], name: str, factors: Any) -> Any:
+    def hook(module: Any, args: tuple[Any, ...], found: Any) -> Any:
+        if not isinstance(found, torch.Tensor):
+            return None
+        record.setdefault(name, []).append(found.flatten(0, -2))
+        return None if factors is None else found / factors.to(found.dtype)
+
+    return hook

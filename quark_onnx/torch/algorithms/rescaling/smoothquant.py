@@ -1,0 +1,130 @@
+"""SmoothQuant for language models (Xiao et al. 2023, "Accurate and Efficient Post-Training Quantization for LLMs")."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from quark_onnx.dtypes import Scaled
+from quark_onnx.optimizers.base import require_number, require_whole
+from quark_onnx.registry import ALGORITHMS
+from quark_onnx.torch.algorithms.base import BlockJob, Outcome
+from quark_onnx.torch.algorithms.rescaling.rescale import Readers, Trial, best_of, rescale
+from quark_onnx.torch.config.spec import TensorSpec
+from quark_onnx.torch.formats import affine
+from quark_onnx.torch.formats.quantized_tensor import fake_quantize, quantize
+
+
+@ALGORITHMS.register("smoothquant")
+@dataclass(frozen=True)
+class SmoothQuant:
+    """Moves outliers of activations into the weights that read them.
+
+    Where this makes worse what the layers compute of rounded activations and weights, channels are left as they are.
+
+    Attributes:
+        alpha: how much of the activations' range moves into the weights, from 0 to 1.
+        scale_clamp_min: the least scale.
+    """
+
+    name: ClassVar[str] = "smoothquant"
+    stage: ClassVar[str] = "block"
+    needs_data: ClassVar[bool] = True
+
+    alpha: float = 0.5
+    scale_clamp_min: float = 1e-3
+
+    def __post_init__(self) -> None:
+        require_number(self, "alpha", least=0, most=1)
+        require_number(self, "scale_clamp_min", least=1e-30, most=1)
+
+    def __call__(self, job: BlockJob) -> list[Outcome]:
+        """Rescale in place."""
+        return rescale(job, self.name, self._choose, products=False)
+
+    def _choose(self, readers: Readers) -> tuple[Trial, Trial]:
+        return _best(readers, [self.alpha], self.scale_clamp_min)
+
+
+@ALGORITHMS.register("autosmoothquant")
+@dataclass(frozen=True)
+class AutoSmoothQuant:
+    """SmoothQuant with the alpha that is best for each pair.
+
+    Attributes:
+        steps: how many alphas are tried beside 0, evenly spread up to 1.
+        scale_clamp_min: the least scale.
+    """
+
+    name: ClassVar[str] = "autosmoothquant"
+    stage: ClassVar[str] = "block"
+    needs_data: ClassVar[bool] = True
+
+    steps: int = 20
+    scale_clamp_min: float = 1e-3
+
+    def __post_init__(self) -> None:
+        require_whole(self, "steps")
+        require_number(self, "scale_clamp_min", least=1e-30, most=1)
+
+    def __call__(self, job: BlockJob) -> list[Outcome]:
+        """Rescale in place."""
+        return rescale(job, self.name, self._choose, products=False)
+
+    def _choose(self, readers: Readers) -> tuple[Trial, Trial]:
+        alphas = (step / self.steps for step in range(self.steps + 1))
+        return _best(readers, alphas, self.scale_clamp_min)
+
+
+def factors(largest: Any, reach: Any, alpha: float, least: float = 1e-3) -> Any:
+    """What each channel of the activations is divided by, and of the weights multiplied by; SmoothQuant, eq. 4.
+
+    A channel that is dead, or has no weights, is left alone.
+
+    Args:
+        largest: (channels,) the greatest absolute value of each.
+        reach: (channels,) the greatest absolute weight of each.
+        least: the least factor.
+
+    >>> factors(torch.tensor([8.0, 2.0, 0.0]), torch.tensor([0.5, 0.5, 0.5]), 0.5)
+    tensor([4., 2., 1.])
+    """
+    alive = (largest > 0) & (reach > 0)
+    found = largest.clamp(min=1e-30) ** alpha / reach.clamp(min=1e-30) ** (1 - alpha)
+    return torch.where(alive, found.clamp(least, 1 / least**2), torch.ones_like(found))
+
+
+def _best(readers: Readers, alphas: Iterable[float], least: float) -> tuple[Trial, Trial]:
+    """What no factors lead to, and those of the best alpha."""
+    largest = readers.channel(readers.moments.largest)
+    reach = readers.channel(torch.cat(readers.weights).abs().amax(0))
+    x = readers.moments.tokens
+    exact = [x @ weight.t() for weight in readers.weights]
+
+    def errors(scale: Any) -> Iterator[float]:
+        products = _products(readers, scale[readers.columns])
+        return (float((one - two).square().sum() / len(x)) for one, two in zip(products, exact, strict=True))
+
+    candidates = (factors(largest, reach, alpha, least) for alpha in alphas)
+    return best_of(torch.ones_like(largest), candidates, errors)
+
+
+def _products(readers: Readers, scale: Any) -> Iterator[Any]:
+    """What layers compute of rounded activations and weights, with factors, (inputs,)."""
+    for name, weight, spec in zip(readers.names, readers.weights, readers.specs, strict=True):
+        assert spec.weight is not None
+        x = readers.moments.tokens / scale
+        if spec.input is not None:
+            x = _rounded(x, readers.moments.lo / scale, readers.moments.hi / scale, spec.input)
+        yield x @ quantize(weight * scale, spec.weight, name).dequantize().t()
+
+
+def _rounded(x: Any, lo: Any, hi: Any, spec: TensorSpec) -> Any:
+    """What is left of activations; a scale from data is that of the least and greatest value of all."""
+    if not spec.measured or not isinstance(spec.dtype, Scaled):
+        return fake_quantize(x, spec)
+    params = affine.of_numbers(min(float(lo.min()), 0.0), max(float(hi.max()), 0.0), spec, x.dtype)
+    return fake_quantize(x, spec, affine.Params(*(None if part is None else part.to(x.device) for part in params)))

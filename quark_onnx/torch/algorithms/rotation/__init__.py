@@ -1,0 +1,1 @@
+"""Algorithms that rotate the residual stream."""

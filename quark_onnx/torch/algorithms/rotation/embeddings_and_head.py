@@ -1,0 +1,98 @@
+"""What surrounds the blocks of a language model: embeddings in front of them, the last norm and the head behind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.func import functional_call
+
+from quark_onnx.errors import ModelError
+from quark_onnx.torch.algorithms.rotation.residual_stream import Part, floats_of
+from quark_onnx.torch.calibration.block_stream import call
+from quark_onnx.torch.models.structure import within
+
+
+@dataclass(frozen=True)
+class Outside:
+    """A model whose blocks are skipped.
+
+    Attributes:
+        model: the model.
+        blocks: its blocks, by name.
+        batch: what it is run on.
+        form: what its first block returns: a tensor, or a tuple that starts with one.
+    """
+
+    model: Any
+    blocks: Mapping[str, Any]
+    batch: Any
+    form: Any
+
+    def run(self, hidden: Any, changed: Mapping[str, Any] | None = None) -> tuple[Any, Any]:
+        """The hidden states in front of the blocks, and what the model computes.
+
+        Args:
+            hidden: what stands for the result of the blocks; None for what is in front of them.
+            changed: parameters that others stand for, by name.
+        """
+        front = list[Any]()
+
+        def stand_in(*args: Any, **kwargs: Any) -> Any:
+            front.append(args[0] if args else kwargs["hidden_states"])
+            result = front[0] if hidden is None else hidden
+            return result if isinstance(self.form, torch.Tensor) else (result, *self.form[1:])
+
+        own = {name: vars(block).get("forward") for name, block in self.blocks.items()}
+        tensors = self.tensors() | dict(changed or {})
+        for block in self.blocks.values():
+            block.forward = stand_in
+        try:
+            with torch.no_grad():
+                found = call(
+                    lambda *args, **kwargs: functional_call(self.model, tensors, args, kwargs, tie_weights=False),
+                    self.batch,
+                )
+        finally:
+            for name, block in self.blocks.items():
+                del block.forward
+                if own[name] is not None:
+                    block.forward = own[name]
+        found = getattr(found, "logits", found)
+        return front[0], found if isinstance(found, torch.Tensor) else found[0]
+
+    def tensors(self) -> dict[str, Any]:
+        """Parameters and buffers that belong to no block, floats as float32."""
+        return {
+            f"{name}.{key}" if name else key: tensor
+            for name, module in self._modules().items()
+            for key, tensor in floats_of(module, recurse=False).items()
+        }
+
+    def front(self) -> Part:
+        """What is in front of the blocks."""
+        return Part(self._modules(), lambda hidden: self.run(hidden)[0])
+
+    def back(self) -> Part:
+        """What is behind the blocks."""
+        return Part(self._modules(), lambda hidden: self.run(hidden)[1])
+
+    def check_reached(self) -> None:
+        """Raise ModelError for a module outside of the blocks that the text does not reach: it may write to the
+        stream."""
+        seen = self.front().seen(None)
+        for name, module in self._modules().items():
+            if list(module.parameters(recurse=False)) and name not in seen.outputs:
+                raise ModelError(
+                    f"{name} is not run on the sample: what it does to the residual stream is unknown, so that the "
+                    "model cannot be rotated"
+                )
+
+    def _modules(self) -> dict[str, Any]:
+        return {
+            name: module
+            for name, module in self.model.named_modules()
+            if not any(within(name, block) for block in self.blocks)
+        }

@@ -1,0 +1,363 @@
+"""The residual stream of a language model: what reads it, and what writes to it, found by probing.
+
+A part of a model is run on what it reads, and once more on that plus a large multiple of one direction. Norms bound
+what they compute, so that the direction is seen again, apart from a factor for each token, only where the stream is
+read directly. In the same way, what adds to the stream shows up in it. No module is known by its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from quark_onnx.errors import ModelError
+from quark_onnx.torch.algorithms.rescaling.channel_pairs import pattern_of
+from quark_onnx.torch.models.quantized_layer import kind_of, outputs_first
+
+#: How large the multiple of a direction is, against the hidden states.
+_LARGE = 1e4
+#: The share of what is not along the direction that rounding and all that is bounded may have.
+_SMALL = 0.05
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Layers that read the stream, through a norm or without one.
+
+    Attributes:
+        readers: names of modules with a weight.
+        norm: its name; None where they read the stream itself.
+        neutral: the value of the norm's weight for a gain of 1: 1, or 0 where it multiplies by 1 + weight; None where
+            it has no weight.
+        centered: whether it subtracts means.
+    """
+
+    readers: tuple[str, ...]
+    norm: str | None = None
+    neutral: float | None = None
+    centered: bool = False
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Values of attention heads: rows of one layer, which another one reads mixed over tokens alone.
+
+    Attributes:
+        source, reader: names of the layers.
+        starts: of the heads, among the outputs of the source.
+        size: of a head.
+    """
+
+    source: str
+    reader: str
+    starts: tuple[int, ...]
+    size: int
+
+
+@dataclass(frozen=True)
+class Stream:
+    """What one part of a model has to do with the stream.
+
+    Attributes:
+        readings: what reads it.
+        writers: names of the modules whose outputs are added to it.
+        heads: the values that writers read.
+    """
+
+    readings: tuple[Reading, ...] = ()
+    writers: tuple[str, ...] = ()
+    heads: tuple[Heads, ...] = ()
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a run has shown: its result, and what modules have read and computed, call by call."""
+
+    result: Any
+    inputs: dict[str, list[Any]] = field(default_factory=dict)
+    outputs: dict[str, list[Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a model that can be run.
+
+    Attributes:
+        modules: its modules, by their names in the model.
+        run: computes what the part writes to the stream (or the logits) of what it reads.
+    """
+
+    modules: Mapping[str, Any]
+    run: Callable[[Any], Any]
+
+    def seen(self, hidden: Any, replaced: Mapping[str, Callable[[Any], Any]] | None = None) -> Seen:
+        """Run it on hidden states of shape (..., features), and put others in the place of what modules compute."""
+        inputs, outputs = dict[str, list[Any]](), dict[str, list[Any]]()
+        handles = []
+        for name, module in self.modules.items():
+            change = (replaced or {}).get(name)
+            handles.append(module.register_forward_pre_hook(_keep_input(inputs, name), with_kwargs=True))
+            handles.append(module.register_forward_hook(_keep_output(outputs, name, change)))
+        try:
+            with torch.no_grad():
+                result = self.run(hidden)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return Seen(result, inputs, outputs)
+
+    def weighted(self) -> Iterator[tuple[str, Any]]:
+        """The modules with a matrix of their own, and the matrix with outputs first, as (outputs, inputs); the one of
+        an embedding has rows for tokens."""
+        for name, module in self.modules.items():
+            weight = module._parameters.get("weight")
+            if weight is not None and weight.ndim == 2:
+                yield name, outputs_first(weight, kind_of(module))
+
+    def unknown(self) -> list[str]:
+        """Names of parameters with several axes that belong to no module with a matrix."""
+        known = {f"{name}.weight" for name, _ in self.weighted()}
+        names = (
+            f"{name}.{key}"
+            for name, module in self.modules.items()
+            for key, parameter in module.named_parameters(recurse=False)
+            if parameter.ndim > 1
+        )
+        return [name for name in names if name not in known]
+
+    def read(self, hidden: Any) -> tuple[Reading, ...]:
+        """What reads the stream.
+
+        Raises:
+            ModelError: what a norm computes is read by nothing that has a weight.
+        """
+        size = hidden.shape[-1]
+        direction = _direction(size, hidden)
+        far = _LARGE * _magnitude(hidden) * direction
+        before, after = self.seen(hidden), self.seen(hidden + far)
+        matrices = dict(self.weighted())
+        found, plain = list[Reading](), list[str]()
+        for name, module in self.modules.items():
+            reads = [
+                (one, other) for one, other in _pairs(before.inputs, after.inputs, name) if follows(one, other, far)
+            ]
+            if reads and name in matrices:
+                plain.append(name)
+            elif reads and not list(module.children()) and _is_norm(module, reads[0][1]):
+                found.append(self._behind(name, module, hidden, before))
+        return (*found, *([Reading(tuple(plain))] if plain else []))
+
+    def _behind(self, name: str, norm: Any, hidden: Any, before: Seen) -> Reading:
+        """What reads a norm: there, the same vector for all tokens is seen."""
+        x, output = before.inputs[name][0], before.outputs[name][0]
+        constant = _direction(output.shape[-1], output, seed=1) * _magnitude(output)
+        seen = self.seen(hidden, {name: _constantly(constant)})
+        patterns = {
+            pattern_of(each)
+            for each, _ in self.weighted()
+            if any(_is_constant(found, constant) for found in seen.inputs.get(each, ()))
+        }
+        readers = tuple(each for each, _ in self.weighted() if pattern_of(each) in patterns)
+        if not readers:
+            raise ModelError(f"nothing with a weight reads what {name} computes; the model cannot be rotated")
+        return Reading(readers, name, _neutral(norm, x), _is_centered(norm, x))
+
+    def written(self, hidden: Any, size: int, skipped: Collection[str], normed: bool = False) -> tuple[str, ...]:
+        """The modules that add to the stream.
+
+        Args:
+            hidden: what the part reads.
+            size: channels of the stream.
+            skipped: names of modules that do something else.
+            normed: whether norms may come between them and the stream.
+
+        Raises:
+            ModelError: a norm does, and may not.
+        """
+        groups = dict[str, list[str]]()
+        base = self.seen(hidden)
+        for name, weight in self.weighted():
+            wide = weight.shape[1] if is_table(self.modules[name]) else weight.shape[0]
+            if wide == size and name not in skipped:
+                groups.setdefault(pattern_of(name), []).append(name)
+        found = list[str]()
+        far = _LARGE * _magnitude(base.result) * _direction(size, base.result)
+        for names in groups.values():
+            seen = self.seen(hidden, dict.fromkeys(names, _plus(far)))
+            norm = None if (adds := follows(base.result, seen.result, far)) else self._norm_behind(base, seen, far)
+            if norm is not None and not normed:
+                raise ModelError(
+                    f"{norm} normalizes what {names[0]} computes before it is added to the residual stream; its gain "
+                    "belongs to channels, so that the stream cannot be rotated: set r1 to false"
+                )
+            if adds or norm is not None:
+                found += names
+        return tuple(found)
+
+    def _norm_behind(self, base: Seen, seen: Seen, far: Any) -> str | None:
+        """The norm that reads what has moved; None if none does."""
+        for name, module in self.modules.items():
+            reads = [after for one, after in _pairs(base.inputs, seen.inputs, name) if follows(one, after, far)]
+            if reads and not list(module.children()) and _is_norm(module, reads[0]):
+                return name
+        return None
+
+    def heads(self, hidden: Any, writers: Collection[str]) -> tuple[Heads, ...]:
+        """Values of attention that writers read: with the same values for all tokens, mixing them changes nothing."""
+        matrices, found = dict(self.weighted()), list[Heads]()
+        base = self.seen(hidden)
+        for reader in (name for name in writers if name in base.inputs):
+            parent = reader.rpartition(".")[0]
+            size = _head_size(self.modules.get(parent))
+            if not size or matrices[reader].shape[1] % size:
+                continue
+            beside = [name for name in matrices if name.rpartition(".")[0] == parent and name not in writers]
+            for source in beside:
+                starts = self._starts(hidden, base, source, reader, size)
+                if starts:
+                    found.append(Heads(source, reader, starts, size))
+                    break
+        return tuple(found)
+
+    def _starts(self, hidden: Any, base: Seen, source: str, reader: str, size: int) -> tuple[int, ...]:
+        """Where heads start among the outputs of a layer; nothing where another layer reads something else than them.
+
+        Each output gets a point in the plane, at an angle of its own, so that it is known again whatever its factor.
+        """
+        if source not in base.outputs:
+            return ()
+        like = base.outputs[source][0]
+        count = like.shape[-1]
+        angles = torch.linspace(0.1, 1.4, count, dtype=torch.float64, device=like.device)
+        signs = torch.sign(_direction(count, angles, seed=2))
+        far = _LARGE * _magnitude(like).double() * signs
+        points = [far * angles.cos(), far * angles.sin()]
+        runs = [self.seen(hidden, {source: _constantly(point)}).inputs[reader][0] for point in points]
+        x, y = (run.reshape(-1, run.shape[-1])[-1].double() for run in runs)
+        place = (torch.atan(y / x) - 0.1) / (1.3 / max(count - 1, 1))
+        rows = place.nan_to_num(nan=-1.0).round().long()
+        if int(rows.min()) < 0 or int(rows.max()) >= count or bool((place - rows).abs().max() > 0.2):
+            return ()
+        factors = (x / points[0][rows]).reshape(-1, size)
+        rows = rows.reshape(-1, size)
+        alike = (factors - factors[:, :1]).abs().max() <= 1e-3 * factors.abs().min()
+        in_turn = (rows == rows[:, :1] + torch.arange(size, device=rows.device)).all()
+        return tuple(rows[:, 0].unique().tolist()) if bool(alike & in_turn) else ()
+
+
+def follows(before: Any, after: Any, far: Any) -> bool:
+    """Whether the difference is along one vector, but for what is small against it."""
+    if before.shape != after.shape or before.shape[-1:] != far.shape:
+        return False
+    moved = (after.float() - before.float()).reshape(-1, len(far))
+    along = torch.outer(moved @ far / (far @ far), far)
+    return bool(along.norm() > 1e-3 * far.norm()) and bool((moved - along).norm() <= _SMALL * along.norm())
+
+
+def floats_of(module: Any, recurse: bool = True) -> dict[str, Any]:
+    """Parameters and buffers of a module by their names, floats as float32."""
+    named = (
+        *module.named_parameters(recurse=recurse, remove_duplicate=False),
+        *module.named_buffers(recurse=recurse, remove_duplicate=False),
+    )
+    return {name: in_float32(tensor.detach()) for name, tensor in named}
+
+
+def in_float32(value: Any) -> Any:
+    """Tensors of floats in float32, wherever they lie in lists and mappings."""
+    if isinstance(value, torch.Tensor):
+        return value.float() if value.is_floating_point() else value
+    if isinstance(value, dict):
+        return {key: in_float32(each) for key, each in value.items()}
+    return type(value)(map(in_float32, value)) if type(value) in (list, tuple) else value
+
+
+def is_table(module: Any) -> bool:
+    """Whether a module looks rows of its weight up."""
+    return isinstance(module, nn.Embedding)
+
+
+def _is_norm(module: Any, x: Any) -> bool:
+    """Whether what a module computes does not depend on the scale of what it reads, which is large here."""
+    try:
+        found, scaled = (functional_call(module, floats_of(module), (value.float(),)) for value in (x, 4 * x))
+    except (RuntimeError, TypeError, ValueError):  # it takes more than this
+        return False
+    if not isinstance(found, torch.Tensor) or found.shape != x.shape:
+        return False
+    return bool(found.norm() > 0) and bool((found - scaled).norm() <= 1e-3 * found.norm())
+
+
+def _is_centered(norm: Any, x: Any) -> bool:
+    x = x.float()
+    found, moved = (functional_call(norm, floats_of(norm), (value,)) for value in (x, x + _magnitude(x)))
+    return bool((found - moved).norm() <= 1e-3 * found.norm())
+
+
+def _neutral(norm: Any, x: Any) -> float | None:
+    """The value of a norm's weight that stands for a gain of 1."""
+    tensors = floats_of(norm)
+    if "weight" not in tensors:
+        return None
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in tensors.items() if tensor.ndim}
+    found = functional_call(norm, tensors | zeros, (x.float(),))
+    return 0.0 if bool(found.any()) else 1.0
+
+
+def _head_size(attention: Any) -> int:
+    sizes = (getattr(attention, name, None) for name in ("v_head_dim", "head_dim"))
+    return next((size for size in sizes if isinstance(size, int)), 0)
+
+
+def _is_constant(found: Any, constant: Any) -> bool:
+    if found.shape[-1:] != constant.shape:
+        return False
+    return bool((found.float() - constant).abs().max() <= 1e-5 * constant.abs().max())
+
+
+def _direction(size: int, like: Any, seed: int = 0) -> Any:
+    """Random numbers, the same in each run."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(size, generator=generator).to(like.device)
+
+
+def _magnitude(x: Any) -> Any:
+    """The root mean square; 1 where it is 0."""
+    found = x.float().square().mean().sqrt()
+    return torch.where(found > 0, found, torch.ones_like(found))
+
+
+def _pairs(first: Mapping[str, list[Any]], second: Mapping[str, list[Any]], name: str) -> Iterator[tuple[Any, Any]]:
+    return zip(first.get(name, ()), second.get(name, ()), strict=False)
+
+
+def _constantly(value: Any) -> Callable[[Any], Any]:
+    return lambda found: value.to(found).expand_as(found).clone()
+
+
+def _plus(far: Any) -> Callable[[Any], Any]:
+    return lambda found: found + far.to(found)
+
+
+def _keep_input(record: dict[str, list[Any]], name: str) -> Callable[..., None]:
+    def hook(module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        found = next((each for each in (*args, *named.values()) if isinstance(each, torch.Tensor)), None)
+        if found is not None and found.is_floating_point() and found.numel():
+            record.setdefault(name, []).append(found)
+
+    return hook
+
+
+def _keep_output(record: dict[str, list[Any]], name: str, change: Callable[[Any], Any] | None) -> Callable[..., Any]:
+    def hook(module: Any, args: tuple[Any, ...], found: Any) -> Any:
+        if isinstance(found, torch.Tensor):
+            record.setdefault(name, []).append(found)
+            return None if change is None else change(found)
+        return None
+
+    return hook

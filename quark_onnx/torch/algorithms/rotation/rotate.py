@@ -1,0 +1,239 @@
+"""rotate: a language model becomes one that computes the same and is easier to round; in memory, or as it is read."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from quark_onnx.errors import ConfigError, DataError, ModelError
+from quark_onnx.torch.algorithms.rotation.planner import Rotator, apply, stream_blocks
+from quark_onnx.torch.algorithms.rotation.settings import Rotation
+from quark_onnx.torch.algorithms.rotation.spinquant import Trainee, Training, learn
+from quark_onnx.torch.algorithms.rotation.weight_rewrites import Plan
+from quark_onnx.torch.calibration.block_stream import batches, inference
+from quark_onnx.torch.checkpoints.parameter_sources import Sources, empty, fill, missing_of, tie
+from quark_onnx.torch.models.experts import unfuse_experts
+from quark_onnx.torch.models.online_rotation import Turning
+from quark_onnx.torch.models.quantized_layer import Layers
+from quark_onnx.torch.models.structure import vocabulary_of, within
+
+#: Tokens of the sample.
+_TOKENS = 32
+
+
+@dataclass(frozen=True)
+class Rotated:
+    """What became of a model.
+
+    Attributes:
+        rewritten: how many parameters.
+        heads: names of the layers whose outputs are values of attention heads, which are rotated.
+        online: names of the layers that read what each run rotates.
+        error: how far the worst part of the model is from what it was, relative, in float32.
+        untied: whether the head had the weight of the embedding of tokens, and has its own now.
+        learned: the loss of the quantized model before and after its rotations were learned; None if they were not.
+        settings: what was asked for.
+    """
+
+    rewritten: int
+    heads: tuple[str, ...]
+    online: tuple[str, ...]
+    error: float
+    untied: bool = False
+    learned: tuple[float, float] | None = None
+    settings: Rotation = field(default_factory=Rotation)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know."""
+        found = []
+        if self.settings.r2 and not self.heads:
+            found.append(
+                "no values of attention heads are rotated: attention does something else with them than to weigh them, "
+                "or does not say how large a head is (head_dim)"
+            )
+        if self.online:
+            found.append(f"each run rotates what {len(self.online)} layers read; such a model has no checkpoint")
+        if self.learned:
+            found.append(
+                "rotations were learned: the loss of the quantized model was {:.4f}, and is {:.4f}".format(
+                    *self.learned
+                )
+            )
+        return tuple(found)
+
+    def renamed(self, layers: Layers) -> dict[str, Any]:
+        """Layers by the names that they have now: those behind rotations that each run computes are parts of those."""
+        return {f"{name}.layer" if name in self.online else name: entry for name, entry in layers.items()}
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """What becomes of each part of a model, and how far the worst is from what it was."""
+
+    parts: tuple[Plan, ...]
+    error: float
+
+    @property
+    def whole(self) -> Plan:
+        found = Plan()
+        for part in self.parts:
+            found.update(part)
+        return found
+
+
+def rotate(
+    model: Any,
+    settings: Rotation,
+    data: Iterable[Any] | None = None,
+    layers: Layers | None = None,
+    *,
+    progress: bool | None = None,
+) -> Rotated:
+    """Rotate a float model in place, or leave its weights as they are if it cannot be rotated.
+
+    Stacks of experts are taken apart, and a head that shares its weight with the embedding of tokens gets its own.
+
+    Args:
+        model: a language model of transformers.
+        settings: what is rotated.
+        data: batches; the start of the first is a sample. Random tokens if None.
+        layers: what will be quantized; learned rotations need it, and the data.
+        progress: whether to show a progress bar where they are learned; None shows it if stderr is a terminal.
+
+    Raises:
+        DataError: rotations are learned, and the data or the layers are missing.
+        ModelError: the model cannot be rotated: its norms stand behind its layers, or a part of it computes something
+            else when it is rotated.
+    """
+    found = [] if data is None else list(batches(data))
+    if settings.trained and not (found and layers):
+        raise DataError("rotations are learned from data, for layers that are quantized; give both, or trained=False")
+    unfuse_experts(model)
+    with _untied(model, settings) as untied, inference(model):
+        rotator = Rotator(model, settings, _short(found[0]) if found else _sample(model))
+        planned = _planned(rotator, lambda name: contextlib.nullcontext())
+        learned = None
+        if settings.trained:
+            fixed, starts = _starts(rotator, planned.whole)
+            how = Training(settings.steps, seed=settings.seed, centered=rotator.centered, progress=progress)
+            best = learn(Trainee(model, planned.whole, layers or {}, fixed), starts, found, how)
+            rotator.rotations |= {name: Turning((matrix,)) for name, matrix in best.matrices.items()}
+            learned = (best.before, best.after)
+        for part in planned.parts:
+            apply(part, model, rotator.rotations)
+    whole = planned.whole
+    return Rotated(len(whole.rewrites), whole.heads, tuple(whole.online), planned.error, untied, learned, settings)
+
+
+def rotate_sources(model: Any, sources: Sources, settings: Rotation) -> Rotated:
+    """Have the tensors of a checkpoint rotated as they are read.
+
+    All of them are read once, a block of the model at a time, to be checked.
+
+    Args:
+        model: with empty parameters, as it is left; its head has a weight of its own then.
+        sources: of its tensors.
+        settings: what is rotated.
+
+    Raises:
+        ConfigError: each run would rotate something, or rotations are learned.
+        ModelError: the model cannot be rotated, or a tensor is missing.
+    """
+    if settings.r4 or settings.trained:
+        raise ConfigError(
+            "a checkpoint has no place for r4 of rotation; set it to false"
+            if settings.r4
+            else "rotations are learned in memory: load the model, call quantize_model, and export it"
+        )
+    blocks = stream_blocks(model)
+
+    @contextlib.contextmanager
+    def filled(name: str) -> Iterator[None]:
+        block = blocks[name]
+        fill(block, name, sources)
+        if missing := missing_of(block):
+            raise ModelError(f"the checkpoint {sources.reader.folder} has no tensor for {name}.{missing[0]}")
+        yield
+        empty(block)
+
+    with _untied(model, settings) as untied, inference(model):
+        outside = [(name, module) for name, module in model.named_modules() if not list(module.children())]
+        for name, module in outside:
+            if not any(within(name, block) for block in blocks):
+                fill(module, name, sources)
+        with filled(next(iter(blocks))):
+            rotator = Rotator(model, settings, _sample(model))
+        planned = _planned(rotator, filled)
+        for name, module in outside:
+            if not any(within(name, block) for block in blocks):
+                empty(module)
+    whole, rotations = planned.whole, rotator.rotations
+    sources.change(whole.rewrites, lambda name, get: whole.tensor(name, get, rotations))
+    tie(model, sources.tied)
+    return Rotated(len(whole.rewrites), whole.heads, (), planned.error, untied, None, settings)
+
+
+def _planned(rotator: Rotator, at: Callable[[str], AbstractContextManager[None]]) -> _Planned:
+    """Plan all parts; a block has its weights while something goes on ``at`` it."""
+    first, worst = rotator.outside()
+    parts, hidden = [first], rotator.hidden
+    for name in rotator.blocks:
+        with at(name):
+            plan, error, hidden = rotator.block(name, hidden)
+        parts.append(plan)
+        worst = max(worst, error)
+    return _Planned(tuple(parts), worst)
+
+
+def _starts(rotator: Rotator, plan: Plan) -> tuple[dict[str, Turning], tuple[dict[str, Any], ...]]:
+    """The rotations that each run computes, which are not learned; and where learning of the others may start: as they
+    are, or with none."""
+    fixed = {name: rotator.rotations[name] for name in plan.online.values()}
+    ones = {name: torch.eye(size, dtype=torch.float64) for name, size in plan.sizes.items() if name not in fixed}
+    return fixed, ({name: rotator.rotations[name].turn(matrix) for name, matrix in ones.items()}, ones)
+
+
+@contextlib.contextmanager
+def _untied(model: Any, settings: Rotation) -> Iterator[bool]:
+    """Give the head a weight of its own where it has that of the embedding of tokens, and the stream is rotated; say
+    whether it had. What fails inside takes that back."""
+    sides = (getattr(model, f"get_{side}_embeddings", None) for side in ("output", "input"))
+    head, table = (None if side is None else side() for side in sides)
+    if not settings.r1 or head is None or table is None or head.weight is not table.weight:
+        yield False
+        return
+    head.weight = nn.Parameter(head.weight.detach(), requires_grad=False)
+    _set_tied(model, False)
+    try:
+        yield True
+    except BaseException:
+        head.weight = table.weight
+        _set_tied(model, True)
+        raise
+
+
+def _set_tied(model: Any, tied: bool) -> None:
+    """Say in the configuration of a model whether the head has the weight of the embedding of tokens."""
+    for config in {id(each): each for each in (model.config, model.config.get_text_config())}.values():
+        config.tie_word_embeddings = tied
+
+
+def _sample(model: Any) -> Any:
+    size = vocabulary_of(model)
+    return torch.randint(0, size, (1, _TOKENS), generator=torch.Generator().manual_seed(0))
+
+
+def _short(batch: Any) -> Any:
+    """The first tokens of the first sample, where a batch is token ids, and masks of their shape."""
+    if isinstance(batch, torch.Tensor):
+        return batch[:1, :_TOKENS] if batch.ndim == 2 and not batch.is_floating_point() else batch
+    if isinstance(batch, Mapping) and all(isinstance(each, torch.Tensor) and each.ndim == 2 for each in batch.values()):
+        return {key: each[:1, :_TOKENS] for key, each in batch.items()}
+    return batch

@@ -1,0 +1,215 @@
+"""What the parameters of a rotated model are, each as a function of parameters of the float model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from quark_onnx.torch.algorithms.rotation.residual_stream import Heads, Part, Reading, Stream, is_table
+from quark_onnx.torch.models.online_rotation import Turning
+from quark_onnx.torch.models.quantized_layer import kind_of
+
+#: The rotation of the residual stream.
+STREAM = "stream"
+#: How the names of rotations of the values of attention heads start.
+HEADS = "heads of "
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A rotation of a parameter along an axis.
+
+    Attributes:
+        axis: of the parameter.
+        rotation: its name.
+        starts: of the parts that are turned; None for the whole axis, part by part.
+    """
+
+    axis: int
+    rotation: str
+    starts: tuple[int, ...] | None = None
+
+    def __call__(self, x: Any, turning: Turning) -> Any:
+        """The parameter turned."""
+        if self.starts is None:
+            return turning.turn(x, self.axis)
+        place = torch.tensor(self.starts)[:, None] + torch.arange(turning.size)
+        place = place.flatten().to(x.device)
+        return x.index_copy(self.axis, place, turning.turn(x.index_select(self.axis, place), self.axis))
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What a norm multiplies by: its weight, which stands for 1 where it is ``neutral``.
+
+    Attributes:
+        weight: the name of the parameter.
+        neutral: 1, or 0 where the norm multiplies by 1 + weight.
+        axis: of the parameter that the gain is folded into.
+        inverse: whether that is divided instead.
+    """
+
+    weight: str
+    neutral: float
+    axis: int
+    inverse: bool = False
+
+    def __call__(self, x: Any, weight: Any) -> Any:
+        """The parameter with the gain in it."""
+        gain = weight + (1 - self.neutral)
+        gain = gain.reshape([-1 if place == self.axis % x.ndim else 1 for place in range(x.ndim)])
+        return torch.where(x == 0, x, x / gain) if self.inverse else x * gain
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """What becomes of a parameter, in this order.
+
+    Attributes:
+        fill: a constant in its place; None keeps it.
+        product: names of a weight and of a vector whose product is added, and the axis of the weight that is summed up.
+        gain: of a norm.
+        turns: rotations.
+    """
+
+    fill: float | None = None
+    product: tuple[str, str, int] | None = None
+    gain: Gain | None = None
+    turns: tuple[Turn, ...] = ()
+
+    def __call__(self, x: Any, get: Callable[[str], Any], rotations: Mapping[str, Turning]) -> Any:
+        """The new parameter, in the type of ``x``.
+
+        Args:
+            x: the float model's parameter.
+            get: the other parameters of the float model, by name.
+            rotations: by name.
+        """
+        if self.fill is not None:
+            return torch.full_like(x, self.fill)
+        if self.product is not None:
+            weight, vector, axis = self.product
+            x = x + torch.tensordot(get(weight).to(x), get(vector).to(x), ([axis], [0]))
+        if self.gain is not None:
+            x = self.gain(x, get(self.gain.weight).to(x))
+        for turn in self.turns:
+            x = turn(x, rotations[turn.rotation])
+        return x
+
+
+@dataclass
+class Plan:
+    """What a rotation makes of a model, or of a part of it.
+
+    Attributes:
+        rewrites: of parameters, by name; all others stay.
+        online: layers that read what each run rotates, by name, with the names of the rotations.
+        sizes: of the rotations, by name.
+    """
+
+    rewrites: dict[str, Rewrite] = field(default_factory=dict)
+    online: dict[str, str] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
+
+    def update(self, other: Plan) -> None:
+        """Take in the plan of another part."""
+        for name, rewrite in other.rewrites.items():
+            own = {key: value for key, value in vars(rewrite).items() if value is not None}
+            self.add(name, **own)
+        self.online |= other.online
+        self.sizes |= other.sizes
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """Names of the layers whose outputs are values of attention heads."""
+        return tuple(name.removeprefix(HEADS) for name in self.sizes if name.startswith(HEADS))
+
+    def tensor(self, name: str, get: Callable[[str], Any], rotations: Mapping[str, Turning]) -> Any:
+        """A parameter of the rotated model, computed in float64, in the type that it has in the float model.
+
+        Args:
+            name: of the parameter.
+            get: the parameters of the float model, by name.
+            rotations: by name.
+        """
+        x = get(name)
+        if name not in self.rewrites:
+            return x
+        return self.rewrites[name](x.double(), get, rotations).to(x.dtype)
+
+    def add(self, name: str, **changes: Any) -> None:
+        """Add to what becomes of a parameter."""
+        now = self.rewrites.get(name, Rewrite())
+        turns = (*now.turns, *changes.pop("turns", ()))
+        self.rewrites[name] = replace(now, turns=turns, **changes)
+
+
+def fold_stream(part: Part, stream: Stream, size: int) -> Plan:
+    """The rotation of the residual stream, with gains and biases of norms folded into what reads them."""
+    plan = Plan(sizes={STREAM: size})
+    for reading in stream.readings:
+        gain = _fold_norm(plan, part, reading)
+        for name in reading.readers:
+            axis = inputs_of(part.modules[name])
+            plan.add(
+                f"{name}.weight", gain=None if gain is None else replace(gain, axis=axis), turns=(Turn(axis, STREAM),)
+            )
+    for name in stream.writers:
+        plan.add(f"{name}.weight", turns=(Turn(outputs_of(part.modules[name]), STREAM),))
+        if _has_bias(part.modules[name]):
+            plan.add(f"{name}.bias", turns=(Turn(0, STREAM),))
+    return plan
+
+
+def _fold_norm(plan: Plan, part: Part, reading: Reading) -> Gain | None:
+    """Make a norm neutral; its gain. A bias goes into those of the readers, or stays, rotated, where they have none."""
+    if reading.norm is None:
+        return None
+    norm, gain = part.modules[reading.norm], None
+    if reading.neutral is not None:
+        plan.add(f"{reading.norm}.weight", fill=reading.neutral)
+        gain = Gain(f"{reading.norm}.weight", reading.neutral, axis=0)
+    if _has_bias(norm):
+        bias = f"{reading.norm}.bias"
+        if all(_has_bias(part.modules[name]) for name in reading.readers):
+            plan.add(bias, fill=0.0)
+            for name in reading.readers:
+                plan.add(f"{name}.bias", product=(f"{name}.weight", bias, inputs_of(part.modules[name])))
+        else:
+            plan.add(bias, gain=None if gain is None else replace(gain, inverse=True), turns=(Turn(0, STREAM),))
+    return gain
+
+
+def fold_heads(part: Part, heads: Heads) -> Plan:
+    """The rotation of the values of attention heads."""
+    rotation = HEADS + heads.source
+    plan = Plan(sizes={rotation: heads.size})
+    source = part.modules[heads.source]
+    plan.add(f"{heads.source}.weight", turns=(Turn(outputs_of(source), rotation, heads.starts),))
+    if _has_bias(source):
+        plan.add(f"{heads.source}.bias", turns=(Turn(0, rotation, heads.starts),))
+    plan.add(f"{heads.reader}.weight", turns=(Turn(inputs_of(part.modules[heads.reader]), rotation),))
+    return plan
+
+
+def fold_online(part: Part, name: str, size: int) -> Plan:
+    """The rotation of what a layer reads, which each run computes."""
+    rotation, axis = f"online {size}", inputs_of(part.modules[name])
+    return Plan({f"{name}.weight": Rewrite(turns=(Turn(axis, rotation),))}, {name: rotation}, {rotation: size})
+
+
+def inputs_of(module: Any) -> int:
+    """The axis of a module's weight that is multiplied by what it reads."""
+    return 0 if kind_of(module) == "Conv1D" else 1
+
+
+def outputs_of(module: Any) -> int:
+    """The axis of a module's weight that what it computes has."""
+    return 1 if is_table(module) else 1 - inputs_of(module)
+
+
+def _has_bias(module: Any) -> bool:
+    return getattr(module, "bias", None) is not None

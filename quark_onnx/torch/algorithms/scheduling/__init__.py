@@ -1,0 +1,1 @@
+"""The order in which the layers of a block are quantized."""

@@ -1,0 +1,173 @@
+"""Replay: a block is run for one stage after the other, and layers that have been run hand out what they computed.
+
+A run that stops at a stage leaves what its layers read. The next one computes of it what these layers make of it with
+their codes; all layers before are not run again: what is still read of them is kept, and where nothing is, they hand
+out a blank, so that it shows where it is read after all. The block is run as it is then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from quark_onnx.torch.algorithms.base import BlockJob
+from quark_onnx.torch.algorithms.scheduling.meta_tensor import Blank
+from quark_onnx.torch.algorithms.scheduling.stages import Stage
+from quark_onnx.torch.calibration.block_stream import Call
+from quark_onnx.torch.formats.quantized_tensor import Quantized
+
+#: Bytes that are kept of all samples, at least; where the block is greater, as many as it has.
+LEAST = 1 << 26
+
+
+@dataclass
+class _Kept:
+    """Of one sample.
+
+    Attributes:
+        reads: what the first layers of the groups of a stage read, by their names.
+        results: what layers have computed that is still read, by their names.
+        blanks: what else they have computed, without memory.
+    """
+
+    reads: dict[str, Any] = field(default_factory=dict)
+    results: dict[str, Any] = field(default_factory=dict)
+    blanks: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return sum(each.numel() * each.element_size() for each in (*self.reads.values(), *self.results.values()))
+
+
+class Replay:
+    """The runs of a block that is quantized stage by stage.
+
+    Args:
+        job: the block.
+        stages: its stages, in their order.
+        made: codes of its layers, which grow better; those of a stage are not changed once a run has stopped behind it.
+    """
+
+    def __init__(self, job: BlockJob, stages: Sequence[Stage], made: Mapping[str, Quantized]) -> None:
+        self._job, self._stages, self._made = job, stages, made
+        self._kept = dict[int, _Kept]()
+        size = sum(each.numel() * each.element_size() for each in job.block.parameters())
+        # layers that are run several times, or by chance, have not computed one thing
+        self._limit = max(LEAST, size) if all(stage.last for stage in stages) else 0
+        self.begin(0)
+
+    def begin(self, place: int) -> None:
+        """From now on, runs stop at this stage; behind the last one, they go to the end."""
+        self._place = place
+        self.rest()
+
+    def rest(self) -> None:
+        """Let go of layers until the next run makes them again."""
+        self._layers = dict[str, Any]()
+
+    def run(self, index: int, call: Call, run: Callable[[Call], Any]) -> Any:
+        """Run the block on a sample.
+
+        Args:
+            index: of the sample.
+            call: what the block is called with.
+            run: runs it, and returns what is asked for: what layers read, each time that they are run, by their names,
+                or a tensor.
+        """
+        kept = _Kept() if not self._place else self._kept.pop(index, None)
+        if kept is None:
+            return self._whole(call, run)
+        new = _Kept(blanks=dict(kept.blanks))
+        versions = {name: result._version for name, result in kept.results.items()}
+        with self._standing_in(kept, new):
+            try:
+                found = run(call)
+            except Exception:  # it has asked for the numbers of a blank, or fails in any case
+                found = None
+        reads = {"": [found]} if found is None or isinstance(found, torch.Tensor) else found
+        if any(each is None or isinstance(each, Blank) for parts in reads.values() for each in parts):
+            return self._whole(call, run)  # what nothing should have read was read
+        unchanged = all(result._version == versions.get(name, 0) for name, result in new.results.items())
+        if self._limit and self._place < len(self._stages) and unchanged:
+            new.reads = {name: parts[0] for name, parts in reads.items()}
+            if new.size + sum(each.size for each in self._kept.values()) <= self._limit:
+                self._kept[index] = new
+        return found
+
+    def result(self, index: int, call: Call) -> Any:
+        """The hidden states that the block computes of a sample, all of its layers quantized."""
+        stages = {name for stage in self._stages for group in stage.groups for name in group}
+        beside = {name: self._layer(name) for name in self._job.layers if name not in stages}
+        with self._job.put(beside):
+            return self.run(index, call, lambda call: call.run(self._job.block))
+
+    def _whole(self, call: Call, run: Callable[[Call], Any]) -> Any:
+        with self._job.put({name: self._layer(name) for _, _, name in self._before()}):
+            return run(call)
+
+    def _before(self) -> Iterator[tuple[int, str, str]]:
+        """Layers of the stages before: place of the stage, leader of the group, and name."""
+        for place, stage in enumerate(self._stages[: self._place]):
+            yield from ((place, group[0], name) for group in stage.groups for name in group)
+
+    def _layer(self, name: str) -> Any:
+        if name not in self._layers:
+            self._layers |= self._job.quantized(self._made, [name])
+        return self._layers[name]
+
+    @contextlib.contextmanager
+    def _standing_in(self, kept: _Kept, new: _Kept) -> Iterator[None]:
+        """Layers hand out what they have computed, or compute it of what was kept."""
+        modules, own = dict[str, Any](), dict[str, Any]()
+        for place, leader, name in self._before():
+            module = modules[name] = self._job.block.get_submodule(self._job.local(name))
+            own[name] = vars(module).get("forward")
+            until = self._stages[place].until[name]
+            keep = until > self._place
+            if place == self._place - 1:
+                module.forward = self._computing(name, kept.reads.get(leader), new, keep=keep)
+            elif name in kept.results:
+                module.forward = _handing(kept.results[name])
+                if keep:
+                    new.results[name] = kept.results[name]
+                else:
+                    new.blanks[name] = kept.results[name].to("meta")
+            elif name in kept.blanks:
+                module.forward = _handing(Blank.of(kept.blanks[name], module.weight.device))
+            else:  # all runs so far have stopped before it, though none of its stage depends on what comes between
+                module.forward = self._computing(name, None, new, keep=keep)
+        try:
+            yield
+        finally:
+            for name, module in modules.items():
+                del module.forward
+                if own[name] is not None:  # another library's
+                    module.forward = own[name]
+
+    def _computing(self, name: str, x: Any, new: _Kept, *, keep: bool) -> Any:
+        """Return a forward that computes with the codes of a layer, and keeps the result.
+
+        Args:
+            x: what the layer reads; None for what it is called with.
+        """
+
+        def forward(*args: Any, **named: Any) -> Any:
+            found = self._layer(name)(*args, **named) if x is None else self._layer(name)(x)
+            if isinstance(found, Blank):
+                return found
+            if keep:
+                new.results[name] = found
+            else:
+                new.blanks[name] = found.to("meta")
+            return found
+
+        return forward
+
+
+def _handing(result: Any) -> Any:
+    return lambda *args, **named: result

@@ -1,0 +1,174 @@
+"""Stages: which layers of a block may be quantized side by side, because none reads what another computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from quark_onnx.torch.algorithms.base import BlockJob
+from quark_onnx.torch.calibration.block_stream import Call
+from quark_onnx.torch.config.spec import LayerSpec as LayerSpec
+from quark_onnx.torch.models.quantized_layer import Layers, split_input
+from quark_onnx.torch.runtime import distributed
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Layers of a block none of which reads what another computes.
+
+    Attributes:
+        groups: their names; layers of a group read the very same tensor, and round it alike.
+        last: that layer which is run last in every run; None where experts are chosen, so that nobody knows, or a layer
+            is run several times.
+        until: for each layer, the place of the last stage that reads what it computes, layers between them aside; where
+            the block hands it on, the place behind all stages.
+    """
+
+    groups: tuple[tuple[str, ...], ...]
+    last: str | None = None
+    until: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False)
+
+
+def stages_of(block: Any, layers: Layers, call: Call) -> list[Stage]:
+    """Layers in the order in which a block depends on them.
+
+    Args:
+        block: a module.
+        layers: layers of it, by any names, and how they are quantized.
+        call: what it is called with; run once.
+
+    Returns:
+        Layers that the call does not reach are groups of their own, in the stage of those that they stand beside.
+
+    >>> from torch import nn
+    >>> block = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
+    >>> layers = {"a": (block[0], LayerSpec()), "b": (block[2], LayerSpec())}
+    >>> stages_of(block, layers, Call(torch.ones(1, 1, 2)))
+    [Stage(groups=(('a',),), last='a'), Stage(groups=(('b',),), last='b')]
+    """
+    trace = _Trace({name: layer for name, (layer, _) in layers.items()})
+    # which node stands behind which is all that is asked for: what gradients would need is not kept
+    with trace, torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(lambda tensor: None, lambda kept: kept):
+        result = Call(call.hidden.detach().clone().requires_grad_(), call.args, call.kwargs).run(block)
+    levels = trace.levels()
+    until = trace.until(levels, result.grad_fn)
+    for name in layers:
+        if name not in levels:
+            levels[name] = next((level for other, level in levels.items() if _twins(name, other)), 0)
+    found: dict[int, dict[Any, list[str]]] = {}
+    for name in layers:
+        groups = found.setdefault(levels[name], {})
+        groups.setdefault((trace.read.get(name, name), layers[name][1].input), []).append(name)
+    places = {name: place for place, name in enumerate(trace.read)}  # in the order of the run
+    tokens = call.hidden.shape[:-1].numel()
+    stages = []
+    for level in sorted(found):
+        names = [name for group in found[level].values() for name in group]
+        always = all(name in places and trace.once(name, tokens) for name in names)
+        leaders = tuple(tuple(group) for group in found[level].values())
+        last = max((group[0] for group in leaders), key=places.__getitem__) if always else None
+        stages.append(Stage(leaders, last, {name: until.get(name, level) for name in names}))
+    return list(distributed.from_first(stages))  # another sample may reach other experts
+
+
+def stages_in(job: BlockJob, names: Iterable[str]) -> list[Stage]:
+    """Some layers of a block that is on its way; of blocks of the same class with the same layers one is run."""
+    layers = {name: job.layers[name] for name in names}
+    alike = (type(job.block), *((job.local(name), layer.weight.shape, spec) for name, (layer, spec) in layers.items()))
+    if alike not in job.known:
+        found = stages_of(job.block, layers, job.calls[0])
+        if not all(stage.last for stage in found):  # which experts are chosen is another matter in each block
+            return found
+        job.known[alike] = (job.name, found)
+    name, stages = job.known[alike]
+
+    def here(other: str) -> str:
+        return job.name + other.removeprefix(name)
+
+    return [
+        Stage(
+            tuple(tuple(map(here, group)) for group in stage.groups),
+            stage.last and here(stage.last),
+            {here(other): place for other, place in stage.until.items()},
+        )
+        for stage in stages
+    ]
+
+
+def _twins(name: str, other: str) -> bool:
+    """Whether names differ in numbers alone, as those of experts do."""
+    one, two = name.split("."), other.split(".")
+    return len(one) == len(two) and all(a == b or (a.isdigit() and b.isdigit()) for a, b in zip(one, two, strict=True))
+
+
+class _Trace:
+    """Hooks that note where in the graph of gradients each layer stands."""
+
+    def __init__(self, layers: Mapping[str, Any]) -> None:
+        self._layers = layers
+        self._hooks: list[Any] = []
+        self._inputs: dict[str, Any] = {}
+        self._own: dict[Any, str] = {}
+        self._alive: list[Any] = []  # so that no tensor takes the place of another
+        self.read: dict[str, tuple[Any, ...]] = {}  # address and shape, for each time that it is run
+
+    def __enter__(self) -> _Trace:
+        for name, layer in self._layers.items():
+            self._hooks.append(layer.register_forward_hook(self._hook(name), with_kwargs=True))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def _hook(self, name: str) -> Any:
+        def hook(module: Any, args: tuple[Any, ...], named: dict[str, Any], found: Any) -> Any:
+            x = split_input(args, named)[0]
+            self._alive.append(x)
+            self._inputs[name] = x.grad_fn
+            self.read[name] = (*self.read.get(name, ()), (x.data_ptr(), x.shape))
+            # a node of its own, as a layer without gradients has none
+            found = found.detach().requires_grad_().clone() if found.grad_fn is None else found.clone()
+            self._own[found.grad_fn] = name
+            return found
+
+        return hook
+
+    def once(self, name: str, tokens: int) -> bool:
+        """Whether a layer is run a single time, on all tokens."""
+        return [shape[:-1].numel() for _, shape in self.read[name]] == [tokens]
+
+    def levels(self) -> dict[str, int]:
+        """How many layers stand in front of each, one behind the other."""
+        found: dict[str, int] = {}
+        for name in self._inputs:  # in the order of the run: what a layer reads has a level already
+            before = (found[other] for other in self._behind(self._inputs[name]) if other in found)
+            found[name] = 1 + max(before, default=-1)
+        return found
+
+    def until(self, levels: Mapping[str, int], result: Any) -> dict[str, int]:
+        """The greatest level of those that read what each layer computes; where the result does, one more than all."""
+        found = dict[str, int]()
+        ends = [(self._inputs[name], level) for name, level in levels.items()]
+        for node, level in (*ends, (result, 1 + max(levels.values(), default=-1))):
+            for name in self._behind(node):
+                found[name] = max(level, found.get(name, level))
+        return found
+
+    def _behind(self, node: Any) -> Iterator[str]:
+        """Layers that a tensor is made of, as far as the first on each way."""
+        todo, seen = [node], {node}
+        while todo:
+            node = todo.pop()
+            if node is None:
+                continue
+            if node in self._own:
+                yield self._own[node]
+                continue
+            for after, _ in node.next_functions:
+                if after not in seen:
+                    seen.add(after)
+                    todo.append(after)

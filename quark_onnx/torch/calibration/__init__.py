@@ -1,0 +1,1 @@
+"""Calibration and evaluation data, and the statistics taken from activations."""

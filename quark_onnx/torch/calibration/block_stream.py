@@ -1,0 +1,346 @@
+"""Walk: the blocks of a model, one after the other, over all the data; what a block computes is what the next reads.
+
+Only hidden states are kept, in the type of the model; logits are never computed. What blocks read beside them (masks,
+rotary embeddings) is recorded while every block is skipped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from quark_onnx.errors import DataError, ModelError
+from quark_onnx.torch.calibration.hidden_states import HiddenStates
+from quark_onnx.torch.calibration.padding import unpadded
+
+_NO_WALK = "the model cannot be walked block by block"
+
+
+class NotWalkable(ModelError):
+    """A model cannot be walked block by block; it may still be run whole."""
+
+
+class _Enough(Exception):
+    """Ends a run of the model once its last block has been reached."""
+
+
+def call(model: Any, batch: Any) -> Any:
+    """Run a model on what a data loader yields: a tensor, a mapping of keywords, or a sequence of arguments."""
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    if isinstance(batch, torch.Tensor):
+        return model(batch)
+    if isinstance(batch, Sequence) and not isinstance(batch, str):
+        return model(*batch)
+    raise DataError(f"the data yields a {type(batch).__name__}; a tensor, a dict or a list of tensors is needed")
+
+
+def run_whole(model: Any, data: Iterable[Any]) -> None:
+    """Run a model on all batches.
+
+    Raises:
+        DataError: there is none, or the model cannot be run on one.
+    """
+    count = 0
+    for count, batch in enumerate(data, 1):
+        try:
+            call(model, batch)
+        except DataError:
+            raise
+        except Exception as error:
+            raise DataError(
+                f"the model cannot be run on sample {count - 1}: {type(error).__name__}: {error}"
+            ) from error
+    if not count:
+        raise DataError("the calibration data is empty")
+
+
+def batches(data: Any) -> Iterator[Any]:
+    """What calibration data yields, without padding.
+
+    Raises:
+        DataError: it is nothing that can yield.
+    """
+    if not isinstance(data, Iterable):
+        raise DataError(f"the calibration data is a {type(data).__name__}; a list of batches, or a loader, is needed")
+    return (part for batch in data for part in unpadded(batch))
+
+
+@contextlib.contextmanager
+def inference(model: Any) -> Iterator[None]:
+    """Without gradients, dropout and caches of keys and values."""
+    training = [module for module in model.modules() if module.training]
+    # parts of a model may have configurations of their own
+    configs: dict[int, Any] = {id(each.config): each.config for each in model.modules() if hasattr(each, "config")}
+    cached = [config for config in configs.values() if getattr(config, "use_cache", None)]
+    model.eval()
+    for config in cached:
+        config.use_cache = False
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module in training:
+            module.training = True
+        for config in cached:
+            config.use_cache = True
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a block is called with for one sample.
+
+    Attributes:
+        hidden: (samples, tokens, features).
+        args, kwargs: what it reads beside: masks, rotary embeddings.
+    """
+
+    hidden: Any
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def run(self, block: Any) -> Any:
+        """The hidden states that a block computes of it; a block may change its own copy of what it reads."""
+        found = block(self.hidden.clone(), *self.args, **self.kwargs)
+        return found if isinstance(found, torch.Tensor) else found[0]
+
+
+class Walk:
+    """The hidden states of all samples, in front of a block.
+
+    Attributes:
+        hidden: those of the float model.
+        quantized: those that quantized blocks have left; None as long as nobody asks for them.
+        known: what was found out about blocks, for others of the same kind.
+
+    Args:
+        model: the model.
+        blocks: its blocks, by name, in their order.
+        data: what the model is run on; read once.
+        folder: where hidden states are kept; in memory if None.
+
+    Raises:
+        DataError: there is no data, or the model cannot be run on it.
+        NotWalkable: the model does not run its blocks one after the other.
+    """
+
+    def __init__(self, model: Any, blocks: Mapping[str, Any], data: Iterable[Any], folder: Path | None = None) -> None:
+        devices = (each.device for each in model.parameters() if each.device.type != "meta")
+        self._device = next(devices, torch.device("cpu"))
+        recorder = _Recorder(blocks, HiddenStates(folder))
+        self._first: Any = None
+        for batch in batches(data):
+            recorder.run(model, moved(batch, self._device))
+            self._first = batch if self._first is None else self._first
+        self.hidden = recorder.hidden
+        if not self.hidden:
+            raise DataError("the calibration data is empty")
+        self.quantized: HiddenStates | None = None
+        self.known: dict[Any, Any] = {}
+        self._arguments = recorder.arguments
+        self._recorder = recorder
+
+    def __len__(self) -> int:
+        return len(self.hidden)
+
+    def tensors(self) -> Iterator[Any]:
+        """The hidden states, and all tensors that blocks read beside them, once each."""
+        found = {id(tensor): tensor for tensor in _tensors(([*self.hidden], self._arguments))}
+        return iter(found.values())
+
+    def check_once(self, model: Any) -> None:
+        """Raise NotWalkable if the model comes back to its blocks after the last one, as recurrent models do.
+
+        Blocks are skipped, and what follows them may lack its weights: heads that are not run otherwise.
+        """
+        self._recorder.check_once(model, moved(self._first, self._device))
+
+    def finish(self, model: Any, data: Iterable[Any]) -> None:
+        """Run the model on all samples once more; its blocks are skipped and hand on the hidden states as they are.
+
+        Call it once the float model's hidden states have passed the last block, to run what comes after the blocks.
+
+        Args:
+            model: the same model, with all parameters outside of the blocks.
+            data: the same batches.
+        """
+        for index, batch in enumerate(batches(data)):
+            self._recorder.finish(model, moved(batch, self._device), index)
+
+    @property
+    def states(self) -> list[Any]:
+        """All hidden states, in one list; may be set to as many."""
+        return [*self.hidden, *(self.quantized or ())]
+
+    @states.setter
+    def states(self, states: Sequence[Any]) -> None:
+        count = len(self.hidden)
+        for place, state in enumerate(states):
+            own = self.hidden if place < count or self.quantized is None else self.quantized
+            own[place % count] = state
+
+    def split(self) -> None:
+        """From now on, keep what quantized blocks have left beside the hidden states of the float model."""
+        if self.quantized is None:
+            self.quantized = self.hidden.copy()
+
+    def calls(self, name: str, quantized: bool = False) -> list[Call]:
+        """What a block is called with for the samples that reach it.
+
+        Args:
+            name: of the block.
+            quantized: whether blocks before it are quantized.
+        """
+        hidden = (self.quantized if quantized else None) or self.hidden
+        return [Call(each, *rest) for each, rest in zip(hidden, self._arguments[name], strict=False)]
+
+    def run(
+        self, name: str, block: Any, quantized: bool = False, run: Callable[[int, Call], Any] | None = None
+    ) -> Iterator[int]:
+        """Run a block on every sample that reaches it, and say after each how many are done; what it computes replaces
+        what it read.
+
+        Args:
+            name: of the block.
+            block: what stands for it now.
+            quantized: whether it reads what quantized blocks have left.
+            run: runs the block on a sample of this number; None runs it as it stands.
+        """
+        own = (self.quantized if quantized else None) or self.hidden
+        for index, rest in enumerate(self._arguments[name]):
+            call = Call(own[index], *rest)
+            own[index] = call.run(block) if run is None else run(index, call)
+            yield index + 1
+
+
+def _tensors(parts: Any) -> Iterator[Any]:
+    if isinstance(parts, torch.Tensor):
+        yield parts
+    elif isinstance(parts, Mapping):
+        yield from _tensors(list(parts.values()))
+    elif isinstance(parts, list | tuple):
+        for part in parts:
+            yield from _tensors(part)
+
+
+def moved(batch: Any, device: Any) -> Any:
+    """What a data loader yields, on a device."""
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device)
+    if isinstance(batch, Mapping):
+        return {key: moved(value, device) for key, value in batch.items()}
+    if isinstance(batch, list | tuple):
+        return [moved(value, device) for value in batch]
+    return batch
+
+
+class _Recorder:
+    """Records what each block is called with. Blocks are skipped: they hand on what they read, in the form in which the
+    first one, which is run once, returns it."""
+
+    def __init__(self, blocks: Mapping[str, Any], hidden: HiddenStates) -> None:
+        self._blocks = blocks
+        self._last = list(blocks)[-1]
+        self._form: Any = None
+        self.hidden = hidden
+        self.arguments: dict[str, list[tuple[tuple[Any, ...], dict[str, Any]]]] = {name: [] for name in blocks}
+
+    def run(self, model: Any, batch: Any) -> None:
+        """Record one batch."""
+        before = len(self.hidden)
+        self._handed: Any = None
+        names = iter(self._blocks)
+        forwards = {name: self._standing_in(name, block.forward, names) for name, block in self._blocks.items()}
+        self._call(model, batch, before, forwards)
+        if odd := [name for name, calls in self.arguments.items() if len(calls) not in (0, before + 1)]:
+            raise NotWalkable(f"{odd[0]} is not run on all samples; {_NO_WALK}")
+        if not any(self.arguments.values()):
+            raise NotWalkable(f"the model runs none of its blocks, {next(iter(self._blocks))} and so on; {_NO_WALK}")
+
+    def check_once(self, model: Any, batch: Any) -> None:
+        """Raise NotWalkable if a batch comes back to a block after the last one."""
+        hidden, form = self.hidden[0], self._form
+        count = Counter[str]()
+
+        def counting(name: str) -> Any:
+            def hand_on(*args: Any, **kwargs: Any) -> Any:
+                count[name] += 1
+                if count[name] > 1:
+                    raise NotWalkable(f"the model runs {name} more than once for a sample; {_NO_WALK}")
+                return hidden if isinstance(form, torch.Tensor) else (hidden, *form[1:])
+
+            return hand_on
+
+        try:
+            self._call(model, batch, 0, {name: counting(name) for name in self._blocks})
+        except DataError:  # of what follows the blocks, where weights are missing
+            if not count[self._last]:
+                raise
+
+    def finish(self, model: Any, batch: Any, index: int) -> None:
+        """Run what comes before and after the blocks on a batch, whose hidden states the blocks hand on."""
+        hidden, form = self.hidden[index], self._form
+
+        def hand_on(*args: Any, **kwargs: Any) -> Any:
+            return hidden if isinstance(form, torch.Tensor) else (hidden, *form[1:])
+
+        self._call(model, batch, index, dict.fromkeys(self._blocks, hand_on))
+
+    def _call(self, model: Any, batch: Any, sample: int, forwards: Mapping[str, Any]) -> None:
+        """Run the model with other forward methods of its blocks."""
+        own = {name: vars(block).get("forward") for name, block in self._blocks.items()}
+        for name, block in self._blocks.items():
+            block.forward = forwards[name]
+        try:
+            call(model, batch)
+        except _Enough:
+            pass
+        except (DataError, ModelError):
+            raise
+        except Exception as error:
+            raise DataError(f"the model cannot be run on sample {sample}: {type(error).__name__}: {error}") from error
+        finally:
+            for name, block in self._blocks.items():
+                del block.forward
+                if own[name] is not None:  # another library's
+                    block.forward = own[name]
+
+    def _standing_in(self, name: str, forward: Any, names: Iterator[str]) -> Any:
+        def stand_in(*args: Any, **kwargs: Any) -> Any:
+            if not args and "hidden_states" not in kwargs:
+                raise NotWalkable(
+                    f"{name} is called with {', '.join(kwargs) or 'nothing'} and no hidden states; {_NO_WALK}"
+                )
+            hidden, rest = (args[0], args[1:]) if args else (kwargs.pop("hidden_states"), ())
+            if _filled(kwargs.get("past_key_values")):
+                raise NotWalkable(f"the data brings keys and values along; {_NO_WALK}")
+            kwargs |= {"past_key_values": None} if "past_key_values" in kwargs else {}
+            if name not in names:  # an iterator, which goes on behind the name
+                raise NotWalkable(f"the model does not run {name} once for a sample, in its turn; {_NO_WALK}")
+            if self._handed is None:
+                self.hidden.append(hidden.detach())
+            elif hidden is not self._handed:
+                raise NotWalkable(f"something happens in front of {name}; {_NO_WALK}")
+            self.arguments[name].append((tuple(rest), dict(kwargs)))
+            differs = not isinstance(self._form, torch.Tensor) and name != self._last
+            if self._handed is None and (self._form is None or differs):
+                # what the first block hands on beside hidden states may differ from sample to sample
+                found = forward(hidden.clone(), *rest, **kwargs)
+                self._form = found if isinstance(found, torch.Tensor) else tuple(found)
+            if name == self._last:
+                raise _Enough
+            self._handed = hidden
+            return hidden if isinstance(self._form, torch.Tensor) else (hidden, *self._form[1:])
+
+        return stand_in
+
+
+def _filled(cache: Any) -> bool:
+    """Whether there are keys and values of earlier tokens."""
+    return cache is not None and not (hasattr(cache, "get_seq_length") and not cache.get_seq_length())

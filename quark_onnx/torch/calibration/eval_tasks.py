@@ -1,0 +1,107 @@
+"""Tasks of lm-evaluation-harness, which a language model is scored on."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from quark_onnx.errors import ConfigError, DataError, MissingDependency, nearest
+from quark_onnx.torch.checkpoints.load import load_checkpoint
+
+#: By task, then by metric.
+Scores = Mapping[str, Mapping[str, float]]
+
+
+class Tasks:
+    """Tasks to score models on.
+
+    Args:
+        names: of tasks and groups of them, as lm-eval lists them, maybe with wildcards; or folders of definitions
+            (.yaml), of which all are taken. Files that a definition names are looked for in the current folder.
+        shots: examples in front of each question; as a task has it if None.
+        limit: questions of each task, at most; all if None.
+        batch: questions that are run together.
+
+    Raises:
+        ConfigError: there is no such task, or a folder has none.
+        MissingDependency: lm-eval is not installed.
+    """
+
+    def __init__(
+        self, names: Sequence[str], *, shots: int | None = None, limit: int | None = None, batch: int = 8
+    ) -> None:
+        evaluator, manager = _library("lm_eval.evaluator"), _library("lm_eval.tasks").TaskManager
+        _library("lm_eval.models.huggingface")
+        folders = [name for name in names if name and Path(name).is_dir()]
+        others = [name for name in names if name not in folders]
+        self._manager = manager(include_path=folders or None, include_defaults=bool(others))
+        self.names = list[str]()
+        for name in names:
+            found = self._manager.match_tasks([name])
+            if name in folders:
+                found = manager(include_path=name, include_defaults=False).all_subtasks
+            if not found:
+                known = nearest(name, self._manager.all_tasks)
+                what = "has no definition of a task" if name in folders else f"is no task of lm-eval{known}"
+                raise ConfigError(f"{name!r} {what}; 'lm-eval ls tasks' lists them")
+            self.names += [each for each in found if each not in self.names]
+        self._evaluate = evaluator.simple_evaluate
+        self._settings = {"num_fewshot": shots, "limit": limit}
+        self._batch = batch
+
+    def scores(self, folder: Path | str, *, trust_code: bool = False) -> Scores:
+        """What the model of a checkpoint reaches, float or quantized.
+
+        Raises:
+            DataError: a task cannot be run: its data is not there, or the model has no tokenizer.
+        """
+        from transformers import AutoTokenizer
+
+        wrapped = _library("lm_eval.models.huggingface").HFLM
+        model = load_checkpoint(folder, trust_code=trust_code)
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust_code)
+            found = self._evaluate(
+                model=wrapped(pretrained=model, tokenizer=tokenizer, batch_size=self._batch),
+                tasks=self.names,
+                task_manager=self._manager,
+                log_samples=False,
+                **self._settings,
+            )
+        except Exception as error:  # data sets, tokenizers and metrics raise unrelated types
+            raise DataError(f"{', '.join(self.names)} cannot be run on {folder}: {error}") from error
+        return {task: _numbers(row) for task, row in found["results"].items()}
+
+    def compared(
+        self, source: Path | str, output: Path | str, *, trust_code: bool = False
+    ) -> dict[str, dict[str, tuple[float, float]]]:
+        """What the model of a checkpoint reaches, and then that of another, by task and metric.
+
+        Raises:
+            DataError: a task cannot be run.
+        """
+        before, after = (self.scores(folder, trust_code=trust_code) for folder in (source, output))
+        return {task: {name: (was, after[task][name]) for name, was in row.items()} for task, row in before.items()}
+
+
+def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics of a task without their errors; what filters an answer is named where one does.
+
+    >>> _numbers({"alias": "x", "acc,none": 0.5, "acc_stderr,none": 0.1, "exact_match,strict": 1.0})
+    {'acc': 0.5, 'exact_match,strict': 1.0}
+    """
+    return {
+        key.removesuffix(",none"): float(value)
+        for key, value in row.items()
+        if "," in key and "_stderr," not in key and isinstance(value, int | float)
+    }
+
+
+def _library(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        missing = error.name or "lm_eval"
+        raise MissingDependency(f"{missing} is not installed; tasks need it: pip install 'quark-onnx[eval]'") from error

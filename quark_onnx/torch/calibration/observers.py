@@ -1,0 +1,226 @@
+"""Watch what layers read and compute, and turn it into scales."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from calibrators import MinMax, Range
+from quark_onnx.errors import DataError, ModelError
+from quark_onnx.torch.config.number_formats import TwoLevel
+from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
+from quark_onnx.torch.formats import affine
+from quark_onnx.torch.formats.affine import Params
+from quark_onnx.torch.formats.block_formats import whole_for
+from quark_onnx.torch.models.fused_groups import across_experts
+from quark_onnx.torch.models.quantized_layer import split_input
+from quark_onnx.torch.runtime import distributed
+
+#: More values of one tensor than this are thinned out, evenly, before a histogram takes them in.
+_AT_ONCE = 1 << 22
+
+
+class Watched:
+    """The statistic of one activation."""
+
+    def __init__(self, spec: TensorSpec, name: str, device: Any) -> None:
+        self.spec, self._name = spec, name
+        self._statistic = spec.calibrator.statistic()
+        self._model: Any = None
+        self._device: Any = device
+
+    def observe(self, x: Any) -> None:
+        """Take in what a run has shown.
+
+        Raises:
+            DataError: a number among it is infinite or none.
+        """
+        if not x.numel():
+            return
+        self._model = x.dtype
+        ends = torch.stack(torch.aminmax(x)).float().cpu().numpy()
+        if not np.isfinite(ends).all():
+            raise DataError(
+                f"{self._name} is infinite or no number on the calibration data; the model overflows in {x.dtype}, or "
+                "the data does not suit it"
+            )
+        if isinstance(self.spec.calibrator, MinMax):
+            self._statistic.observe(ends.reshape(1, 2))
+            return
+        values = x.reshape(-1)
+        step = -(-len(values) // _AT_ONCE)
+        thinned = values[::step].float().cpu().numpy()
+        if step > 1:  # the ends may have been left out
+            thinned = np.concatenate([thinned, ends])
+        self._statistic.observe(thinned.reshape(1, -1))
+
+    def over_ranks(self) -> None:
+        """Take in what other processes have seen."""
+        if distributed.count() == 1:
+            return
+        parts = [part for part in distributed.gathered((self._statistic, self._model)) if part[1] is not None]
+        self._statistic = self.spec.calibrator.statistic()
+        for statistic, model in parts:
+            self._model = model
+            self._statistic.merge(statistic)
+
+    def params(self, least: float = 0.0) -> Params | None:
+        """The scale; None where nothing was seen.
+
+        Args:
+            least: the least scale.
+        """
+        if self._model is None:
+            return None
+        if isinstance(self.spec.dtype, TwoLevel):
+            reach = max(float(self._statistic.hi[0]), -float(self._statistic.lo[0]))
+            return Params(whole_for(torch.tensor(reach)).to(self._device))
+        found: Range = self.spec.calibrator.range(self._statistic, self.spec.grid)
+        params = affine.of_numbers(float(found.lo[0]), float(found.hi[0]), self.spec, self._model)
+        scale = params.scale.clamp(min=least).to(self._device)
+        return Params(scale, None if params.zero is None else params.zero.to(self._device))
+
+
+@dataclass(frozen=True)
+class Scales:
+    """Scales that data has told, by names of layers.
+
+    Attributes:
+        inputs, outputs: of what layers read, and compute.
+        probabilities: of what the attention computes that they belong to.
+    """
+
+    inputs: Mapping[str, Params] = field(default_factory=dict)
+    outputs: Mapping[str, Params] = field(default_factory=dict)
+    probabilities: Mapping[str, Params] = field(default_factory=dict)
+
+    def of(self, name: str) -> dict[str, Params | None]:
+        """Those of a layer, as ``QuantizedLayer`` takes them."""
+        return {
+            "input": self.inputs.get(name),
+            "output": self.outputs.get(name),
+            "probabilities": self.probabilities.get(name),
+        }
+
+
+class Watching:
+    """Context manager: hooks on layers whose activations have scales that only data can tell.
+
+    Args:
+        layers: modules and their specs, by name.
+    """
+
+    def __init__(self, layers: Mapping[str, tuple[Any, LayerSpec]]) -> None:
+        self._layers = layers
+        self._hooks: list[Any] = []
+        self.inputs: dict[str, Watched] = {}
+        self.outputs: dict[str, Watched] = {}
+        self.probabilities: dict[str, Watched] = {}
+        #: Experts that the data has not reached, once ``scales`` has found what the others read.
+        self.borrowing: list[str] = []
+
+    def __enter__(self) -> Watching:
+        for name, (module, spec) in self._layers.items():
+            if spec.input is not None and spec.input.measured:
+                watched = self.inputs[name] = Watched(spec.input, f"the input of {name}", module.weight.device)
+                self._hooks.append(module.register_forward_pre_hook(_reading(watched), with_kwargs=True))
+            if spec.output is not None and spec.output.measured:
+                watched = self.outputs[name] = Watched(spec.output, f"the output of {name}", module.weight.device)
+                if spec.rotated:
+                    module.round_keys = _rotated(watched, name, len(module.weight))
+                else:
+                    self._hooks.append(module.register_forward_hook(_computing(watched)))
+            if spec.probabilities is not None:
+                what = f"the softmax of the attention of {name}"
+                watched = self.probabilities[name] = Watched(spec.probabilities, what, module.weight.device)
+                module.round_probabilities = _handed(watched)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        for module, _ in self._layers.values():
+            for name in ("round_keys", "round_probabilities"):
+                vars(module).pop(name, None)
+        if error[0] is None:
+            for watched in (*self.inputs.values(), *self.outputs.values(), *self.probabilities.values()):
+                watched.over_ranks()
+
+    def scales(self, least: Callable[[str], float] = lambda name: 0.0) -> Scales:
+        """Those of layers that were run.
+
+        Clients keep one input scale for all experts of a block, the greatest. An expert that was not run takes it from
+        the others, as it would be read with 1.0 else; so do all experts where blocks have scales that are rounded to
+        the scale of the tensor (NVFP4).
+
+        Args:
+            least: the least scale of what a layer computes.
+        """
+        inputs = {name: found for name, one in self.inputs.items() if (found := one.params()) is not None}
+        self.borrowing = []
+        for group in across_experts(self.inputs):
+            self._share(group, inputs)
+        return Scales(
+            inputs,
+            {name: found for name, one in self.outputs.items() if (found := one.params(least(name))) is not None},
+            {name: found for name, one in self.probabilities.items() if (found := one.params()) is not None},
+        )
+
+    def unseen(self, name: str, scales: Scales) -> bool:
+        """Whether the data has not reached a layer whose scales it should tell."""
+        told = (
+            (self.inputs, scales.inputs),
+            (self.outputs, scales.outputs),
+            (self.probabilities, scales.probabilities),
+        )
+        return any(name in watched and name not in found for watched, found in told)
+
+    def _share(self, group: list[str], inputs: dict[str, Params]) -> None:
+        """Give layers of experts that read alike the greatest scale of them, where they need one."""
+        for name in group:
+            spec = self.inputs[name].spec
+            alike = [inputs[each] for each in group if each in inputs and self.inputs[each].spec == spec]
+            if not alike or (name in inputs and not isinstance(spec.dtype, TwoLevel)):
+                continue
+            if name not in inputs:
+                self.borrowing.append(name)
+            inputs[name] = max(alike, key=lambda params: float(params.scale))
+
+
+def _reading(watched: Watched) -> Any:
+    def hook(module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        watched.observe(split_input(args, named)[0].detach())
+
+    return hook
+
+
+def _rotated(watched: Watched, name: str, outputs: int) -> Any:
+    def hook(keys: Any) -> Any:
+        if keys.shape[1] * keys.shape[3] % outputs:
+            raise ModelError(
+                f"kv_cache: {name} computes {outputs} numbers for a token, which are not the keys that attention "
+                "reads; round them where they are projected (where='projection')"
+            )
+        watched.observe(keys.detach())
+        return keys
+
+    return hook
+
+
+def _handed(watched: Watched) -> Any:
+    def hook(probabilities: Any) -> Any:
+        watched.observe(probabilities.detach())
+        return probabilities
+
+    return hook
+
+
+def _computing(watched: Watched) -> Any:
+    def hook(module: Any, args: tuple[Any, ...], found: Any) -> None:
+        watched.observe(found.detach())
+
+    return hook

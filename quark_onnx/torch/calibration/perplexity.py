@@ -1,0 +1,48 @@
+"""Perplexity: how well a language model predicts held-out tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from quark_onnx.errors import DataError
+from quark_onnx.progress import Progress
+from quark_onnx.torch.calibration.block_stream import inference
+
+
+def perplexity(model: Any, windows: Iterable[Any], *, batch: int = 8, progress: bool | None = None) -> float:
+    """exp of the mean negative log likelihood of every token but the first of its window.
+
+    Args:
+        model: computes ``logits`` from ``input_ids``.
+        windows: token ids, each of shape (length,), all of one length.
+        batch: windows that are run together.
+
+    Raises:
+        DataError: there is no window of two tokens.
+    """
+    rows = [torch.as_tensor(window).long() for window in windows]
+    if not rows or rows[0].numel() < 2:
+        raise DataError("perplexity needs windows of at least two tokens")
+    device = next(model.parameters(), torch.empty(0)).device
+    total, count = 0.0, 0
+    with inference(model), Progress(progress, len(rows), "evaluating", "window") as bar:
+        for start in range(0, len(rows), batch):
+            ids = torch.stack(rows[start : start + batch]).to(device)
+            logits = model(input_ids=ids).logits[:, :-1].float()
+            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="sum")
+            total, count = total + float(loss), count + ids[:, 1:].numel()
+            bar.update(min(start + batch, len(rows)))
+    return float(torch.exp(torch.tensor(total / count, dtype=torch.float64)))
+
+
+def windows_of(tokens: Any, length: int) -> list[Any]:
+    """Tokens in windows of one length that do not overlap; what is left over is dropped.
+
+    >>> windows_of(torch.arange(7), 3)
+    [tensor([0, 1, 2]), tensor([3, 4, 5])]
+    """
+    tokens = torch.as_tensor(tokens).reshape(-1)
+    return [tokens[start : start + length] for start in range(0, len(tokens) - length + 1, length)]

@@ -1,0 +1,138 @@
+"""Text as windows of tokens, to calibrate on or to evaluate with."""
+
+from __future__ import annotations
+
+import json
+import logging
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from calibrators.limits import regular_size
+from quark_onnx.errors import DataError, MissingDependency
+from quark_onnx.torch.calibration.perplexity import windows_of
+
+logger = logging.getLogger(__name__)
+
+#: Sets of texts by the names that AMD Quark's scripts have for them: where they are, which part, which column.
+NAMED = {
+    "pileval": ("mit-han-lab/pile-val-backup", None, "validation", "text"),
+    "wikitext": ("Salesforce/wikitext", "wikitext-2-raw-v1", "train", "text"),
+    "cnn_dailymail": ("abisee/cnn_dailymail", "3.0.0", "validation", "article"),
+}
+
+
+def read_windows(source: Path | str, tokenizer: Any, length: int, count: int | None = None) -> list[Any]:
+    """Windows of tokens that do not overlap; int64 tensors of shape (length,).
+
+    Args:
+        source: a text file (.txt, .md), .json or .jsonl with texts or objects that have a "text", a folder of such
+            files, token ids (.npy of shape (windows, at least length); .npz with ``ids`` and maybe ``len``), or the
+            name of a data set for the ``datasets`` package.
+        tokenizer: of transformers; None where token ids are given.
+        length: tokens of a window.
+        count: windows, at most; all if None.
+
+    Raises:
+        DataError: the file cannot be read, or has not enough text for a window.
+        MissingDependency: a data set is named, and ``datasets`` is not installed.
+    """
+    path = Path(source)
+    if path.suffix in (".npy", ".npz") and path.is_file():
+        found = list(_token_rows(path, length))
+    else:
+        if tokenizer is None:
+            raise DataError(f"{source} is text, and the model has no tokenizer; give token ids as .npy or .npz")
+        enough = None if count is None else count * length
+        found = windows_of(_tokens(_texts(source), tokenizer, enough), length)
+    if not found:
+        raise DataError(f"{source} has not enough for one window of {length} tokens; give more, or a smaller length")
+    if count is not None and len(found) < count:
+        logger.warning("%s has %d windows of %d tokens; %d were asked for", source, len(found), length, count)
+    return found[:count]
+
+
+def _tokens(texts: Iterator[str], tokenizer: Any, enough: int | None) -> Any:
+    """The tokens of all texts, one after the other, without special ones."""
+    ids = list[int]()
+    for text in texts:
+        ids += tokenizer(text, add_special_tokens=False)["input_ids"]
+        if enough is not None and len(ids) >= enough:
+            break
+    return torch.tensor(ids, dtype=torch.int64)
+
+
+def _token_rows(path: Path, length: int) -> Iterator[Any]:
+    try:
+        with np.load(path, allow_pickle=False) as loaded:
+            ids, lengths = loaded["ids"], loaded.get("len")
+    except TypeError:  # an .npy file is no archive
+        ids, lengths = np.load(path, allow_pickle=False), None
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path} cannot be read as token ids: {error}") from error
+    if ids.ndim != 2 or ids.dtype.kind not in "iu":
+        raise DataError(
+            f"{path} holds {ids.dtype} of shape {ids.shape}; token ids are integers of shape (windows, length)"
+        )
+    if lengths is not None and (lengths.shape != ids.shape[:1] or lengths.dtype.kind not in "iu"):
+        raise DataError(
+            f"{path} has {lengths.dtype} of shape {lengths.shape} as len; it must have an integer for each of the "
+            f"{len(ids)} rows of ids"
+        )
+    for index, row in enumerate(ids):
+        if len(row) >= length and (lengths is None or lengths[index] >= length):
+            yield torch.from_numpy(row[:length].astype(np.int64))
+
+
+def _texts(source: Path | str) -> Iterator[str]:
+    path = Path(source)
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*") if file.suffix in (".txt", ".md", ".json", ".jsonl"))
+        if not files:
+            raise DataError(f"{path} holds no .txt, .md, .json or .jsonl file")
+        for file in files:
+            yield from _texts(file)
+    elif path.is_file():
+        yield from _texts_of_file(path)
+    elif path.suffix in (".txt", ".md", ".json", ".jsonl", ".npy", ".npz"):
+        raise DataError(f"{path} is not there")
+    else:
+        yield from _data_set(str(source))
+
+
+def _texts_of_file(path: Path) -> Iterator[str]:
+    try:
+        regular_size(path)
+        content = path.read_text(encoding="utf-8")
+        if path.suffix not in (".json", ".jsonl"):
+            yield content
+            return
+        rows = [json.loads(line) for line in content.splitlines() if line.strip()] if path.suffix == ".jsonl" else None
+        rows = json.loads(content) if rows is None else rows
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read as text: {error}") from error
+    for row in rows if isinstance(rows, list) else [rows]:
+        text = row.get("text") if isinstance(row, dict) else row
+        if not isinstance(text, str):
+            raise DataError(f"{path} has a row without a text: {str(row)[:60]}")
+        yield text
+
+
+def _data_set(name: str) -> Iterator[str]:
+    try:
+        import datasets
+    except ImportError as error:
+        raise MissingDependency(
+            f"{name!r} is no file; to load a data set of that name: pip install datasets"
+        ) from error
+    place, subset, split, column = NAMED.get(name, (name, None, "train", "text"))
+    try:
+        rows = datasets.load_dataset(place, subset, split=split)
+    except Exception as error:
+        raise DataError(f"{name!r} is no file, and cannot be loaded as a data set: {error}") from error
+    for row in rows:
+        yield row[column]

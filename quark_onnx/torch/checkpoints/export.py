@@ -1,0 +1,212 @@
+"""Write a quantized model as a checkpoint that vLLM and transformers load, in AMD Quark's layout or another."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from quark_onnx.errors import ConfigError
+from quark_onnx.torch.checkpoints.layouts import Layout, check_config, layout_named
+from quark_onnx.torch.checkpoints.meta_model import is_tied
+from quark_onnx.torch.checkpoints.safetensors_io import SHARD, Writer, read_json
+from quark_onnx.torch.config.spec import LayerSpec
+from quark_onnx.torch.config.torch_config import DEFAULT_TYPES, TorchConfig
+from quark_onnx.torch.models.checkpoint_names import DiskNames
+from quark_onnx.torch.models.experts import UNFUSED
+from quark_onnx.torch.models.fused_groups import experts_of
+from quark_onnx.torch.models.mixtures import routers_of
+from quark_onnx.torch.models.online_rotation import Turned
+from quark_onnx.torch.models.quantized_layer import QuantizedLayer, Rounding, kind_of
+from quark_onnx.torch.models.structure import within
+
+
+def export_safetensors(
+    model: Any,
+    folder: Path | str,
+    config: TorchConfig,
+    *,
+    tokenizer: Any = None,
+    layout: str = "quark",
+    pack_method: str = "reorder",
+    max_shard: int = SHARD,
+) -> None:
+    """Write a quantized model of transformers; nothing is there before all of it is.
+
+    Args:
+        model: as ``quantize_model`` leaves it.
+        folder: where it goes; may exist only if it is empty.
+        config: what it was quantized by.
+        tokenizer: is written beside it.
+        layout: how it is stored, a key of ``quark_onnx.torch.checkpoints.layouts.LAYOUTS``.
+        pack_method: how nibbles are ordered in AMD Quark's layout, "reorder" or "order".
+        max_shard: bytes of a file, at most.
+
+    Raises:
+        ConfigError: the folder is taken, or the layout has no place for a format, or for what each run rotates.
+    """
+    form = layout_named(layout, pack_method)
+    if not hasattr(model, "config") or not hasattr(model.config, "save_pretrained"):
+        raise ConfigError(f"the model is a {type(model).__name__}; only a model of transformers has a checkpoint")
+    check_config(form, config)
+    for name, module in model.named_modules():
+        if isinstance(module, Turned):
+            raise ConfigError(
+                f"each run rotates what {name} reads, which nothing does that loads a checkpoint; set r4 to false"
+            )
+    quantized = {name: module for name, module in model.named_modules() if isinstance(module, QuantizedLayer)}
+    for name, layer in quantized.items():
+        form.check_layer(name, layer.origin, layer.spec, layer.shape)
+    names = DiskNames(model)
+    check_experts(form, model, {name: names.layer(name) for name in quantized})
+    with Writer(Path(folder), max_shard) as writer:
+        _copy_code(model, writer.staging)
+        model.config.save_pretrained(writer.staging)
+        content = read_json(writer.staging / "config.json")
+        # of the model as it is, and not as it once was loaded
+        content["torch_dtype" if "torch_dtype" in content else "dtype"] = str(model.dtype).removeprefix("torch.")
+        content.setdefault("architectures", None)
+        content["architectures"] = content["architectures"] or [type(model).__name__]
+        specs = {name: layer.spec for name, layer in quantized.items()}
+        writer.write_json("config.json", described(content, model, config, form, specs))
+        for name, tensor in tensors_of(model, form):
+            writer.add(form.key(names(name)), tensor)
+        if getattr(model, "generation_config", None) is not None and model.can_generate():
+            model.generation_config.save_pretrained(writer.staging)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(writer.staging)
+
+
+def _copy_code(model: Any, folder: Path) -> None:
+    """Copy the Python files that a model has brought along; its configuration does so with its own."""
+    if getattr(model, "_auto_class", None) is not None:
+        from transformers.dynamic_module_utils import custom_object_save
+
+        custom_object_save(model, folder, config=model.config)
+
+
+def check_experts(layout: Layout, model: Any, keys: Mapping[str, str]) -> None:
+    """Raise ConfigError if clients would not find experts that have been taken apart.
+
+    Args:
+        keys: what layers will be called, by their names in the model.
+    """
+    stacks = [name for name, module in model.named_modules() if isinstance(module, UNFUSED)]
+    taken = [name for name in keys if any(within(name, stack) for stack in stacks)]
+    if not taken or not layout.keeps_names:
+        return
+    from transformers.conversion_mapping import get_model_conversion_mapping
+
+    sources = [each for conversion in get_model_conversion_mapping(model) for each in conversion.source_patterns]
+    known = [re.escape(each).replace(r"\*", r"\d+") for each in sources if "experts.*" in each]
+    for name in taken:
+        if not any(re.search(f"{pattern}$", f"{keys[name]}.weight") for pattern in known):
+            raise ConfigError(
+                f"what reads the layout {layout.name!r} would not find {keys[name]}: checkpoints of "
+                f"{model.config.model_type} have all experts in one tensor, or other names for them. Quantize a folder "
+                "in which they are apart, exclude them, or choose the layout 'quark'"
+            )
+
+
+def described(
+    content: dict[str, Any], model: Any, config: TorchConfig, layout: Layout, quantized: Mapping[str, LayerSpec]
+) -> dict[str, Any]:
+    """A model's config.json with what quantizes it.
+
+    Args:
+        quantized: the layers that are, by name, with what became of them.
+
+    Raises:
+        ConfigError: the layout has no words for it.
+    """
+    if is_tied(model.config) and any(name in quantized for name in _ends(model)):
+        content = untied(content)
+    names = DiskNames(model)
+    exclude = [names.layer(name) for name in floats_of(model) if name not in quantized]
+    modules = dict(model.named_modules())
+    kinds = {name: getattr(modules[name], "kind", None) or kind_of(modules[name]) or "" for name in quantized}
+    # what the data has not reached has no scales for what it reads; what files call otherwise is not found by globs
+    other = {
+        names.layer(name): spec
+        for name, spec in quantized.items()
+        if spec != config.spec_of(name if experts_of(name) else names.layer(name), kinds[name])
+    }
+    own = {name: spec for name in quantized if (spec := config.own_spec(name, kinds[name])) is not None}
+    special = (*other.items(), *_of_rounded(own, config, names), *_of_experts(quantized, config, names))
+    # an entry that another one comes before would come first in files, where it has the name of its layer
+    given = (each for each in config.layers if each[0] not in own or own[each[0]] == each[1])
+    config = config.with_(layers=(*special, *given))
+    quantized = {names.layer(name): spec for name, spec in quantized.items()}
+    return content | {"quantization_config": layout.quantization_config(quantized, exclude, config)}
+
+
+def _of_rounded(own: Mapping[str, LayerSpec], config: TorchConfig, names: DiskNames) -> Iterator[tuple[str, LayerSpec]]:
+    """What layers are whose outputs are rounded for attention, where it is not the default: entries that say so come
+    first in AMD Quark's words, and would be taken for all of a layer. One where all are alike, else one for each.
+
+    Args:
+        own: how layers are quantized, but for what is rounded for attention.
+    """
+    given = dict(config.layers)
+    for glob in config.rounded:
+        found = {name: spec for name, spec in own.items() if fnmatchcase(name, glob)}
+        if len(set(found.values())) == 1:
+            yield glob, next(iter(found.values()))
+        else:
+            usual = given.get(glob, config.default)
+            yield from ((names.layer(name), spec) for name, spec in found.items() if spec != usual)
+
+
+def _of_experts(
+    quantized: Mapping[str, LayerSpec], config: TorchConfig, names: DiskNames
+) -> Iterator[tuple[str, LayerSpec]]:
+    """Globs for the experts of a block and their module, which vLLM asks by its own name, where that finds another spec
+    than they have."""
+    found = dict[str, set[LayerSpec]]()
+    for name, spec in quantized.items():
+        if stack := experts_of(name):
+            found.setdefault(stack, set()).add(spec)
+    for stack, specs in found.items():
+        place = names.experts(stack)
+        own = (spec for glob, spec in config.layers if fnmatchcase(place, glob))
+        if len(specs) == 1 and specs != {next(own, config.default)}:
+            yield f"{place}*", specs.pop()
+
+
+def _ends(model: Any) -> list[str]:
+    """Names of the layers that may have one weight together: the embedding of tokens, and the head."""
+    own = [getattr(model, f"get_{side}_embeddings", lambda: None)() for side in ("input", "output")]
+    return [name for name, module in model.named_modules() if any(module is each for each in own)]
+
+
+def untied(content: dict[str, Any]) -> dict[str, Any]:
+    """A config.json whose model has a head of its own: what is quantized is no weight of two layers any more."""
+    parts = {key: part | {"tie_word_embeddings": False} for key, part in content.items() if key == "text_config"}
+    return content | parts | {"tie_word_embeddings": False}
+
+
+def floats_of(model: Any) -> list[str]:
+    """Names of float layers that the default applies to, and of routers of experts."""
+    routers = set(routers_of(model))
+    return [name for name, module in model.named_modules() if kind_of(module) in DEFAULT_TYPES or name in routers]
+
+
+def tensors_of(model: Any, layout: Layout) -> Iterator[tuple[str, Any]]:
+    """All tensors of a checkpoint, by name; what is tied comes once."""
+    seen = set[int]()
+    for prefix, module in model.named_modules():
+        start = f"{prefix}." if prefix else ""
+        if isinstance(module, Rounding):
+            continue
+        if isinstance(module, QuantizedLayer):
+            for name, tensor in layout.tensors(module, prefix).items():
+                yield start + name, tensor
+            continue
+        own = dict(module.named_parameters(recurse=False))
+        own |= {k: v for k, v in module.named_buffers(recurse=False) if k not in module._non_persistent_buffers_set}
+        for name, tensor in own.items():
+            if id(tensor) not in seen:
+                seen.add(id(tensor))
+                yield start + name, tensor

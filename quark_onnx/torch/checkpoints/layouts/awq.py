@@ -1,0 +1,94 @@
+"""AutoAWQ's layout, version "gemm": integers of 4 bits with inputs first, eight outputs to an int32 in its own order.
+
+Zero points are always there; those of symmetric codes lie in the middle. Scales are float16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from quark_onnx.errors import ConfigError
+from quark_onnx.torch.checkpoints.layouts.base import (
+    Layout,
+    check_linear,
+    check_parts_of_names,
+    from_unsigned,
+    in_columns,
+    in_half,
+    names_in,
+    needed,
+    small_integers,
+    the_one,
+    unsigned,
+    with_scales,
+)
+from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
+from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.formats.bit_packing import pack_nibbles, unpack_nibbles
+from quark_onnx.torch.formats.quantized_tensor import Quantized
+
+
+@dataclass(frozen=True)
+class AwqLayout(Layout):
+    """AutoAWQ's layout."""
+
+    name: ClassVar[str] = "awq"
+    method: ClassVar[str] = "awq"
+    parts: ClassVar[tuple[str, ...]] = ("qweight", "qzeros", "scales")
+
+    def refusal(self, spec: LayerSpec) -> str:
+        return small_integers(spec)
+
+    def adapted(self, config: TorchConfig) -> TorchConfig:
+        return with_scales(config, "float16")
+
+    def check_layer(self, name: str, kind: str, spec: LayerSpec, shape: tuple[int, ...]) -> None:
+        check_linear(self.name, name, kind, spec, shape)
+        if shape[0] % 8:
+            raise ConfigError(
+                f"{name} has {shape[0]} outputs, and the layout 'awq' puts eight into a number; exclude it, or choose "
+                "the layout 'compressed-tensors'"
+            )
+
+    def quantization_config(
+        self, quantized: Mapping[str, LayerSpec], floats: Sequence[str], config: TorchConfig
+    ) -> dict[str, Any]:
+        check_parts_of_names(self.name, quantized, floats)
+        sizes = {name: spec.weight.group or -1 for name, spec in quantized.items() if spec.weight is not None}
+        return {
+            "quant_method": "awq",
+            "version": "gemm",
+            "bits": 4,
+            "group_size": the_one(self.name, "blocks of", sizes),
+            "zero_point": True,
+            "modules_to_not_convert": list(floats) or None,
+        }
+
+    def stored(self, weight: Quantized, spec: LayerSpec) -> dict[str, Any]:
+        codes, zero = unsigned(weight)
+        return {
+            "qweight": pack_nibbles(codes.t()),
+            "qzeros": pack_nibbles(zero.t()),
+            "scales": in_half(in_columns(weight.scale, weight).t().contiguous()),
+        }
+
+    def restored(self, parts: Mapping[str, Any], spec: LayerSpec, shape: tuple[int, ...], dtype: Any) -> Quantized:
+        assert spec.weight is not None
+        words, zeros, scales = (needed(parts.get(name), name) for name in self.parts)
+        codes, zero = (unpack_nibbles(each, shape[0]).t().contiguous() for each in (words, zeros))
+        return from_unsigned(codes, zero, scales.t().contiguous(), spec.weight, (shape, dtype))
+
+    @classmethod
+    def read(cls, found: Mapping[str, Any]) -> tuple[TorchConfig, Layout]:
+        bits, version = found.get("bits"), str(found.get("version", "gemm")).lower()
+        if bits != 4 or version != "gemm":
+            raise ConfigError(f"quantization_config has bits {bits!r} and version {version!r}; this reads 4 and 'gemm'")
+        size = found.get("group_size")
+        if type(size) is not int or size < -1 or size == 0:
+            raise ConfigError(f"quantization_config has group_size {size!r}; it must be a number of values, or -1")
+        blocks: dict[str, Any] = {"block_size": size} if size > 0 else {"per_channel": True}
+        weight = TensorSpec("uint4", symmetric=False, scale="float16", **blocks)
+        floats = tuple(f"*{name}*" for name in names_in(found, "modules_to_not_convert"))
+        return TorchConfig(LayerSpec(weight), exclude=floats), cls()

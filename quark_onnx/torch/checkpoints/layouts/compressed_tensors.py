@@ -1,0 +1,280 @@
+"""The layout of compressed-tensors, which vLLM and transformers read: llm-compressor writes it, too.
+
+Each way in which layers are quantized is a group of config.json. The one with most layers is for the class Linear; the
+others, and the float layers, are lists of names. Integers are signed there, whatever they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from quark_onnx.dtypes import Integer
+from quark_onnx.errors import ConfigError
+from quark_onnx.torch.checkpoints.layouts.base import (
+    Layout,
+    cache_key,
+    check_linear,
+    from_unsigned,
+    in_columns,
+    is_two_level,
+    names_in,
+    needed,
+    unsigned,
+)
+from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
+from quark_onnx.torch.config.torch_config import KVCache, TorchConfig
+from quark_onnx.torch.formats.affine import Params
+from quark_onnx.torch.formats.bit_packing import in_blocks, pack_bits, pack_words, unpack_bits, unpack_words
+from quark_onnx.torch.formats.quantized_tensor import Quantized
+from quark_onnx.torch.models.quantized_layer import Rounding
+
+PACKED, INTEGERS, FLOATS = "pack-quantized", "int-quantized", "float-quantized"
+NVFP4, MXFP4, MXFP8 = "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized"
+_MX = {"mxfp4e2m1": MXFP4, "mxfp8e4m3": MXFP8}
+
+
+def format_of(spec: LayerSpec) -> str:
+    """The format that stores a layer which is quantized so; empty if none does.
+
+    >>> format_of(LayerSpec(TensorSpec("uint4", symmetric=False, block_size=32)))
+    'pack-quantized'
+    """
+    weight, read = spec.weight, spec.input
+    if weight is None or spec.output is not None:
+        return ""
+    if is_two_level(weight):
+        return NVFP4 if read is None or (is_two_level(read) and read.measured) else ""
+    if weight.dtype.name in _MX:
+        alike = read is not None and (read.dtype, read.exponent) == (weight.dtype, "even")
+        return _MX[weight.dtype.name] if read is None or alike else ""
+    if weight.dtype.name == "fp8e4m3" and not weight.group:
+        return FLOATS if read is None or (read.dtype == weight.dtype and not read.group) else ""
+    if isinstance(weight.dtype, Integer) and weight.dtype.bits <= 8:
+        return _integer_format(weight, read)
+    return ""
+
+
+def _integer_format(weight: TensorSpec, read: TensorSpec | None) -> str:
+    if read is None:
+        return PACKED
+    if not isinstance(read.dtype, Integer) or read.dtype.bits not in (4, 8):
+        return ""
+    signed = read.symmetric and read.grid.qmin < 0
+    moving = read.dynamic and signed and (read.per_channel or bool(read.group))
+    if weight.dtype.bits == read.dtype.bits == 8 and weight.symmetric and not weight.group and not read.group:
+        return INTEGERS if moving or not read.dynamic else ""
+    return PACKED if moving and (weight.per_channel or weight.group) else ""
+
+
+@dataclass(frozen=True)
+class CompressedTensorsLayout(Layout):
+    """The layout of compressed-tensors."""
+
+    name: ClassVar[str] = "compressed-tensors"
+    method: ClassVar[str] = "compressed-tensors"
+    parts: ClassVar[tuple[str, ...]] = (
+        *("weight", "weight_packed", "weight_scale", "weight_zero_point", "weight_global_scale"),
+    )
+
+    def refusal(self, spec: LayerSpec) -> str:
+        return "" if format_of(spec) else "vLLM reads none of its formats with such weights, inputs and outputs"
+
+    def cache_refusal(self, spec: TensorSpec) -> str:
+        whole = spec.dtype.name == "fp8e4m3" and not spec.per_channel and not spec.group
+        return "" if whole else "it has fp8e4m3 for keys and values"
+
+    def check_layer(self, name: str, kind: str, spec: LayerSpec, shape: tuple[int, ...]) -> None:
+        check_linear(self.name, name, kind, spec, shape)
+
+    def quantization_config(
+        self, quantized: Mapping[str, LayerSpec], floats: Sequence[str], config: TorchConfig
+    ) -> dict[str, Any]:
+        members = dict[LayerSpec, list[str]]()
+        for name, spec in quantized.items():
+            members.setdefault(spec.with_(output=None), []).append(name)
+        if not members:
+            raise ConfigError("no layer is quantized, which the layout 'compressed-tensors' has no words for")
+        rest = max(members, key=lambda spec: len(members[spec]))
+        ordered = [*(spec for spec in members if spec != rest), rest]
+        groups = {
+            f"group_{index}": {
+                "targets": ["Linear"] if spec == rest else members[spec],
+                "weights": _arguments(spec.weight, format_of(spec)),
+                "input_activations": _arguments(spec.input),
+                "output_activations": None,
+                "format": format_of(spec),
+            }
+            for index, spec in enumerate(ordered)
+        }
+        formats = {format_of(spec) for spec in members}
+        return {
+            "quant_method": "compressed-tensors",
+            "format": formats.pop() if len(formats) == 1 else "mixed-precision",
+            "quantization_status": "compressed",
+            "global_compression_ratio": None,
+            "config_groups": groups,
+            "ignore": list(floats),
+            "kv_cache_scheme": None if config.kv_cache is None else _arguments(config.kv_cache.spec),
+        }
+
+    def stored(self, weight: Quantized, spec: LayerSpec) -> dict[str, Any]:
+        form = format_of(spec.with_(output=None))
+        if form in (PACKED, INTEGERS):
+            return _packed(weight) if form == PACKED else _integers(weight)
+        if form == FLOATS:
+            return {"weight": weight.matrix, "weight_scale": _column(weight.scale)}
+        if form == MXFP8:
+            codes = weight.matrix.contiguous().view(torch.float8_e4m3fn)
+            return {"weight": codes, "weight_scale": weight.scale}
+        parts = {"weight_packed": pack_bits(weight.matrix, 4), "weight_scale": weight.scale}
+        return parts if weight.whole is None else parts | {"weight_global_scale": _inverse(weight.whole)}
+
+    def stored_scale(self, side: str, rounding: Rounding) -> dict[str, Any]:
+        if is_two_level(rounding.spec):
+            return {f"{side}_global_scale": _inverse(rounding.scale)}
+        parts = {f"{side}_scale": rounding.scale.reshape(1)}
+        if not rounding.spec.symmetric:
+            zero = torch.zeros_like(rounding.scale) if rounding.zero is None else rounding.zero
+            parts[f"{side}_zero_point"] = (zero - _above(rounding.spec)).to(torch.int8).reshape(1)
+        return parts
+
+    def restored(self, parts: Mapping[str, Any], spec: LayerSpec, shape: tuple[int, ...], dtype: Any) -> Quantized:
+        form, weight = format_of(spec.with_(output=None)), spec.weight
+        assert weight is not None
+        scale = needed(parts.get("weight_scale"), "weight_scale")
+        stored = "weight_packed" if form in (PACKED, NVFP4, MXFP4) else "weight"
+        codes = needed(parts.get(stored), stored)
+        if form == PACKED:
+            bits, zero = weight.dtype.bits, None
+            if not weight.symmetric:
+                zero = needed(parts.get("weight_zero_point"), "weight_zero_point")
+                zero = unpack_words(zero.t(), bits, shape[0]).t()
+            return from_unsigned(unpack_words(codes, bits, shape[1]), zero, scale, weight, (shape, dtype))
+        if form in (INTEGERS, FLOATS):
+            flat = scale.reshape(-1) if weight.per_channel else scale.reshape(())
+            return Quantized(weight, shape, codes, flat, None, None, dtype)
+        codes = codes.view(torch.uint8) if form == MXFP8 else unpack_bits(codes, 4)
+        whole = parts.get("weight_global_scale")
+        whole = None if whole is None else _inverse(whole).reshape(())
+        return Quantized(weight, shape, in_blocks(codes, weight.group), scale, None, whole, dtype)
+
+    def restored_scale(self, side: str, spec: TensorSpec, get: Callable[[str], Any]) -> Params:
+        if is_two_level(spec):
+            end = f"{side}_global_scale"
+            return Params(_inverse(needed(get(end), end)).reshape(()))
+        end, zero = f"{side}_scale", get(f"{side}_zero_point")
+        kept = None if zero is None or not bool(zero.any()) else zero.float().reshape(())
+        return Params(needed(get(end), end).reshape(()), kept)
+
+    def key(self, name: str) -> str:
+        return cache_key(name)
+
+    @classmethod
+    def read(cls, found: Mapping[str, Any]) -> tuple[TorchConfig, Layout]:
+        groups, floats = found.get("config_groups"), names_in(found, "ignore")
+        if (
+            not isinstance(groups, Mapping)
+            or not groups
+            or not all(isinstance(each, Mapping) for each in groups.values())
+        ):
+            raise ConfigError(f"quantization_config has config_groups {groups!r}; they must be objects by name")
+        default, own = LayerSpec(), list[tuple[str, LayerSpec]]()
+        for group in groups.values():
+            spec = LayerSpec(_spec(group.get("weights"), weight=True), _spec(group.get("input_activations")))
+            for target in names_in(group, "targets"):
+                if target == "Linear":
+                    default = spec
+                else:
+                    own.append((target, spec))
+        if odd := next((name for name in (*floats, *dict(own)) if name.startswith("re:")), None):
+            raise ConfigError(f"quantization_config has the pattern {odd!r}; this reads names, and the class Linear")
+        cache = _spec(found.get("kv_cache_scheme"))
+        kept = None if cache is None else KVCache(cache)
+        return TorchConfig(default, layers=tuple(own), exclude=floats, kv_cache=kept), cls()
+
+
+def _packed(weight: Quantized) -> dict[str, Any]:
+    spec, (codes, zero) = weight.spec, unsigned(weight)
+    parts = {
+        "weight_packed": pack_words(codes, spec.dtype.bits),
+        "weight_scale": in_columns(weight.scale, weight).contiguous(),
+        "weight_shape": torch.tensor(weight.shape),
+    }
+    if not spec.symmetric:
+        parts["weight_zero_point"] = pack_words(zero.t(), spec.dtype.bits).t().contiguous()
+    return parts
+
+
+def _integers(weight: Quantized) -> dict[str, Any]:
+    codes = unsigned(weight)[0] - (1 << weight.spec.dtype.bits - 1)
+    return {"weight": codes.to(torch.int8), "weight_scale": _column(weight.scale)}
+
+
+def _column(scale: Any) -> Any:
+    return scale.reshape(1) if scale.ndim == 0 else scale[:, None]
+
+
+def _inverse(whole: Any) -> Any:
+    return (1 / whole.double()).float().reshape(1)
+
+
+def _above(spec: TensorSpec) -> int:
+    """What is taken from codes to make them signed."""
+    return 0 if spec.grid.qmin < 0 else 1 << spec.dtype.bits - 1
+
+
+def _arguments(spec: TensorSpec | None, form: str = "") -> dict[str, Any] | None:
+    """How a tensor is quantized, in the words of compressed-tensors.
+
+    Args:
+        form: the format, for weights.
+    """
+    if spec is None:
+        return None
+    found: dict[str, Any] = {
+        "num_bits": 4 if is_two_level(spec) else spec.dtype.bits,
+        "type": "int" if isinstance(spec.dtype, Integer) else "float",
+        "symmetric": spec.symmetric or not isinstance(spec.dtype, Integer),
+        "strategy": "tensor",
+        "group_size": spec.group or None,
+        "dynamic": False if form else not spec.measured,
+    }
+    if is_two_level(spec):
+        found |= {"strategy": "tensor_group", "scale_dtype": "torch.float8_e4m3fn"}
+        return found if form else found | {"dynamic": "local"}
+    if spec.group:
+        found["strategy"] = "group"
+    elif spec.per_channel or form == PACKED:
+        found["strategy"] = "channel" if form else "token"
+    return found | {"scale_dtype": "torch.uint8"} if spec.dtype.name in _MX else found
+
+
+def _spec(found: Any, weight: bool = False) -> TensorSpec | None:
+    """The inverse of ``_arguments``.
+
+    Raises:
+        ConfigError: it says what cannot be understood.
+    """
+    if found is None:
+        return None
+    if not isinstance(found, Mapping):
+        raise ConfigError(f"quantization_config has {found!r} where it should say how a tensor is quantized")
+    bits, kind, strategy = found.get("num_bits", 8), found.get("type", "int"), found.get("strategy")
+    if (kind, bits, strategy) == ("float", 4, "tensor_group"):
+        return TensorSpec("nvfp4")
+    size = found.get("group_size") or 0
+    if kind == "float" and strategy == "group" and size == 32 and bits in (4, 8):
+        return TensorSpec("mxfp4e2m1" if bits == 4 else "mxfp8e4m3")
+    if strategy not in ("tensor", "channel", "token", "group") or (kind == "float") > (bits == 8):
+        raise ConfigError(f"quantization_config has {kind}{bits} with the strategy {strategy!r}, which cannot be read")
+    return TensorSpec(
+        "fp8e4m3" if kind == "float" else f"int{bits}",
+        symmetric=bool(found.get("symmetric", True)) or kind == "float",
+        per_channel=strategy in ("channel", "token"),
+        block_size=size if strategy == "group" else 0,
+        dynamic=bool(found.get("dynamic")) and not weight,
+    )

@@ -1,0 +1,97 @@
+"""AMD Quark's own layout, of its release 0.13: any format; what is 4 bits wide in the order of AutoAWQ, or in a row."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from quark_onnx.dtypes import Integer
+from quark_onnx.errors import ConfigError
+from quark_onnx.torch.checkpoints import quark_json
+from quark_onnx.torch.checkpoints.layouts.base import Layout, is_two_level, needed
+from quark_onnx.torch.checkpoints.quark_tensors import check_shape, has_place, restored, stored
+from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
+from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.formats import affine
+from quark_onnx.torch.formats.affine import Params
+from quark_onnx.torch.formats.bit_packing import ORDERS
+from quark_onnx.torch.formats.quantized_tensor import Quantized
+from quark_onnx.torch.models.quantized_layer import Rounding
+
+#: The scale of probabilities, which belong to the attention of the layer that has it.
+_PROBABILITIES = re.compile(r"(?P<attention>.*)\.[^.]+\.(?P<end>prob_output_[a-z_]+)")
+
+
+@dataclass(frozen=True)
+class QuarkLayout(Layout):
+    """AMD Quark's layout.
+
+    Attributes:
+        pack_method: how nibbles are ordered, "reorder" or "order".
+    """
+
+    name: ClassVar[str] = "quark"
+    method: ClassVar[str] = "quark"
+    parts: ClassVar[tuple[str, ...]] = ("weight", "weight_scale", "weight_zero_point", "weight_scale_2")
+    keeps_names: ClassVar[bool] = False
+
+    pack_method: str = "reorder"
+
+    def __post_init__(self) -> None:
+        if self.pack_method not in ORDERS:
+            raise ConfigError(f"pack_method is {self.pack_method!r}; it must be one of: {', '.join(ORDERS)}")
+
+    def refusal(self, spec: LayerSpec) -> str:
+        return "" if spec.weight is None or has_place(spec.weight) else "it has no codes for them"
+
+    def cache_refusal(self, spec: TensorSpec) -> str:
+        return ""
+
+    def check_layer(self, name: str, kind: str, spec: LayerSpec, shape: tuple[int, ...]) -> None:
+        if spec.weight is not None:
+            check_shape(name, spec.weight, shape)
+
+    def quantization_config(
+        self, quantized: Mapping[str, LayerSpec], floats: Sequence[str], config: TorchConfig
+    ) -> dict[str, Any]:
+        return quark_json.to_json(config, floats, self.pack_method)
+
+    def key(self, name: str) -> str:
+        """How a tensor is called, which is ``LAYER.END`` elsewhere.
+
+        >>> QuarkLayout().key("model.layers.0.self_attn.q_proj.prob_output_scale")
+        'model.layers.0.self_attn.prob_output_scale'
+        """
+        found = _PROBABILITIES.fullmatch(name)
+        return f"{found['attention']}.{found['end']}" if found else name
+
+    def stored(self, weight: Quantized, spec: LayerSpec) -> dict[str, Any]:
+        return stored(weight, self.pack_method)
+
+    def stored_scale(self, side: str, rounding: Rounding) -> dict[str, Any]:
+        spec = rounding.spec
+        if is_two_level(spec):
+            return {f"{side}_scale_2": rounding.scale}
+        if not isinstance(spec.dtype, Integer):
+            return {f"{side}_scale": rounding.scale}
+        zero = torch.zeros_like(rounding.scale) if rounding.zero is None else rounding.zero
+        return {f"{side}_scale": rounding.scale.float(), f"{side}_zero_point": zero.to(affine.code_type(spec))}
+
+    def restored(self, parts: Mapping[str, Any], spec: LayerSpec, shape: tuple[int, ...], dtype: Any) -> Quantized:
+        assert spec.weight is not None
+        return restored(parts, spec.weight, shape, dtype, self.pack_method)
+
+    def restored_scale(self, side: str, spec: TensorSpec, get: Callable[[str], Any]) -> Params:
+        end = f"{side}_scale" + "_2" * is_two_level(spec)
+        zero = get(f"{side}_zero_point")
+        kept = None if zero is None or not bool(zero.any()) else zero.float().reshape(())
+        return Params(needed(get(end), end).reshape(()), kept)
+
+    @classmethod
+    def read(cls, found: Mapping[str, Any]) -> tuple[TorchConfig, Layout]:
+        config, method = quark_json.from_json(found)
+        return config, QuarkLayout(method)

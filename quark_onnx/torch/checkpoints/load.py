@@ -1,0 +1,129 @@
+"""Load a quantized checkpoint for evaluation: AMD Quark's layout, ours or its own, and the others that are written."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from quark_onnx.errors import ModelError
+from quark_onnx.torch.checkpoints.layouts import Layout, read_layout
+from quark_onnx.torch.checkpoints.meta_model import config_of, dtype_of, skeleton_of
+from quark_onnx.torch.checkpoints.parameter_sources import Sources, fill, missing_of
+from quark_onnx.torch.checkpoints.safetensors_io import Reader, read_json
+from quark_onnx.torch.checkpoints.unsaved import compute_unsaved
+from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
+from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.formats.affine import Params
+from quark_onnx.torch.formats.quantized_tensor import Quantized
+from quark_onnx.torch.models.attention import hand_over_again
+from quark_onnx.torch.models.checkpoint_names import DiskNames
+from quark_onnx.torch.models.fused_groups import experts_of
+from quark_onnx.torch.models.quantized_layer import QuantizedLayer, kind_of, outputs_first
+from quark_onnx.torch.models.structure import layers_of, set_module
+
+
+def load_checkpoint(folder: Path | str, *, dtype: Any = None, trust_code: bool = False) -> Any:
+    """The model of a checkpoint, its quantized layers with their codes; float checkpoints load, too.
+
+    Args:
+        folder: a Hugging Face folder with safetensors.
+        dtype: of what is computed; that of the checkpoint if None.
+        trust_code: run Python files that the checkpoint brings along.
+
+    Raises:
+        ModelError: a file or a tensor is missing or damaged, or does not fit.
+        ConfigError: it is quantized in a way that cannot be read.
+    """
+    folder = Path(folder)
+    found = read_json(folder / "config.json").get("quantization_config")
+    quantized, layout = (None, None) if found is None else read_layout(found)
+    config, reader = config_of(folder, trust_code=trust_code), Reader(folder)
+    kept = dtype_of(config) if dtype is None else dtype
+    model = skeleton_of(config, trust_code=trust_code)
+    sources = Sources(reader, model)
+    compute_unsaved(model, sources)
+    if quantized is not None and layout is not None:
+        put_layers(model, quantized, layout, sources, defaultdict(lambda: kept))
+        hand_over_again(model)
+    fill(model, "", sources, dtype=dtype)
+    if hasattr(model, "tie_weights"):
+        model.tie_weights()
+    if missing := missing_of(model):
+        raise ModelError(f"the checkpoint {folder} has no tensor {missing[0]!r} ({len(missing)} are missing)")
+    return model.eval()
+
+
+def in_memory(config: TorchConfig, model: Any) -> TorchConfig:
+    """A configuration that has the names of layers in files, with those in memory; globs stay as they are."""
+    names = DiskNames(model)
+    found = {names.layer(name): name for name, _ in model.named_modules()}
+    found |= {f"{names.experts(stack)}*": f"{stack}*" for stack in map(experts_of, found.values()) if stack}
+    own = tuple((found.get(name, name), spec) for name, spec in config.layers)
+    return config.with_(layers=own, exclude=tuple(found.get(name, name) for name in config.exclude))
+
+
+def put_layers(model: Any, config: TorchConfig, layout: Layout, sources: Sources, types: Mapping[str, Any]) -> None:
+    """Put quantized layers in the place of float ones.
+
+    Args:
+        model: with empty parameters.
+        config: which layers are quantized, and how.
+        layout: of the tensors.
+        sources: has them.
+        types: what layers compute in, by their names.
+
+    Raises:
+        ModelError: a tensor is missing or damaged, or does not fit.
+    """
+    config = in_memory(config, model)
+    for name, (module, kind) in layers_of(model).items():
+        spec = config.spec_of(name, kind)
+        if spec is None and layout.key(f"{name}.prob_output_scale") in sources:  # of AMD Quark's, which counts it apart
+            spec = LayerSpec(probabilities=config.probabilities_of(name))
+        plain = spec is not None and (spec.weight is None or spec.weight.is_cast)
+        if spec is not None and (plain or any(f"{name}.{part}" in sources for part in layout.parts[1:])):
+            set_module(model, name, _layer(module, name, spec, sources, types[name], layout))
+
+
+def _layer(module: Any, name: str, spec: LayerSpec, sources: Sources, dtype: Any, layout: Layout) -> QuantizedLayer:
+    weight = None
+    if spec.weight is not None:
+        parts = {part: sources.get(f"{name}.{part}") for part in layout.parts if f"{name}.{part}" in sources}
+        try:
+            shape = tuple(outputs_first(module.weight, kind_of(module)).shape)
+            weight = layout.restored(parts, spec, shape, dtype)
+            weight.dequantize()
+            _check_count(weight)
+        except (RuntimeError, IndexError, ModelError) as error:
+            raise ModelError(f"the tensors of {name} do not fit a weight of {spec.weight}: {error}") from error
+    else:
+        fill(module, name, sources)
+    sides = (("input", spec.input), ("output", spec.output), ("prob_output", spec.probabilities))
+    scales = (_scale(name, side, each, sources, layout) for side, each in sides)
+    return QuantizedLayer(module, weight, spec, *scales)
+
+
+def _check_count(weight: Quantized) -> None:
+    """Raise ModelError if there are more codes than the weight has numbers, and blocks have to be filled up with."""
+    columns, group = prod(weight.shape[1:]), weight.spec.group or 1
+    held = weight.codes.numel() // max(weight.shape[0], 1)
+    if held != -(-columns // group) * group:
+        raise ModelError(f"{held} codes are stored for each output, and {columns} are needed")
+
+
+def _scale(name: str, side: str, spec: TensorSpec | None, sources: Sources, layout: Layout) -> Params | None:
+    """The scale of an activation; None where each run computes it."""
+    if spec is None or not spec.measured:
+        return None
+
+    def get(end: str) -> Any:
+        key = layout.key(f"{name}.{end}")
+        return sources.get(key) if key in sources else None
+
+    try:
+        return layout.restored_scale(side, spec, get)
+    except (RuntimeError, ModelError) as error:
+        raise ModelError(f"the scale of the {side} of {name} is not dynamic, and cannot be read: {error}") from error

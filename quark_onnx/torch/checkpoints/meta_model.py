@@ -1,0 +1,129 @@
+"""A model of transformers without its weights: parameters are empty, buffers are there."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from quark_onnx.errors import ConfigError, MissingDependency, ModelError
+from quark_onnx.torch.checkpoints.safetensors_io import read_json
+from quark_onnx.torch.models.experts import unfuse_experts
+
+
+@contextlib.contextmanager
+def empty_parameters() -> Iterator[None]:
+    """Parameters of modules that are made inside have no memory (device "meta"); buffers are made as always."""
+    register = nn.Module.register_parameter
+
+    def emptied(self: Any, name: str, parameter: Any) -> None:
+        if parameter is not None and parameter.device.type != "meta":
+            parameter = nn.Parameter(parameter.to("meta"), requires_grad=False)
+        register(self, name, parameter)
+
+    nn.Module.register_parameter = emptied
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register
+
+
+def config_of(folder: Path, *, trust_code: bool = False) -> Any:
+    """transformers' configuration of a checkpoint, without what quantizes it.
+
+    Raises:
+        ModelError: there is no config.json, or transformers does not know the model.
+        MissingDependency: transformers is not installed.
+    """
+    transformers = _transformers()
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{folder} has no config.json; it must be a folder of a Hugging Face model")
+    try:
+        config = transformers.AutoConfig.from_pretrained(str(folder), trust_remote_code=trust_code)
+    except Exception as error:
+        if not trust_code and "auto_map" in read_json(folder / "config.json"):
+            raise ModelError(
+                f"{folder} brings Python files along, which are run only if you trust them: give --trust-code "
+                "(trust_code=True)"
+            ) from error
+        raise ModelError(f"transformers cannot read {folder / 'config.json'}: {error}") from error
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    return config
+
+
+def float_config_of(folder: Path, *, trust_code: bool = False) -> Any:
+    """transformers' configuration of a float checkpoint.
+
+    Raises:
+        ModelError: there is no config.json, transformers does not know the model, or it is quantized already.
+        MissingDependency: transformers is not installed.
+    """
+    found = read_json(folder / "config.json").get("quantization_config")
+    if found is not None:
+        method = found.get("quant_method") if isinstance(found, dict) else None
+        raise ModelError(f"{folder} is quantized already ({method}); give the folder of the float model")
+    return config_of(folder, trust_code=trust_code)
+
+
+def skeleton_of(config: Any, *, trust_code: bool = False) -> Any:
+    """The model of a configuration with empty parameters, its experts taken apart.
+
+    Raises:
+        ModelError: transformers cannot make it.
+    """
+    transformers = _transformers()
+    try:
+        with empty_parameters():
+            own = [getattr(transformers, str(name), None) for name in getattr(config, "architectures", None) or ()]
+            if own and own[0] is not None and _suits(own[0], config, transformers):
+                model = own[0]._from_config(config, dtype=dtype_of(config))
+            else:
+                model = transformers.AutoModelForCausalLM.from_config(
+                    config, trust_remote_code=trust_code, dtype=dtype_of(config)
+                )
+    except Exception as error:
+        raise ModelError(
+            f"transformers cannot make a model of {getattr(config, 'model_type', '?')}: {error}"
+        ) from error
+    unfuse_experts(model)
+    return model.eval()
+
+
+def _suits(architecture: Any, config: Any, transformers: Any) -> bool:
+    """Return whether to make a model by the class that its configuration names.
+
+    Some families have a configuration of their own and the class of another family (GLM-GA that of GLM-4.6V). The
+    other way round, a configuration may name a class that it does not fit; the one of its family is taken then.
+    """
+    if architecture.config_class is type(config):
+        return True
+    known = type(config) in transformers.AutoModelForCausalLM._model_mapping
+    return not known and "AutoModelForCausalLM" not in (getattr(config, "auto_map", None) or {})
+
+
+def dtype_of(config: Any) -> Any:
+    """The type of a model's weights; float32 where the configuration does not say."""
+    found = getattr(config, "dtype", None) or torch.float32
+    found = getattr(torch, found, None) if isinstance(found, str) else found
+    if found not in (torch.float32, torch.float16, torch.bfloat16):
+        raise ConfigError(f"the dtype of the model is {found}; it must be float32, float16 or bfloat16")
+    return found
+
+
+def is_tied(config: Any) -> bool:
+    """Whether the embedding of tokens is the weight of the head, too."""
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    return bool(getattr(text, "tie_word_embeddings", False))
+
+
+def _transformers() -> Any:
+    try:
+        import transformers
+    except ImportError as error:
+        raise MissingDependency("language models need transformers: pip install 'quark-onnx[llm]'") from error
+    return transformers

@@ -1,0 +1,173 @@
+"""The tensors of a quantized layer in AMD Quark's checkpoints, and back.
+
+Names are ``weight``, ``weight_scale``, ``weight_zero_point`` and, with a second scale, ``weight_scale_2``; those of
+activations ``input_scale`` and ``output_scale``. Integers of 4 bits in groups, and of 8 bits in groups, are stored with
+inputs first; nibbles lie eight to an int32 along the last axis. MX scales are bytes with a bias of 127.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from quark_onnx.dtypes import Integer
+from quark_onnx.errors import ConfigError, ModelError
+from quark_onnx.torch.config.number_formats import TwoLevel, element_of, is_float8
+from quark_onnx.torch.config.spec import TensorSpec
+from quark_onnx.torch.formats import affine
+from quark_onnx.torch.formats.bit_packing import (
+    codes_to_whole_bytes,
+    in_blocks,
+    pack_bits,
+    pack_nibbles,
+    unpack_bits,
+    unpack_nibbles,
+)
+from quark_onnx.torch.formats.quantized_tensor import Quantized
+
+
+def stored(weight: Quantized, method: str = "reorder") -> dict[str, Any]:
+    """The tensors of a quantized weight, by the end of their names.
+
+    Args:
+        method: how nibbles are ordered, "reorder" or "order".
+    """
+    spec = weight.spec
+    if spec.is_cast:
+        return {"weight": weight.codes.reshape(weight.shape)}
+    if isinstance(spec.dtype, Integer):
+        return _integers(weight, method)
+    if is_float8(spec.dtype):
+        return {"weight": weight.matrix.reshape(weight.shape), "weight_scale": weight.scale}
+    parts = {"weight": _elements(weight), "weight_scale": weight.scale}
+    return parts if weight.whole is None else parts | {"weight_scale_2": weight.whole}
+
+
+def has_place(spec: TensorSpec) -> bool:
+    """Whether the layout has a place for a weight that is quantized so."""
+    return spec.is_cast or spec.dtype.scaled or isinstance(spec.dtype, TwoLevel) or element_of(spec.dtype) is not None
+
+
+def check_shape(name: str, spec: TensorSpec, shape: tuple[int, ...]) -> None:
+    """Raise ConfigError if the codes of a weight of this shape do not fill whole bytes."""
+    rows, columns = shape[0], math.prod(shape[1:])
+    if isinstance(spec.dtype, Integer):
+        if spec.dtype.bits not in (2, 3) or spec.dtype.name == "int2":
+            return
+        lengths = [rows] if spec.group else [columns, rows] if spec.per_channel else [columns]
+    elif spec.is_cast or is_float8(spec.dtype) or _bits(spec) == 8:
+        return
+    else:
+        lengths = [columns]
+    each = codes_to_whole_bytes(_bits(spec) if not isinstance(spec.dtype, Integer) else spec.dtype.bits)
+    if odd := next((length for length in lengths if length % each), None):
+        raise ConfigError(
+            f"{name} is {list(shape)}, and {odd} codes of {spec.dtype.name} do not fill whole bytes, as a multiple of "
+            f"{each} does; exclude this layer, or choose another format for it"
+        )
+
+
+def restored(parts: Mapping[str, Any], spec: TensorSpec, shape: tuple[int, ...], dtype: Any, method: str) -> Quantized:
+    """The weight of the tensors that ``stored`` makes.
+
+    Args:
+        parts: the tensors, by the end of their names.
+        spec: how the weight is quantized.
+        shape: of the weight.
+        dtype: the type of the weight that it was.
+
+    Raises:
+        ModelError: one is missing.
+    """
+    for name in ("weight",) if spec.is_cast else ("weight", "weight_scale"):
+        if name not in parts:
+            raise ModelError(f"a weight of {spec} lacks its {name!r}")
+    weight = parts["weight"]
+    if spec.is_cast:
+        return Quantized(spec, shape, weight.reshape(shape[0], -1), None, None, None, dtype)
+    if isinstance(spec.dtype, Integer):
+        return _integers_back(parts, spec, shape, dtype, method)
+    scale, whole = parts["weight_scale"], parts.get("weight_scale_2")
+    if is_float8(spec.dtype):
+        codes = weight.reshape(shape[0], -1)
+    else:
+        codes = weight.view(torch.uint8)
+        if _bits(spec) < 8:
+            codes = unpack_bits(codes, _bits(spec))
+    return Quantized(spec, shape, _in_blocks(codes, spec), scale, None, whole, dtype)
+
+
+def _integers(weight: Quantized, method: str) -> dict[str, Any]:
+    spec, codes, scale = weight.spec, weight.matrix, weight.scale
+    zero = torch.zeros_like(scale, dtype=torch.float32) if weight.zero is None else weight.zero
+    zero = zero.to(affine.code_type(spec))
+    if spec.group:
+        codes, scale, zero = (part.t().contiguous() for part in (codes, scale, zero))
+    elif not spec.per_channel and spec.dtype.bits == 8:
+        scale = scale.float()
+    else:
+        codes = codes.contiguous()
+    if not spec.group and spec.dtype.bits == 8:
+        codes = codes.reshape(weight.shape)
+    return {
+        "weight": _packed(codes, spec, method),
+        "weight_scale": scale,
+        "weight_zero_point": _packed(zero, spec, method) if zero.ndim else zero,
+    }
+
+
+def _packed(codes: Any, spec: TensorSpec, method: str) -> Any:
+    bits = spec.dtype.bits
+    if bits == 4:
+        return pack_nibbles(codes, method)
+    if bits == 3 or spec.dtype.name == "uint2":
+        return pack_bits(codes.to(torch.uint8), bits)
+    return codes
+
+
+def _integers_back(
+    parts: Mapping[str, Any], spec: TensorSpec, shape: tuple[int, ...], dtype: Any, method: str
+) -> Quantized:
+    rows = shape[0]
+    columns = math.prod(shape[1:])
+    scale, zero = parts["weight_scale"], parts.get("weight_zero_point")
+    counts = (rows, rows) if spec.group else (columns, rows)
+    codes = _unpacked(parts["weight"], spec, counts[0], method)
+    if zero is not None and zero.ndim:
+        zero = _unpacked(zero, spec, counts[1], method)
+    if spec.group:
+        codes, scale = codes.t().contiguous(), scale.t().contiguous()
+        zero = None if zero is None else zero.t().contiguous()
+    zero = None if zero is None or not bool(zero.any()) else zero.float()
+    return Quantized(spec, shape, _in_blocks(codes.reshape(rows, -1), spec), scale, zero, None, dtype)
+
+
+def _unpacked(codes: Any, spec: TensorSpec, count: int, method: str) -> Any:
+    bits, signed = spec.dtype.bits, spec.grid.qmin < 0
+    if bits == 4:
+        return unpack_nibbles(codes, count, method, signed)
+    if bits == 3 or spec.dtype.name == "uint2":
+        return unpack_bits(codes, bits, signed)[..., :count]
+    return codes
+
+
+def _elements(weight: Quantized) -> Any:
+    """The elements of blocks as bytes, or as 8-bit floats."""
+    codes, bits = weight.matrix, _bits(weight.spec)
+    if bits == 8:
+        wide = weight.spec.dtype.name == "mxfp8e5m2"
+        return codes.contiguous().view(torch.float8_e5m2 if wide else torch.float8_e4m3fn)
+    return pack_bits(codes, bits)
+
+
+def _bits(spec: TensorSpec) -> int:
+    """The width of an element of a block."""
+    element = element_of(spec.dtype)
+    return 4 if element is None else 1 + element.exponent_bits + element.mantissa_bits
+
+
+def _in_blocks(codes: Any, spec: TensorSpec) -> Any:
+    return in_blocks(codes, spec.group) if spec.group else codes

@@ -1,0 +1,268 @@
+"""Checkpoints: folders of safetensors, read and written tensor by tensor."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from calibrators.limits import read_text
+from quark_onnx.errors import ConfigError, ModelError
+from quark_onnx.torch.checkpoints.safetensors_writer import TensorFile
+
+#: The files of tensors, and their index.
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+#: Bytes of a file of tensors, at most, but for a tensor that is greater by itself.
+SHARD = 4 << 30
+#: How files of weights end that are no part of a quantized checkpoint.
+_WEIGHTS = (
+    *(".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth"),
+    *(".gguf", ".h5", ".msgpack"),
+)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor that lies in a file.
+
+    Attributes:
+        name: what the checkpoint calls it.
+        shape: its lengths.
+        dtype: its type, as safetensors files call it: "BF16", "I32".
+        path: the file.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    path: Path
+
+    def read(self) -> Any:
+        """The tensor, in the type that it is stored in.
+
+        Raises:
+            ModelError: the file does not give it.
+        """
+        try:
+            with safe_open(str(self.path), framework="pt") as file:
+                return file.get_tensor(self.name)
+        except (OSError, SafetensorError) as error:
+            raise ModelError(f"{self.path}: the tensor {self.name!r} cannot be read: {error}") from error
+
+
+class Reader:
+    """The tensors of a checkpoint. The heads of its files are read; a tensor is read when it is asked for.
+
+    Args:
+        folder: with model.safetensors, files that an index lists, or others of that kind; or one such file.
+
+    Attributes:
+        folder: the same.
+        tensors: by name.
+
+    Raises:
+        ModelError: a file is missing or damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        if folder.is_file():
+            self.tensors = _heads(folder)
+            return
+        if (folder / INDEX).is_file():
+            self.tensors = _listed(folder)
+            return
+        single = folder / SINGLE
+        files = [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
+        self.tensors = {name: tensor for file in files for name, tensor in _heads(file).items()}
+        if not self.tensors:
+            raise ModelError(f"{folder} holds no *.safetensors; save the model there with save_pretrained")
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.tensors
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
+
+    def file_of(self, name: str) -> Path:
+        return self.tensors[name].path
+
+    def get(self, name: str) -> Any:
+        """A tensor.
+
+        Raises:
+            ModelError: there is none of this name.
+        """
+        if name not in self.tensors:
+            raise ModelError(f"the checkpoint {self.folder} has no tensor {name!r}")
+        return self.tensors[name].read()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor, from the header."""
+        return self.tensors[name].shape
+
+
+def _listed(folder: Path) -> dict[str, Stored]:
+    """All tensors of the files that an index names; one that is in several is that of the file it is listed in."""
+    index = folder / INDEX
+    listed = read_json(index).get("weight_map")
+    if not isinstance(listed, dict) or not listed or not all(isinstance(file, str) for file in listed.values()):
+        raise ModelError(f"{index} has no weight_map of tensors to files")
+    files = dict[str, dict[str, Stored]]()
+    for file in sorted(set(listed.values())):
+        if Path(file).name != file:
+            raise ModelError(f"{index} lists {file!r}, which is no name of a file in its folder")
+        if not (folder / file).is_file():
+            raise ModelError(f"{folder / file} is missing; {INDEX} lists it: complete the download")
+        files[file] = _heads(folder / file)
+    if lost := sorted(name for name, file in listed.items() if name not in files[file]):
+        raise ModelError(f"{folder / listed[lost[0]]} lacks the tensor {lost[0]!r}, which {INDEX} lists there")
+    found = {name: tensor for file in files.values() for name, tensor in file.items()}
+    return found | {name: files[file][name] for name, file in listed.items()}
+
+
+def _heads(path: Path) -> dict[str, Stored]:
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - the file is no mapping
+            return {name: Stored(name, tuple(part.get_shape()), part.get_dtype(), path) for name, part in parts.items()}
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"{path} is damaged, or no safetensors file: {error}; download it again") from error
+
+
+def check_free(folder: Path) -> None:
+    """Raise ConfigError where a result has no place: the folder holds something, or is a file."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder} exists already and is not empty; name another folder")
+
+
+class Writer:
+    """A checkpoint that grows tensor by tensor in a folder beside its place, and is put there once it is whole.
+
+    Use it as a context manager; an error leaves nothing behind.
+
+    Args:
+        folder: where it goes; may exist only if it is empty.
+        shard: bytes of a file of tensors, at most.
+
+    Raises:
+        ConfigError: the folder holds something, or cannot be written.
+    """
+
+    def __init__(self, folder: Path, shard: int = SHARD) -> None:
+        self.folder, self._shard = folder, shard
+        check_free(folder)
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            self.staging = folder.parent / f".{folder.name}.partial"
+            shutil.rmtree(self.staging, ignore_errors=True)  # of a run that was killed
+            self.staging.mkdir()
+        except OSError as error:
+            raise ConfigError(f"{folder} cannot be written: {error}") from error
+        self._files: list[TensorFile] = []
+        self._names: list[list[str]] = []
+        self._written = set[str]()
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, kind: object, *error: object) -> None:
+        try:
+            if kind is None:
+                self._close()
+        finally:
+            for file in self._files[-1:]:
+                file.abandon()
+            shutil.rmtree(self.staging, ignore_errors=True)
+
+    def add(self, name: str, tensor: Any) -> None:
+        """Write a tensor.
+
+        Raises:
+            ModelError: one of this name is written already; a file cannot have both.
+        """
+        if name in self._written:
+            raise ModelError(f"{self.folder} would have two tensors of the name {name}")
+        self._written.add(name)
+        size = tensor.numel() * tensor.element_size()
+        if not self._files or (self._names[-1] and self._files[-1].size + size > self._shard):
+            if self._files:
+                self._files[-1].close()
+            self._files.append(TensorFile(self.staging / f"part-{len(self._files)}"))
+            self._names.append([])
+        self._files[-1].add(name, tensor)
+        self._names[-1].append(name)
+
+    def write_json(self, name: str, content: Any) -> None:
+        """Write a JSON file into the folder."""
+        text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+        (self.staging / name).write_text(text, encoding="utf-8")
+
+    def copy(self, file: Path) -> None:
+        """Copy a file, or a folder, that is no tensor."""
+        if file.is_dir():
+            others = shutil.ignore_patterns(*(f"*{end}" for end in _WEIGHTS))
+            shutil.copytree(file, self.staging / file.name, ignore=others)
+        else:
+            shutil.copy2(file, self.staging / file.name)
+
+    def _close(self) -> None:
+        for file in self._files[-1:]:
+            file.close()
+        count = len(self._files)
+        if count == 1:
+            self._files[0].path.replace(self.staging / SINGLE)
+        else:
+            places = dict[str, str]()
+            for index, names in enumerate(self._names):
+                name = f"model-{index + 1:05}-of-{count:05}.safetensors"
+                self._files[index].path.replace(self.staging / name)
+                places |= dict.fromkeys(names, name)
+            total = sum(file.size for file in self._files)
+            content = {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}
+            self.write_json(INDEX, content)
+        with contextlib.suppress(FileNotFoundError):
+            self.folder.rmdir()
+        self.staging.replace(self.folder)
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The object in a JSON file.
+
+    Raises:
+        ModelError: it is not there, or is none.
+    """
+    try:
+        found = json.loads(read_text(file))
+    except FileNotFoundError as error:
+        raise ModelError(f"{file.parent} has no {file.name}") from error
+    except OSError as error:
+        raise ModelError(f"{file} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ModelError(f"{file} is damaged: {error}") from error
+    if not isinstance(found, dict):
+        raise ModelError(f"{file} holds {type(found).__name__}; an object is needed")
+    return found
+
+
+def other_files(folder: Path) -> list[Path]:
+    """What a checkpoint has beside tensors and config.json: tokenizers, templates, code.
+
+    Raises:
+        ModelError: one is a link to what is not there.
+    """
+    found = sorted(
+        file
+        for file in folder.iterdir()
+        if file.name != "config.json" and not file.name.endswith(_WEIGHTS) and not file.name.startswith(".")
+    )
+    for file in found:
+        if not file.exists():
+            raise ModelError(f"{file} is a link to {file.readlink()}, which is not there; complete the folder")
+    return found

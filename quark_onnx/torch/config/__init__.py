@@ -1,0 +1,1 @@
+"""Configurations, schemes and number formats."""

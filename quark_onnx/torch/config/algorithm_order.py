@@ -1,0 +1,53 @@
+"""Algorithms by their names, and by their text: ``"gptq"``, or ``"gptq:damping=0.02,polish=2"``."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+from quark_onnx.config.spec import check_names
+from quark_onnx.config.text import parse_call
+from quark_onnx.errors import ConfigError
+from quark_onnx.registry import ALGORITHMS
+
+#: In which order stages come: algorithms of the whole model, of blocks, of weights, and of all that they have left.
+STAGES = ("model", "block", "weights", "end")
+
+
+def algorithm(text: str) -> Any:
+    """The algorithm that a text describes.
+
+    Raises:
+        ConfigError: there is none of this name, or it has no such setting.
+
+    >>> algorithm("gptq:polish=2")
+    GPTQ(damping=0.05, act_order=True, fit=True, polish=2, rounds_activations=False)
+    """
+    name, settings = parse_call(text, "algorithm")
+    cls = ALGORITHMS[name.lower()]
+    check_names(settings, cls)
+    return cls(**settings)
+
+
+def in_order(algorithms: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Algorithms, each by its text or as it is.
+
+    Raises:
+        ConfigError: one is unknown, or comes behind another that it has to come before.
+
+    >>> in_order(("gptq",))
+    (GPTQ(damping=0.05, act_order=True, fit=True, polish=1, rounds_activations=False),)
+    """
+    found = tuple(algorithm(each) if isinstance(each, str) else each for each in algorithms)
+    for each in found:
+        if getattr(each, "stage", None) not in STAGES or isinstance(each, type):
+            raise ConfigError(f"algorithms has {each!r}; it must be an algorithm, as GPTQ(), or its name")
+    for one, other in pairwise(found):
+        if STAGES.index(one.stage) > STAGES.index(other.stage):
+            what = "chooses codes" if other.stage == "weights" else "works on the float model"
+            raise ConfigError(f"{other.name} {what}; name it in front of {one.name}")
+    if any(each.stage == "weights" for each in found):
+        return found
+    followers = tuple(algorithm(each.follower) for each in found if getattr(each, "follower", ""))
+    ends = sum(each.stage == "end" for each in found)
+    return (*found[: len(found) - ends], *followers, *found[len(found) - ends :])

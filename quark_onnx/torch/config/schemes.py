@@ -1,0 +1,101 @@
+"""Schemes: what the layers of a language model become, by the names that AMD Quark gives them."""
+
+from __future__ import annotations
+
+from quark_onnx.errors import ConfigError, nearest
+from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
+
+_FP8 = TensorSpec("fp8e4m3")
+_FP8_TOKENS = _FP8.with_(per_channel=True, dynamic=True)
+_INT8 = TensorSpec("int8")
+_INT4, _UINT4 = TensorSpec("int4"), TensorSpec("uint4", symmetric=False)
+_MXFP4, _MXFP6_E2M3, _MXFP6_E3M2 = TensorSpec("mxfp4e2m1"), TensorSpec("mxfp6e2m3"), TensorSpec("mxfp6e3m2")
+_NVFP4 = TensorSpec("nvfp4")
+
+
+def _same(spec: TensorSpec) -> LayerSpec:
+    return LayerSpec(spec, spec)
+
+
+#: By the names of AMD Quark 0.13; "wo" stands for weight-only.
+SCHEMES: dict[str, LayerSpec] = {
+    "fp8": _same(_FP8),
+    "ptpc_fp8": LayerSpec(_FP8.with_(per_channel=True), _FP8_TOKENS),
+    "int8": _same(_INT8),
+    **{f"int4_wo_{size}": LayerSpec(_INT4.with_(block_size=size)) for size in (32, 64, 128)},
+    "int4_wo_per_channel": LayerSpec(_INT4.with_(per_channel=True)),
+    **{f"uint4_wo_{size}": LayerSpec(_UINT4.with_(block_size=size)) for size in (32, 64, 128)},
+    "uint4_wo_per_channel": LayerSpec(_UINT4.with_(per_channel=True)),
+    "int4_wa_64": LayerSpec(_INT4.with_(block_size=64), _INT4.with_(block_size=64, dynamic=True)),
+    "mxfp4": _same(_MXFP4),
+    "mxfp4_weight_only": LayerSpec(_MXFP4),
+    "mxfp6_e2m3": _same(_MXFP6_E2M3),
+    "mxfp6_e3m2": _same(_MXFP6_E3M2),
+    "mxfp4_mxfp6_e2m3": LayerSpec(_MXFP4, _MXFP6_E2M3),
+    "mxfp4_fp8": LayerSpec(_MXFP4, _FP8),
+    "mxfp8": _same(TensorSpec("mxfp8e4m3")),
+    "nvfp4": _same(_NVFP4),
+    "mx6": _same(TensorSpec("mx6")),
+    "mx9": _same(TensorSpec("mx9")),
+    "bfp16": _same(TensorSpec("bfp16")),
+    "uint4_int8": LayerSpec(_UINT4.with_(per_channel=True), _INT8.with_(per_channel=True, dynamic=True)),
+    "int8_per_channel": LayerSpec(_INT8.with_(per_channel=True), _INT8.with_(per_channel=True, dynamic=True)),
+    **{f"int3_wo_{size}": LayerSpec(TensorSpec("int3", block_size=size)) for size in (32, 64, 128)},
+    **{
+        f"uint{bits}_wo_{size}": LayerSpec(TensorSpec(f"uint{bits}", symmetric=False, block_size=size))
+        for bits in (2, 3)
+        for size in (32, 64, 128)
+    },
+    "bf16": LayerSpec(TensorSpec("bfloat16")),
+    "fp16": LayerSpec(TensorSpec("float16")),
+}
+
+#: The names of earlier generations; "{group}" is filled in.
+_EARLIER = {
+    "w_fp8_a_fp8": "fp8",
+    "w_int8_a_int8_per_tensor_sym": "int8",
+    "w_int8_a_int8_per_tensor_sym_dynamic": "int8",
+    "w_int4_per_group_sym": "int4_wo_{group}",
+    "w_int4_per_channel_sym": "int4_wo_per_channel",
+    "w_uint4_per_group_asym": "uint4_wo_{group}",
+    "w_uint4_per_channel_asym": "uint4_wo_per_channel",
+    "w_mxfp4_a_mxfp4": "mxfp4",
+    "w_mxfp4": "mxfp4_weight_only",
+    "w_mxfp4_a_fp8": "mxfp4_fp8",
+    "w_mxfp4_a_mxfp6_e2m3": "mxfp4_mxfp6_e2m3",
+    "w_mxfp6_e2m3_a_mxfp6_e2m3": "mxfp6_e2m3",
+    "w_mxfp6_e3m2_a_mxfp6_e3m2": "mxfp6_e3m2",
+    "w_mx6_a_mx6": "mx6",
+    "w_mx9_a_mx9": "mx9",
+    "w_bfp16_a_bfp16": "bfp16",
+    "w_bfp16": "bfp16",
+    "fp4_block16_scale_e4m3": "nvfp4",
+}
+
+
+def scheme(name: str, group_size: int | None = None) -> LayerSpec:
+    """What a scheme makes of a layer.
+
+    Args:
+        name: a key of ``SCHEMES``, or a name that AMD Quark had for one before its release 0.11.
+        group_size: values to a block, for names that leave it open; 128 if None.
+
+    Raises:
+        ConfigError: there is no such scheme.
+
+    >>> str(scheme("w_uint4_per_group_asym", 32).weight)
+    'uint4 asymmetric blocks of 32 model scales nearest'
+    """
+    known = _EARLIER.get(name, name)
+    fixed = known.replace("{group}", str(group_size or 128))
+    if group_size and "{group}" not in known and known in SCHEMES:
+        weight = SCHEMES[known].weight
+        if weight is not None and weight.group not in (0, group_size):
+            raise ConfigError(f"group_size is {group_size}, but the scheme {name} has blocks of {weight.group}")
+    if "{group}" in known and fixed not in SCHEMES:
+        spec = SCHEMES[known.replace("{group}", "128")]
+        assert spec.weight is not None and group_size is not None
+        return LayerSpec(spec.weight.with_(block_size=group_size))
+    if fixed not in SCHEMES:
+        raise ConfigError(f"unknown scheme {name!r}{nearest(name, [*SCHEMES, *_EARLIER])}")
+    return SCHEMES[fixed]

@@ -1,0 +1,5 @@
+"""A mirror of AMD Quark's module ``quark.torch.export``."""
+
+from quark_onnx.torch.export.config.config import ExporterConfig, JsonExporterConfig
+
+__all__ = ["ExporterConfig", "JsonExporterConfig"]

@@ -1,0 +1,289 @@
+"""Quantized models written and read as AMD Quark does: ModelExporter, and the functions of its release 0.13."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from quark_onnx.convert import convert
+from quark_onnx.errors import ConfigError, nearest
+from quark_onnx.graph.io import staged
+from quark_onnx.torch.checkpoints import export
+from quark_onnx.torch.checkpoints.layouts import read_layout
+from quark_onnx.torch.checkpoints.load import in_memory, load_checkpoint
+from quark_onnx.torch.checkpoints.safetensors_io import read_json
+from quark_onnx.torch.config.spec import LayerSpec
+from quark_onnx.torch.config.torch_config import KVCache, TorchConfig
+from quark_onnx.torch.export.config.config import ExporterConfig, JsonExporterConfig
+from quark_onnx.torch.models.attention import set_attention
+from quark_onnx.torch.models.quantized_layer import QuantizedLayer
+from quark_onnx.torch.quantization.config.config import QConfig
+
+logger = logging.getLogger(__name__)
+
+#: Arguments of export_onnx that say how AMD Quark traces a model.
+_TRACING = ("verbose", "do_constant_folding", "operator_export_type", "dynamo")
+#: Layouts that AMD Quark has, too.
+CUSTOM_MODES = ("quark", "awq", "fp8")
+
+
+class ModelExporter:
+    """Writes quantized models into a folder.
+
+    Args:
+        config: how; or the folder, where all is as usual.
+        export_dir: the folder.
+    """
+
+    def __init__(self, config: ExporterConfig | Path | str | None = None, export_dir: Path | str | None = None) -> None:
+        if isinstance(config, str | Path) and export_dir is None:
+            config, export_dir = None, config
+        if not isinstance(config, ExporterConfig | None):
+            raise ConfigError(f"config is {config!r}; it must be an ExporterConfig")
+        if export_dir is None:
+            raise ConfigError("export_dir is missing; name the folder that the model goes to")
+        self.config, self.export_dir = config or ExporterConfig(), Path(export_dir)
+
+    def export_safetensors_model(
+        self, model: Any, quant_config: QConfig | None = None, custom_mode: str = "quark", tokenizer: Any = None
+    ) -> None:
+        """Write a checkpoint that vLLM and transformers load.
+
+        Args:
+            model: quantized. Scales of its keys and values that are less than ``min_kv_scale`` become that.
+            quant_config: what it was quantized by; the model knows it if None.
+            custom_mode: the layout: "quark", "awq" or "fp8".
+            tokenizer: is written beside it.
+
+        Raises:
+            ConfigError: the folder is taken, the model was quantized by something else, or the layout has no place.
+        """
+        asked = self.config.json_export_config
+        _check_layout(custom_mode, asked.weight_format)
+        if asked.weight_merge_groups is not None:
+            raise ConfigError("weight_merge_groups is set; each layer has a scale of its own, leave it out")
+        if quant_config is None:
+            config = config_of(model)
+        else:
+            group = asked.kv_cache_group or quant_config.kv_cache_group
+            config = replace(quant_config, kv_cache_group=group).torch_config()
+        config = _with_kv_cache(config, asked)
+        _check_model(model, config)
+        if config.kv_cache is not None:
+            _raise_kv_scales(model, config.kv_cache)
+        export.export_safetensors(
+            model, self.export_dir, config, tokenizer=tokenizer, layout=custom_mode, pack_method=asked.pack_method
+        )
+
+    def export_onnx_model(self, model: Any, input_args: Any) -> None:
+        """Write ``model.onnx``; ``input_args`` are what the model can be run on."""
+        export_onnx(model, self.export_dir, input_args)
+
+    def export_gguf_model(self, model: Any, tokenizer_path: Path | str, model_type: str | None = None) -> None:
+        """Write ``model.gguf``; see ``export_gguf``."""
+        export_gguf(model, self.export_dir, model_type, tokenizer_path)
+
+
+class ModelImporter:
+    """Reads a checkpoint into a model, as AMD Quark did up to release 0.10.
+
+    Args:
+        model_info_dir: the folder.
+        saved_format: "safetensors" or "quark_format", which are the same here.
+    """
+
+    def __init__(self, model_info_dir: Path | str, saved_format: str = "safetensors") -> None:
+        self.model_info_dir = Path(model_info_dir)
+        self.saved_format = saved_format
+
+    def import_model_info(self, model: Any) -> Any:
+        """Return the model with the quantized layers of the checkpoint in place of its own."""
+        return import_model_from_safetensors(model, self.model_info_dir)
+
+
+def export_safetensors(
+    model: Any,
+    output_dir: Path | str,
+    custom_mode: str = "quark",
+    weight_format: str | None = None,
+    pack_method: str = "reorder",
+) -> None:
+    """Write a model that a ModelQuantizer has quantized, as a checkpoint that vLLM and transformers load.
+
+    Args:
+        model: quantized.
+        output_dir: where it goes; may exist only if it is empty.
+        custom_mode: the layout: "quark", "awq" or "fp8".
+        weight_format: "real_quantized": codes are written.
+        pack_method: how nibbles are ordered, "reorder" or "order".
+
+    Raises:
+        ConfigError: the folder is taken, or the layout has no place for a format.
+    """
+    asked = JsonExporterConfig(weight_format=weight_format or "real_quantized", pack_method=pack_method)
+    ModelExporter(ExporterConfig(asked), output_dir).export_safetensors_model(model, custom_mode=custom_mode)
+
+
+def export_onnx(
+    model: Any,
+    output_dir: Path | str,
+    input_args: Any,
+    opset_version: int | None = None,
+    input_names: Sequence[str] = (),
+    output_names: Sequence[str] = (),
+    uint4_int4_flag: bool = False,
+    **others: Any,
+) -> None:
+    """Write a quantized model as ``model.onnx``.
+
+    Args:
+        model: quantized.
+        output_dir: the folder that it goes to.
+        input_args: what the model can be run on.
+        opset_version: the opset that the model is converted to; None leaves it.
+        input_names, output_names: new names of inputs and outputs, in their order; none leaves those of the module.
+        uint4_int4_flag: without effect: codes of 4 bits are always written as such.
+        others: ``verbose``, ``do_constant_folding``, ``operator_export_type`` and ``dynamo``, without effect.
+
+    Raises:
+        ConfigError: a format has no exact counterpart in ONNX, or there are more names than inputs or outputs.
+    """
+    from quark_onnx.torch.exports.onnx import export_onnx as write_onnx
+    from quark_onnx.torch.exports.onnx.rename import rename
+
+    for name in others:
+        if name not in _TRACING:
+            raise ConfigError(f"export_onnx has no argument {name!r}{nearest(name, _TRACING)}")
+    Path(output_dir).mkdir(parents=True, exist_ok=True)
+    path = Path(output_dir) / "model.onnx"
+    write_onnx(model, path, input_args)
+    if input_names or output_names:
+        rename(path, input_names, output_names)
+    if opset_version is not None:
+        raised = convert(path, "opset", opset=opset_version).model
+        with staged(raised, path, external=False):
+            pass
+
+
+def export_gguf(model: Any, output_dir: Path | str, model_type: str | None, tokenizer_path: Path | str) -> None:
+    """Write a quantized model as ``model.gguf``, which llama.cpp loads.
+
+    Args:
+        model: quantized.
+        output_dir: the folder that it goes to.
+        model_type: as the configuration of the model has it; None to read it there.
+        tokenizer_path: the Hugging Face folder of the float model, with its tokenizer.
+
+    Raises:
+        ConfigError: the model is of another type.
+    """
+    from quark_onnx.torch.exports.gguf import write_quantized_gguf
+
+    if model_type not in (None, model.config.model_type):
+        raise ConfigError(f"model_type is {model_type!r}, but the model is a {model.config.model_type!r}")
+    Path(output_dir).mkdir(parents=True, exist_ok=True)
+    write_quantized_gguf(model, Path(tokenizer_path), Path(output_dir) / "model.gguf")
+
+
+def import_model_from_safetensors(
+    model: Any | None,
+    model_dir: Path | str,
+    multi_device: bool = False,
+    trust_remote_code: bool = False,
+    attn_implementation: str | None = None,
+    device: Any = None,
+    multi_gpu: bool = False,
+) -> Any:
+    """The model of a checkpoint in AMD Quark's layout, ours or its own, or in another that is written here.
+
+    Args:
+        model: a model of the same class, whose parts are replaced by those of the checkpoint; None for a new one.
+        model_dir: the folder.
+        multi_device, multi_gpu: without effect; the model goes to one device.
+        trust_remote_code: run Python files that the checkpoint brings along.
+        attn_implementation: how attention is computed, by transformers' names; its own choice if None.
+        device: where the model goes; it stays on the CPU if None.
+
+    Raises:
+        ConfigError: it is quantized in a way that cannot be read, or the model is of another class.
+        ModelError: a file or a tensor is missing or damaged.
+    """
+    if multi_device or multi_gpu:
+        logger.warning("multi_device and multi_gpu have no effect: the model goes to one device")
+    found = load_checkpoint(model_dir, trust_code=trust_remote_code)
+    if model is not None:
+        if type(model) is not type(found):
+            raise ConfigError(f"the model is a {type(model).__name__}, but {model_dir} has a {type(found).__name__}")
+        for name, child in found.named_children():
+            setattr(model, name, child)
+        found = model.eval()
+    entry = read_json(Path(model_dir) / "config.json").get("quantization_config")
+    if entry is not None:
+        found.quantized_by = in_memory(read_layout(entry)[0], found)
+    if attn_implementation is not None:
+        set_attention(found, attn_implementation)
+    return found if device is None else found.to(device)
+
+
+def config_of(model: Any) -> TorchConfig:
+    """What a model was quantized by.
+
+    Raises:
+        ConfigError: it was not, or not by a ModelQuantizer.
+    """
+    config = getattr(model, "quantized_by", None)
+    if not isinstance(config, TorchConfig):
+        raise ConfigError(
+            "the model does not know what it was quantized by; ModelQuantizer(config).quantize_model does"
+        )
+    return config
+
+
+def _check_layout(custom_mode: str, weight_format: str) -> None:
+    if custom_mode not in CUSTOM_MODES:
+        raise ConfigError(f"custom_mode is {custom_mode!r}; it must be one of: {', '.join(CUSTOM_MODES)}")
+    if weight_format != "real_quantized":
+        raise ConfigError(f"weight_format is {weight_format!r}; loaders need codes, 'real_quantized'")
+
+
+def _with_kv_cache(config: TorchConfig, asked: JsonExporterConfig) -> TorchConfig:
+    cache = config.kv_cache
+    if asked.kv_cache_group and set(asked.kv_cache_group) != set(cache.layers if cache else ()):
+        raise ConfigError(
+            f"kv_cache_group is {asked.kv_cache_group}, but the model was quantized with "
+            f"{list(cache.layers) if cache else 'float keys and values'}"
+        )
+    if cache is None:
+        if asked.min_kv_scale:
+            raise ConfigError(f"min_kv_scale is {asked.min_kv_scale}, but keys and values are float")
+        return config
+    return config.with_(kv_cache=replace(cache, least=max(cache.least, asked.min_kv_scale)))
+
+
+def _check_model(model: Any, config: TorchConfig) -> None:
+    """Raise ConfigError if a model was quantized by something else."""
+    layers = list(_quantized(model))
+    if not layers:
+        raise ConfigError("no layer of the model is quantized; ModelQuantizer(config).quantize_model comes first")
+    for name, layer in layers:
+        wanted = config.spec_of(name, layer.kind) or LayerSpec()
+        # experts that saw no data have a weight alone
+        if layer.spec not in (wanted, LayerSpec(wanted.weight)):
+            raise ConfigError(
+                f"{name} is quantized by {layer.spec}, but quant_config says {wanted}; "
+                "give what the model was quantized by"
+            )
+
+
+def _raise_kv_scales(model: Any, cache: KVCache) -> None:
+    for name, layer in _quantized(model):
+        if any(fnmatchcase(name, glob) for glob in cache.layers) and layer.output is not None:
+            layer.output.scale = layer.output.scale.clamp(min=cache.least)
+
+
+def _quantized(model: Any) -> Iterator[tuple[str, QuantizedLayer]]:
+    return ((name, module) for name, module in model.named_modules() if isinstance(module, QuantizedLayer))

@@ -1,0 +1,1 @@
+"""A mirror of AMD Quark's module ``quark.torch.export.config``."""

@@ -1,0 +1,1 @@
+"""Exports of quantized models to other runtimes."""

@@ -1,0 +1,69 @@
+"""A quantized model becomes a GGUF file with the same codes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from quark_onnx.errors import ConfigError, ModelError
+from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
+from quark_onnx.torch.checkpoints.parameter_sources import Sources
+from quark_onnx.torch.checkpoints.safetensors_io import Reader
+from quark_onnx.torch.exports.gguf.blocks import SIZE, form_of
+from quark_onnx.torch.exports.gguf.export import GgufFile, planned, write_gguf
+from quark_onnx.torch.formats.quantized_tensor import quantize
+from quark_onnx.torch.models.quantized_layer import Layers, QuantizedLayer
+
+_NO_ATTENTION = "a GGUF file has no place for attention that is rounded; quantize without attention"
+
+
+def write_quantized_gguf(model: Any, source: Path, output: Path) -> GgufFile:
+    """Write a quantized model as a GGUF file. What is float in the model is float16 there, norms float32.
+
+    Args:
+        model: as ``quantize_model`` or ``load_checkpoint`` leave it.
+        source: the folder of its float model, with the tokenizer.
+        output: the file.
+
+    Raises:
+        ConfigError, ModelError, MissingDependency: as ``write_gguf`` does.
+    """
+    sources = Sources(Reader(source), model)
+    weights = dict[str, Any]()
+    for name, parameter in model.named_parameters():
+        weights[sources.key_of(name.replace(".float_weight", ".weight"))] = parameter.detach()
+    for name, layer in model.named_modules():
+        if isinstance(layer, QuantizedLayer) and layer.spec.probabilities is not None:
+            raise ConfigError(f"{name}: {_NO_ATTENTION}")
+        if isinstance(layer, QuantizedLayer) and layer.quantized is not None:
+            weights[sources.key_of(f"{name}.weight")] = layer.quantized
+    return write_gguf(source, output, "f16", weights)
+
+
+def check_gguf(source: FloatCheckpoint, chosen: Layers) -> None:
+    """Raise what ``write_quantized_gguf`` would, before anything is quantized.
+
+    Args:
+        source: the float model.
+        chosen: its layers that are to be quantized.
+
+    Raises:
+        ConfigError: llama.cpp has no blocks for their codes, or no place for one of them.
+        ModelError, MissingDependency: as ``write_gguf`` does.
+    """
+    for name in (name for name, (_, spec) in chosen.items() if spec.probabilities is not None):
+        raise ConfigError(f"{name}: {_NO_ATTENTION}")
+    stored = {tensor.name for target in planned(source.folder)[2] for tensor in target.sources}
+    sources = Sources(source.reader, source.model)
+    for spec in dict.fromkeys(spec.weight for _, spec in chosen.values()):
+        if spec is None or spec.is_cast:
+            continue
+        try:
+            form_of(quantize(torch.ones(1, max(SIZE, spec.group)), spec), str(spec))
+        except ModelError as error:
+            raise ConfigError(f"{error}; export no GGUF file, or choose another scheme") from error
+    for name in chosen:
+        if sources.key_of(f"{name}.weight") not in stored:
+            raise ConfigError(f"a GGUF file of this model has no place for the weight of {name} alone; exclude it")

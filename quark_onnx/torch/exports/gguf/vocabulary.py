@@ -1,0 +1,219 @@
+"""The tokenizer of a model, as llama.cpp computes it from a GGUF file."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quark_onnx.errors import ModelError
+from quark_onnx.torch.checkpoints.safetensors_io import read_json
+from quark_onnx.torch.exports.gguf import sentencepiece
+
+_GPT2 = "ByteLevel"
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_CASED = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+_UPPER = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+_SLASHED = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_WORDS = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|"
+
+#: Where a byte-level tokenizer splits text, whether it takes whole words that it knows, and llama.cpp's name for both.
+_SPLITS = {
+    ((_GPT2,), False): "gpt-2",
+    ((r"\p{N}", _GPT2), False): "smollm",
+    ((_WORDS + r"\p{N}{1,3}" + _REST,), True): "llama-bpe",
+    ((_WORDS + r"\p{N}{1,3}" + _REST,), False): "dbrx",
+    ((_WORDS + r"\p{N}" + _REST,), False): "qwen2",
+    ((_CASED + "|" + _UPPER + r"|\p{N}" + _SLASHED,), True): "tekken",
+    (
+        (_CASED + _CONTRACTIONS + "?|" + _UPPER + _CONTRACTIONS + r"?|\p{N}{1,3}" + _SLASHED,),
+        False,
+    ): "gpt-4o",
+}
+_BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+_SPACE = "▁"  # what stands for a space in the tokens of sentencepiece
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTES = range(1, 7)
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Tokens in the order of their ids.
+
+    Attributes:
+        model: "gpt2" for byte-level BPE, "llama" for sentencepiece.
+        split: llama.cpp's name for the way that text is split first.
+        tokens: texts.
+        types: as GGUF numbers them.
+        scores: the greater, the earlier two tokens are merged into this one; empty where merges say so.
+        space: whether a space is put before a text.
+    """
+
+    model: str
+    split: str
+    tokens: list[str]
+    types: list[int]
+    scores: list[float]
+    space: bool
+
+
+def add_vocabulary(writer: Any, folder: Path, rows: int, split: str = "") -> list[str]:
+    """Write the tokenizer of a folder, and say what a user must know of it.
+
+    Args:
+        writer: gguf.GGUFWriter.
+        folder: of a checkpoint.
+        rows: of the embedding, which the tokens are filled up to.
+        split: llama.cpp's name for the way that text is split first, where it is none of the known ones.
+
+    Raises:
+        ModelError: the files are damaged, or llama.cpp computes no such tokenizer.
+    """
+    import gguf
+
+    vocabulary = _read(folder, split)
+    special = _special(folder, rows, vocabulary is not None and vocabulary.model == "gpt2")
+    if vocabulary is None:
+        writer.add_tokenizer_model(gguf.NoVocab.tokenizer_model)
+        special.add_to_gguf(writer, quiet=True)
+        return ["no tokenizer.json and no tokenizer.model: the file holds no vocabulary; give llama.cpp token ids"]
+    missing = rows - len(vocabulary.tokens)
+    if missing < 0:
+        raise ModelError(f"{folder}: the tokenizer has {len(vocabulary.tokens)} tokens, the embedding {rows} rows")
+    writer.add_tokenizer_model(vocabulary.model)
+    writer.add_tokenizer_pre(vocabulary.split)
+    writer.add_token_list(vocabulary.tokens + [f"[PAD{rows - missing + index}]" for index in range(missing)])
+    writer.add_token_types(vocabulary.types + [_UNUSED] * missing)
+    if vocabulary.scores:
+        writer.add_token_scores(vocabulary.scores + [min(vocabulary.scores)] * missing)
+        writer.add_add_space_prefix(vocabulary.space)
+    if (folder / "tokenizer.json").is_file():
+        special.add_special_token.setdefault("bos", False)  # llama.cpp would guess by the name of the split
+    special.add_to_gguf(writer, quiet=True)
+    return []
+
+
+def _special(folder: Path, rows: int, merges: bool) -> Any:
+    """Ids of special tokens, the chat template, and merges of byte-level BPE."""
+    import gguf
+
+    try:
+        special = gguf.SpecialVocab(folder, load_merges=merges, n_vocab=rows)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise ModelError(f"{folder}: tokenizer.json or tokenizer_config.json is not understood: {error!r}") from error
+    for name in ("generation_config.json", "config.json"):
+        values = read_json(folder / name) if (folder / name).is_file() else {}
+        for kind in ("bos", "eos"):
+            ids = values.get(f"{kind}_token_id")
+            first = ids[0] if isinstance(ids, list) and ids else ids
+            if isinstance(first, int) and first < rows:
+                special.special_token_ids.setdefault(kind, first)
+    return special
+
+
+def _read(folder: Path, split: str) -> Vocabulary | None:
+    """None where the folder has no tokenizer."""
+    path = folder / "tokenizer.json"
+    if path.is_file():
+        values = read_json(path)
+        try:
+            return _of_tokenizer(values, split)
+        except ModelError as error:
+            raise ModelError(f"{path}: {error}") from error
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+            raise ModelError(f"{path} is not understood: {error!r}") from error
+    path = folder / "tokenizer.model"
+    return _of_sentencepiece(path, folder) if path.is_file() else None
+
+
+def _of_tokenizer(values: dict[str, Any], split: str) -> Vocabulary:
+    model = values["model"]
+    if model.get("type", "BPE") != "BPE":
+        raise ModelError(f"a tokenizer of type {model['type']!r} cannot be written; BPE can. {_WITHOUT}")
+    ids = dict(model["vocab"])
+    added = {token["content"]: token for token in values.get("added_tokens") or []}
+    ids |= {text: token["id"] for text, token in added.items()}
+    tokens = [f"[PAD{index}]" for index in range(max(ids.values()) + 1)]
+    types = [_UNUSED] * len(tokens)
+    pieces = bool(model.get("byte_fallback"))
+    for text, index in ids.items():
+        tokens[index] = text
+        types[index] = _NORMAL
+        if text in added:
+            types[index] = _CONTROL if added[text].get("special") else _USER_DEFINED
+        if pieces and text == model.get("unk_token"):
+            types[index] = _UNKNOWN
+        elif pieces and _BYTE.fullmatch(text):
+            types[index] = _BYTES
+    if not pieces:
+        return Vocabulary("gpt2", split or _split_of(values), tokens, types, [], False)
+    merges = [tuple(merge) if isinstance(merge, list) else tuple(merge.split(" ")) for merge in model["merges"]]
+    scores = dict.fromkeys(ids.values(), -float(len(merges)))
+    for rank, merge in reversed(list(enumerate(merges))):
+        scores[ids["".join(merge)]] = -float(rank)
+    ranks = [scores.get(index, -float(len(merges))) for index in range(len(tokens))]
+    return Vocabulary("llama", "default", tokens, types, ranks, _prepends(values))
+
+
+_WITHOUT = "Without tokenizer.json and tokenizer.model a file without vocabulary is written"
+
+
+def _split_of(values: dict[str, Any]) -> str:
+    """llama.cpp's name for the way that a byte-level tokenizer splits text."""
+    steps = []
+    for step in _flat(values.get("pre_tokenizer"), "pretokenizers"):
+        if step["type"] == "ByteLevel":
+            if step.get("add_prefix_space"):
+                steps.append("a space first")
+            if step.get("use_regex", True):
+                steps.append(_GPT2)
+        elif step["type"] == "Split" and "Regex" in step["pattern"] and _keeps_all(step):
+            steps.append(step["pattern"]["Regex"])
+        elif step["type"] == "Digits" and step.get("individual_digits"):
+            steps.append(r"\p{N}")
+        else:
+            steps.append(step["type"])
+    normal = [step["type"] for step in _flat(values.get("normalizer"), "normalizers") if step["type"] != "NFC"]
+    name = _SPLITS.get((tuple(steps), bool(values["model"].get("ignore_merges"))))
+    if name is None or normal:
+        raise ModelError(
+            f"this way to split text has no name known here: {', '.join([*normal, *steps])}; give split= the name that"
+            f" llama.cpp has for it. {_WITHOUT}"
+        )
+    return name
+
+
+def _keeps_all(split: dict[str, Any]) -> bool:
+    """Whether a split cuts out the matches of its pattern, which all of those that are known here leave nothing of."""
+    return split["behavior"] == "Isolated" or (split["behavior"] == "Removed" and bool(split.get("invert")))
+
+
+def _prepends(values: dict[str, Any]) -> bool:
+    """Whether a tokenizer in the manner of sentencepiece puts a space before a text."""
+    steps = _flat(values.get("normalizer"), "normalizers") + _flat(values.get("pre_tokenizer"), "pretokenizers")
+    return any(
+        step["type"] == "Prepend"
+        or (step["type"] == "Metaspace" and step.get("prepend_scheme", "always") in ("always", "first"))
+        for step in steps
+    )
+
+
+def _flat(step: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
+    if step is None:
+        return []
+    return list(step[key]) if step["type"] == "Sequence" else [step]
+
+
+def _of_sentencepiece(path: Path, folder: Path) -> Vocabulary:
+    model = sentencepiece.read(path)
+    tokens, scores, types = map(list, zip(*model.pieces, strict=True))
+    more = folder / "added_tokens.json"
+    added = sorted((index, text) for text, index in (read_json(more) if more.is_file() else {}).items())
+    added = [(index, text) for index, text in added if index >= len(tokens)]
+    if [index for index, _ in added] != list(range(len(tokens), len(tokens) + len(added))):
+        raise ModelError(f"{more}: the ids of its tokens do not follow those of {path.name}")
+    tokens += [text for _, text in added]
+    scores += [min(scores)] * len(added)
+    types += [_USER_DEFINED] * len(added)
+    return Vocabulary("llama", "default", tokens, types, scores, model.space)

@@ -1,0 +1,136 @@
+"""Activations: what rounds them in a torch model, as nodes of an ONNX graph that compute the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from onnx import FunctionProto, TensorProto
+
+from quark_onnx.dtypes import Block, Half, Integer, Minifloat, Scaled
+from quark_onnx.errors import ConfigError
+from quark_onnx.functions import DOMAIN as VENDOR
+from quark_onnx.graph import Graph, Node
+from quark_onnx.steps.fusion_barriers import is_small
+from quark_onnx.torch.config.number_formats import is_float8
+from quark_onnx.torch.config.spec import TensorSpec
+from quark_onnx.torch.exports.onnx import bodies
+from quark_onnx.torch.exports.onnx.weights import array_of
+from quark_onnx.torch.models.quantized_layer import Rounding
+
+_MX = "MXQuantizeDequantize"
+
+
+class Roundings:
+    """Writes the roundings of activations; readers of one tensor that round it alike share one.
+
+    Args:
+        graph: where they are written.
+        kind: the ``TensorProto.DataType`` of activations, FLOAT or FLOAT16.
+    """
+
+    def __init__(self, graph: Graph, kind: int) -> None:
+        self._graph, self._kind = graph, kind
+        self._done: dict[tuple[Any, ...], tuple[str, str]] = {}
+        self.functions: dict[str, FunctionProto] = {}
+
+    def write(self, node: Node, rounding: Rounding, layer: str, side: str) -> str:
+        """Put nodes in the place of one that stands for a rounding; what became of it.
+
+        Raises:
+            ConfigError: ONNX has no operators that compute the same.
+        """
+        graph, spec = self._graph, rounding.spec
+        self._check(spec, layer, side)
+        source, result = node.inputs[0], node.outputs[0]
+        parts = (None if part is None else array_of(part.float()).tobytes() for part in (rounding.scale, rounding.zero))
+        key = (source, spec, *parts)
+        graph.remove([node])
+        if key in self._done and not graph.is_output(result):
+            rounded, text = self._done[key]
+            graph.replace_uses(result, rounded)
+            return text
+        stem, narrow = f"{layer}.{side}", result
+        if self._kind != TensorProto.FLOAT:
+            source, narrow = self._cast(source, f"{stem}_wide", TensorProto.FLOAT), graph.fresh(f"{stem}_rounded_wide")
+        text = self._rounded(source, narrow, rounding, stem)
+        if narrow != result:
+            graph.add("Cast", [narrow], [result], to=self._kind)
+        self._done[key] = result, text
+        return text
+
+    def _cast(self, source: str, name: str, kind: int) -> str:
+        result = self._graph.fresh(name)
+        self._graph.add("Cast", [source], [result], to=int(kind))
+        return result
+
+    def _check(self, spec: TensorSpec, layer: str, side: str) -> None:
+        where = f"layer {layer!r}: its {side} is rounded to {spec}"
+        if not isinstance(spec.dtype, Scaled):
+            return
+        known = is_float8(spec.dtype) or (isinstance(spec.dtype, Integer) and spec.dtype.bits <= 16)
+        if not known or (spec.dynamic and spec.scale == "bfloat16"):
+            raise ConfigError(f"{where}; ONNX has no operators that compute the same")
+        if self._kind != TensorProto.FLOAT and spec.dynamic and spec.scale == "model":
+            raise ConfigError(f"{where}, its scales computed in float16; export it with dtype='float32'")
+
+    def _rounded(self, source: str, result: str, rounding: Rounding, stem: str) -> str:
+        """Round a float32 tensor."""
+        graph, spec = self._graph, rounding.spec
+        if isinstance(spec.dtype, Half):
+            narrow = self._cast(source, f"{stem}_{spec.dtype.name}", spec.dtype.onnx)
+            graph.add("Cast", [narrow], [result], to=int(TensorProto.FLOAT))
+            return f"Cast to {spec.dtype.name} and back"
+        if isinstance(spec.dtype, Block) and (spec.dtype.op_type != _MX or spec.exponent == "floor"):
+            graph.import_domain(VENDOR)  # whose operator rounds no shared exponent up
+            attributes = {**dict(spec.dtype.attributes), "axis": -1}
+            graph.add(spec.dtype.op_type, [source], [result], name=f"{stem}_rounded", domain=VENDOR, **attributes)
+            return spec.dtype.op_type
+        if _has_pair(spec):
+            self._pair(source, result, rounding, stem)
+            return f"QuantizeLinear to {spec.dtype.name}"
+        return self._function(source, result, rounding, stem)
+
+    def _pair(self, source: str, result: str, rounding: Rounding, stem: str) -> None:
+        graph, dtype = self._graph, rounding.spec.dtype
+        assert isinstance(dtype, Scaled)
+        scale = array_of(rounding.scale.float()).reshape(())
+        zero = np.zeros((), np.float32) if rounding.zero is None else array_of(rounding.zero.float()).reshape(())
+        parts = [
+            graph.add_constant(f"{stem}_scale", scale),
+            graph.add_constant(f"{stem}_zero_point", zero.astype(dtype.numpy)),
+        ]
+        codes, plain = graph.fresh(f"{stem}_quantized"), result
+        if is_small(dtype):
+            # onnxruntime makes wrong operators of such pairs and their neighbours (``steps.apart``); Min, which does
+            # nothing, as what is greater is saturated anyway, keeps them apart
+            ends = np.abs(np.array([dtype.qmin, dtype.qmax], np.float32) - zero) * scale
+            greatest = graph.add_constant(f"{stem}_greatest", ends.max())
+            held, plain = graph.fresh(f"{stem}_float"), graph.fresh(f"{stem}_plain")
+            graph.add("Min", [source, greatest], [held], name=f"{stem}_Min")
+            graph.add("Min", [plain, greatest], [result], name=f"{stem}_Min_behind")
+            source = held
+        graph.add("QuantizeLinear", [source, *parts], [codes], name=f"{stem}_QuantizeLinear")
+        graph.add("DequantizeLinear", [codes, *parts], [plain], name=f"{stem}_DequantizeLinear")
+
+    def _function(self, source: str, result: str, rounding: Rounding, stem: str) -> str:
+        """A function of the project's own domain, whose body the model carries."""
+        graph, spec = self._graph, rounding.spec
+        name = bodies.name_of(spec)
+        if name not in self.functions:
+            self.functions[name] = bodies.rounding(spec, graph.opset)
+            graph.import_domain(bodies.DOMAIN)
+        told = {"scale": rounding.scale, "whole": rounding.scale, "zero": rounding.zero}
+        inputs = [source]
+        for part in bodies.inputs_of(spec)[1:]:
+            value = np.float32(0) if told[part] is None else array_of(told[part].float()).reshape(())
+            inputs.append(graph.add_constant(f"{stem}_{part}", np.asarray(value)))
+        graph.add(name, inputs, [result], name=f"{stem}_rounded", domain=bodies.DOMAIN, axis=-1)
+        return f"a function of standard operators for {spec.dtype.name}"
+
+
+def _has_pair(spec: TensorSpec) -> bool:
+    """Whether ONNX has a pair of operators for all codes of the format, with one scale that data has told."""
+    if not (spec.measured and isinstance(spec.dtype, Integer | Minifloat) and spec.dtype.emitted):
+        return False
+    return (spec.grid.qmin, spec.grid.qmax) == (spec.dtype.qmin, spec.dtype.qmax)

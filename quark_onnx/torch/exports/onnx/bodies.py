@@ -1,0 +1,137 @@
+"""Roundings of activations that no operator of ONNX computes, as functions of standard operators.
+
+Each computes what ``quark_onnx.torch.formats.quantized_tensor.fake_quantize`` does of finite float32, bit for bit:
+scales of integers and FP8 are computed in float64, those of blocks by the rules of
+``quark_onnx.torch.formats.block_formats``.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+from onnx import FunctionProto, TensorProto
+
+from calibrators.grid import SMALLEST_SCALE
+from quark_onnx.dtypes import Integer
+from quark_onnx.functions import mx
+from quark_onnx.functions.blocks import from_rows, passing_on, to_rows
+from quark_onnx.functions.body import Body, function
+from quark_onnx.functions.mx import to_minifloat
+from quark_onnx.kernels.minifloat import E2M1, E4M3
+from quark_onnx.torch.config.number_formats import TwoLevel, element_of
+from quark_onnx.torch.config.spec import TensorSpec
+
+#: Where the functions live.
+DOMAIN = "quark_onnx"
+_AXIS = {"axis": -1}
+
+
+def name_of(spec: TensorSpec) -> str:
+    """What the function of a spec is called.
+
+    >>> name_of(TensorSpec("int8", per_channel=True, dynamic=True))
+    'Round_int8_symmetric_per_channel_dynamic_model_scales_even'
+    """
+    return re.sub(r"\W+", "_", f"Round {spec} {spec.exponent}")
+
+
+def inputs_of(spec: TensorSpec) -> list[str]:
+    """What the function of a spec reads: x, and what data has told."""
+    if not spec.measured:
+        return ["x"]
+    return ["x", "whole"] if isinstance(spec.dtype, TwoLevel) else ["x", "scale", "zero"]
+
+
+def rounding(spec: TensorSpec, opset: int) -> FunctionProto:
+    """The function that rounds as a spec says; it takes float32 of rank 1 or more."""
+    body = Body()
+    if isinstance(spec.dtype, TwoLevel):
+        rows = to_rows(body, "x", spec.group)
+        from_rows(body, _two_levels(body, rows.values, measured=spec.measured), rows, spec.group)
+    elif spec.measured:
+        _affine(body, "x", "scale", "zero", spec)
+    elif spec.dtype.scaled and spec.group:
+        rows = to_rows(body, "x", spec.group)
+        from_rows(body, _dynamic(body, rows.values, [0], spec), rows, spec.group)
+    elif spec.dtype.scaled:
+        _dynamic(body, "x", [-1] if spec.per_channel else [], spec)
+    else:
+        rows = to_rows(body, "x", spec.group)
+        element = element_of(spec.dtype)
+        values = passing_on(
+            body, rows.values, spec.group, lambda inner, x, top: mx.in_blocks(inner, x, top, element, spec.exponent)
+        )
+        from_rows(body, values, rows, spec.group)
+    return function(name_of(spec), inputs_of(spec), body, _AXIS, opset, domain=DOMAIN)
+
+
+def _affine(body: Body, x: str, scale: str, zero: str, spec: TensorSpec) -> str:
+    """x, rounded by a scale; ``zero`` is empty where it is 0."""
+    steps, grid = body.op("Div", x, scale), spec.grid
+    ends = body.constant(grid.qmin), body.constant(grid.qmax)
+    if not isinstance(spec.dtype, Integer):
+        kind = TensorProto.FLOAT8E4M3FN if spec.dtype.name == "fp8e4m3" else TensorProto.FLOAT8E5M2
+        codes = body.op("Cast", body.op("Clip", steps, *ends), to=kind)
+        return body.op("Mul", body.op("Cast", codes, to=TensorProto.FLOAT), scale)
+    steps = body.op("Round", steps)
+    codes = body.op("Clip", body.op("Add", steps, zero) if zero else steps, *ends)
+    return body.op("Mul", body.op("Sub", codes, zero) if zero else codes, scale)
+
+
+def _dynamic(body: Body, x: str, axes: list[int], spec: TensorSpec) -> str:
+    """x, rounded by scales that cover its values along some axes, or along all."""
+    grid, over = spec.grid, [body.ints(*axes)] if axes else []
+    none = body.constant(0)
+    lo = _double(body, body.op("Min", body.op("ReduceMin", x, *over), none))
+    hi = _double(body, body.op("Max", body.op("ReduceMax", x, *over), none))
+
+    def part(value: str, by: float) -> str:
+        return body.op("Div", value, body.constant(by, np.float64))
+
+    if not grid.symmetric:
+        scale = part(body.op("Sub", hi, lo), grid.levels)
+    elif grid.even:
+        scale = part(body.op("Max", hi, body.op("Neg", lo)), grid.levels / 2)
+    elif grid.qmin < grid.zero:
+        scale = body.op("Max", part(hi, grid.qmax - grid.zero), part(lo, grid.qmin - grid.zero))
+    else:
+        scale = part(hi, grid.qmax)
+    positive = body.op("Greater", scale, body.constant(0, np.float64))
+    least, greatest = SMALLEST_SCALE, float(np.finfo(np.float32).max)
+    scale = body.op("Clip", scale, body.constant(least, np.float64), body.constant(greatest, np.float64))
+    scale = body.op("Where", positive, scale, body.constant(1, np.float64))
+    scale = body.op("Cast", scale, to=TensorProto.FLOAT)
+    return _affine(body, x, scale, _zero(body, lo, scale, spec), spec)
+
+
+def _zero(body: Body, lo: str, scale: str, spec: TensorSpec) -> str:
+    """The zero points; empty where they are 0."""
+    grid = spec.grid
+    if grid.symmetric:
+        return body.constant(grid.zero) if grid.zero else ""
+    steps = body.op("Round", body.op("Div", lo, _double(body, scale)))
+    zero = body.op("Sub", body.constant(grid.qmin, np.float64), steps)
+    zero = body.op("Clip", zero, body.constant(grid.qmin, np.float64), body.constant(grid.qmax, np.float64))
+    return body.op("Cast", zero, to=TensorProto.FLOAT)
+
+
+def _double(body: Body, x: str) -> str:
+    return body.op("Cast", x, to=TensorProto.DOUBLE)
+
+
+def _two_levels(body: Body, values: str, *, measured: bool) -> str:
+    """Blocks of NVFP4, one a column; the scale of the tensor is an input, or of its greatest magnitude."""
+    top = body.op("ReduceMax", body.op("Abs", values), body.ints(0))
+    one, none = body.constant(1), body.constant(0)
+    whole = "whole"
+    if not measured:
+        whole = body.op("Div", body.op("ReduceMax", top), body.constant(E2M1.largest * E4M3.largest))
+        whole = body.op("Where", body.op("Greater", whole, none), whole, one)
+    scale = body.op("Div", top, body.op("Mul", whole, body.constant(E2M1.largest)))
+    scale = body.op("Min", scale, body.constant(E4M3.largest))
+    scale = body.op("Cast", body.op("Cast", scale, to=TensorProto.FLOAT8E4M3FN), to=TensorProto.FLOAT)
+    scale = body.op("Mul", body.op("Where", body.op("Greater", scale, none), scale, one), whole)
+    ends = body.constant(-E2M1.largest), body.constant(E2M1.largest)
+    elements = to_minifloat(body, body.op("Clip", body.op("Div", values, scale), *ends), E2M1)
+    return body.op("Mul", elements, scale)

@@ -1,0 +1,130 @@
+"""A copy of a quantized model whose layers leave nodes in the exported graph, instead of float weights."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from quark_onnx.errors import ConfigError
+from quark_onnx.torch.models.quantized_layer import QuantizedLayer, Rounding
+from quark_onnx.torch.models.structure import set_module
+
+#: Whose nodes stand for what is quantized until they are written out.
+DOMAIN = "quark_onnx.layers"
+#: The nodes: a Linear layer as a whole, the weight of another layer, what is left of an activation.
+LINEAR, WEIGHT, ROUNDING = "Linear", "Weight", "Rounding"
+
+_SHORT = (torch.float16, torch.bfloat16)
+
+
+class MarkedRounding(nn.Module):
+    """Rounds an activation; in an export it is a node that names the layer and the side: "input" or "output", or "" for
+    a module of a graph that belongs to no layer."""
+
+    def __init__(self, rounding: Rounding, layer: str, side: str) -> None:
+        super().__init__()
+        self.rounding, self._attributes = rounding, {"layer": layer, "side": side}
+
+    def forward(self, x: Any) -> Any:
+        """What is left of the activation."""
+        if not torch.compiler.is_exporting():
+            return self.rounding(x)
+        return _node(ROUNDING, (x,), self._attributes, x.dtype, x.shape)
+
+
+class StandIn(nn.Module):
+    """A quantized layer; in an export its weight is a node that names the layer.
+
+    Args:
+        layer: the layer, which it takes over.
+        name: of the layer.
+    """
+
+    def __init__(self, layer: QuantizedLayer, name: str) -> None:
+        super().__init__()
+        self.layer, self.name = layer, name
+        for side in ("input", "output"):
+            rounding = getattr(layer, side)
+            if rounding is not None:
+                setattr(layer, side, MarkedRounding(rounding, name, side))
+
+    def forward(self, input: Any, *more: Any, **named: Any) -> Any:
+        """What the layer computes."""
+        layer = self.layer
+        if layer.quantized is None or not torch.compiler.is_exporting():
+            return layer(input, *more, **named)
+        if layer.input is not None and input.is_floating_point():  # an embedding reads integers
+            input = layer.input(input)
+        found = self._exported(input, more, named)
+        return layer.rounded(found)
+
+    def _exported(self, x: Any, more: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        layer, attributes = self.layer, {"layer": self.name}
+        assert layer.quantized is not None
+        if layer.kind == "Linear":
+            operands = (x,) if layer.bias is None else (x, layer.bias)
+            return _node(LINEAR, operands, attributes, x.dtype, (*x.shape[:-1], layer.shape[0]))
+        weight = _node(WEIGHT, (), attributes, layer.quantized.dtype, layer.shape)
+        return layer.compute(x, weight, more, named)
+
+
+def _node(kind: str, inputs: Sequence[Any], attributes: dict[str, Any], dtype: Any, shape: Sequence[Any]) -> Any:
+    return torch.onnx.ops.symbolic(f"{DOMAIN}::{kind}", inputs, attributes, dtype=dtype, shape=shape, version=1)
+
+
+def standing_in(model: Any, dtype: Any) -> tuple[Any, dict[str, QuantizedLayer], dict[str, Rounding]]:
+    """A copy of a model, in another type, with a StandIn for each quantized layer; these layers, by name; and what
+    rounds between them in a graph, by name.
+
+    Codes are shared with the model, and so is what has the type already. Floats in modules without parameters, such as
+    the frequencies of rotary embeddings, keep a type of 32 bits.
+
+    Args:
+        model: as ``quantize_model`` leaves it.
+        dtype: torch.float32 or torch.float16.
+
+    Raises:
+        ConfigError: keys are rounded after they are rotated, or probabilities are, which no node stands for.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, QuantizedLayer) and module.spec.rotated:
+            raise ConfigError(
+                f"{name}: an ONNX model has no node for keys that are rounded after they are rotated; quantize with "
+                "where='projection', or without kv_cache"
+            )
+        if isinstance(module, QuantizedLayer) and module.spec.probabilities is not None:
+            raise ConfigError(
+                f"{name}: an ONNX model has no node for probabilities of attention that are rounded; quantize without "
+                "attention"
+            )
+    memo = dict[int, Any]()
+    for module in model.modules():
+        own = dict(module.named_parameters(recurse=False))
+        for name, tensor in (*own.items(), *module.named_buffers(recurse=False)):
+            codes = isinstance(module, QuantizedLayer) and name not in own
+            cast = not codes and tensor.is_floating_point() and (bool(own) or tensor.dtype in _SHORT)
+            moved = tensor.detach().to("cpu", dtype if cast else tensor.dtype)
+            memo[id(tensor)] = nn.Parameter(moved, requires_grad=False) if name in own else moved
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of torch about its own, in exported graphs
+        copied = copy.deepcopy(model, memo)
+    layers, made, between = dict[str, QuantizedLayer](), dict[int, StandIn](), dict[str, Rounding]()
+    modules = dict(copied.named_modules(remove_duplicate=False))
+    quantized = {name for name, module in modules.items() if isinstance(module, QuantizedLayer)}
+    for name, module in modules.items():
+        if name in quantized:
+            if id(module) not in made:
+                if module.quantized is not None:
+                    module.quantized = replace(module.quantized, dtype=dtype)
+                layers[name], made[id(module)] = module, StandIn(module, name)
+            set_module(copied, name, made[id(module)])
+        elif isinstance(module, Rounding) and name.rpartition(".")[0] not in quantized:
+            between[name] = module
+            set_module(copied, name, MarkedRounding(module, name, ""))
+    return copied.eval(), layers, between

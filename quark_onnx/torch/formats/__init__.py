@@ -1,0 +1,1 @@
+"""Codecs: tensors to integer codes and packed bits, and back."""

@@ -1,0 +1,1 @@
+"""The structure of models, and the layers that quantized models are made of."""

@@ -1,0 +1,194 @@
+"""What attention computes between its layers and is rounded there: rotated keys, and probabilities.
+
+Attention of transformers looks its function up, by a name that its configuration has. Under another name it finds the
+same function behind one that lets layers round the keys, and what softmax computes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from quark_onnx.errors import ConfigError, ModelError
+from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.models.quantized_layer import Layers
+
+_PREFIX = "quark_onnx_"
+#: The function that computes probabilities by softmax; what it stands for is in each model's file.
+_EAGER, _FUNCTION = "eager", "eager_attention_forward"
+_SOFTMAX = (torch.nn.functional.softmax, torch.softmax, torch.Tensor.softmax, torch.special.softmax)
+
+
+def hand_over(model: Any, layers: Layers) -> Callable[[], None]:
+    """From now on, attention hands rotated keys to ``round_keys`` of its layers, and what softmax computes to
+    ``round_probabilities``, and goes on with what comes back.
+
+    Args:
+        model: of transformers.
+        layers: by name; those count whose output is rounded after it is rotated, and those that round probabilities.
+
+    Returns:
+        A function that undoes it.
+
+    Raises:
+        ModelError: attention of the model has no such function.
+    """
+    before, seen = list[tuple[Any, str]](), dict[int, str]()
+
+    def undo() -> None:
+        for config, name in reversed(before):
+            config._attn_implementation = name
+
+    for name, (_, spec) in layers.items():
+        if not spec.rotated and spec.probabilities is None:
+            continue
+        attention = model.get_submodule(name.rpartition(".")[0])
+        own = getattr(getattr(attention, "config", None), "_attn_implementation", None)
+        try:
+            _check(attention, name, own, spec.probabilities is not None)
+            if spec.probabilities is not None and (other := seen.setdefault(id(attention), name)) != name:
+                raise ModelError(f"attention: {other} and {name} belong to one {type(attention).__name__}; name one")
+        except ModelError:
+            undo()
+            raise
+        wanted = _EAGER if spec.probabilities is not None else str(own).removeprefix(_PREFIX)
+        if own != _PREFIX + wanted and own != _PREFIX + _EAGER:
+            before.append((attention.config, str(own)))
+            attention.config._attn_implementation = _registered(wanted)
+    return undo
+
+
+def notes_of(model: Any, layers: Layers, config: TorchConfig, kept: Iterable[str] = ()) -> list[str]:
+    """What a user should know of keys, values and queries whose scales are not those of what clients round.
+
+    Args:
+        model: of transformers.
+        layers: by name, with their specs.
+        config: that they have them of.
+        kept: names of layers that stay float.
+    """
+    found = dict[str, list[str]]()
+    for name, (_, spec) in layers.items():
+        place, _, last = name.rpartition(".")
+        if spec.output is None or spec.rotated or last not in ("k_proj", "q_proj"):
+            continue
+        children = dict(model.get_submodule(place).named_children())
+        if f"{last[0]}_norm" in children or f"{last[0]}_layernorm" in children:
+            found.setdefault(last, []).append(name)
+    advice = {
+        "k_proj": "keys that are rounded after they are rotated (fp8-rope) have the scale of what it rounds",
+        "q_proj": "there is no other place to measure them; leave queries as they are if accuracy suffers",
+    }
+    notes = [
+        f"{names[0]} is normalized before attention reads it ({len(names)} layers are): vLLM rounds what the norm has "
+        f"left with the scale of what the projection computes; {advice[last]}"
+        for last, names in found.items()
+    ]
+    globs = () if config.kv_cache is None else config.kv_cache.layers
+    if out := [name for name in kept if any(fnmatchcase(name, glob) for glob in globs)]:
+        notes.append(
+            f"{out[0]} stays float, and what it computes ({len(out)} layers of keys and values do): vLLM keeps that in "
+            "fp8 with a scale of 1.0, but for the blocks that --kv-cache-dtype-skip-layers names"
+        )
+    rounded = {spec.probabilities is not None for _, spec in layers.values() if spec.output is not None}
+    if rounded == {True}:
+        notes.append("vLLM refuses rounded queries where keys and values are not rounded: round them, too (kv_cache)")
+    return notes
+
+
+def hand_over_again(model: Any) -> None:
+    """As ``hand_over``, for the layers of a model that is quantized already."""
+    hand_over(model, {name: (layer, layer.spec) for name, layer in _quantized(model).items()})
+
+
+def set_attention(model: Any, implementation: str) -> None:
+    """Let attention be computed by another function of transformers; what it rounds stays.
+
+    Raises:
+        ConfigError: the function computes no probabilities, and they are rounded.
+    """
+    if implementation != _EAGER:
+        for name in (name for name, layer in _quantized(model).items() if layer.spec.probabilities is not None):
+            raise ConfigError(
+                f"attention is to be computed by {implementation!r}, but probabilities behind {name} are rounded, "
+                f"which takes {_EAGER!r}; leave it out"
+            )
+    model.set_attn_implementation(implementation)
+    hand_over_again(model)
+
+
+def _quantized(model: Any) -> dict[str, Any]:
+    from quark_onnx.torch.models.quantized_layer import QuantizedLayer
+
+    return {name: layer for name, layer in model.named_modules() if isinstance(layer, QuantizedLayer)}
+
+
+def _check(attention: Any, name: str, own: Any, probabilities: bool) -> None:
+    code, kind = _code_of(attention), type(attention).__name__
+    found = own is not None and hasattr(code, "ALL_ATTENTION_FUNCTIONS")
+    if probabilities and not (found and hasattr(code, _FUNCTION)):
+        raise ModelError(
+            f"attention: {name} belongs to a {kind}, which computes its probabilities by no attention function of "
+            "transformers; leave them as they are (attention=None)"
+        )
+    if not found:
+        raise ModelError(
+            f"kv_cache: {name} belongs to a {kind}, which hands its rotated keys to no attention function of "
+            "transformers; round them where they are projected (where='projection')"
+        )
+
+
+def _code_of(module: Any) -> Any:
+    return sys.modules[type(module).__module__]
+
+
+class _Rounded(TorchFunctionMode):
+    """Context manager: what softmax computes in this thread is rounded, in the type of what it reads."""
+
+    def __init__(self, rounded: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self._rounded = rounded
+        self.count = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if func not in _SOFTMAX:
+            return found
+        self.count += 1
+        return self._rounded(found.to((args[0] if args else kwargs["input"]).dtype))
+
+
+def _registered(own: str) -> str:
+    """The name under which the function of this name gets rounded keys and probabilities."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+    def attend(module: Any, query: Any, key: Any, *args: Any, **named: Any) -> Any:
+        rounded = None
+        for layer in module.children():
+            round_keys = getattr(layer, "round_keys", None)
+            key = key if round_keys is None else round_keys(key)
+            rounded = getattr(layer, "round_probabilities", None) or rounded
+        code = _code_of(module)
+        usual = getattr(code, _FUNCTION, None)
+        function = code.ALL_ATTENTION_FUNCTIONS.get_interface(own, usual)
+        if rounded is None:
+            return function(module, query, key, *args, **named)
+        with _Rounded(rounded) as mode:
+            found = function(module, query, key, *args, **named)
+        if not mode.count:
+            raise ModelError(
+                f"attention: a {type(module).__name__} computes its probabilities without softmax; leave them as they "
+                "are (attention=None)"
+            )
+        return found
+
+    AttentionInterface.register(_PREFIX + own, attend)
+    if own in ALL_MASK_ATTENTION_FUNCTIONS:
+        AttentionMaskInterface.register(_PREFIX + own, ALL_MASK_ATTENTION_FUNCTIONS[own])
+    return _PREFIX + own

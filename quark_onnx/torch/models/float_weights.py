@@ -1,0 +1,76 @@
+"""What stays float in a model and why, and the error for a model in which everything would."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Container, Mapping
+from typing import Any
+
+from quark_onnx.errors import ConfigError
+from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.models.mixtures import unknown_stacks_of
+from quark_onnx.torch.models.quantized_layer import unlike_its_base
+
+ROUTER = "it chooses among experts"
+
+
+def reason_of(name: str, config: TorchConfig) -> str:
+    """Return why a layer without a spec stays float."""
+    return "excluded" if config.excludes(name) else "nothing asks for it"
+
+
+def other_weights_of(model: Any, layers: Container[str], routers: Container[str]) -> dict[str, str]:
+    """Return the weights of two or more axes that belong to no layer that can be quantized, each with the reason.
+
+    A layer that cannot be quantized as its base class is stands for its weight.
+
+    Args:
+        model: its stacks of experts that are known have been taken apart.
+        layers: names of the layers that can be quantized.
+        routers: names of the modules that choose among experts.
+    """
+    found = dict[str, str]()
+    stacks = unknown_stacks_of(model)
+    for name, parameter in model.named_parameters():
+        owner = name.rpartition(".")[0]
+        if parameter.ndim < 2 or owner in layers:
+            continue
+        module = model.get_submodule(owner)
+        kind = type(module).__name__
+        if (unlike := unlike_its_base(module)) is not None:
+            found[owner] = ROUTER if owner in routers else unlike
+        elif owner in routers:
+            found[name] = ROUTER
+        elif name in stacks:
+            found[name] = f"it is a stack of experts in a {kind}, which is not known and cannot be taken apart"
+        else:
+            found[name] = f"it is a weight of {kind}, which is no layer that can be quantized"
+    return found
+
+
+def notes_on_stacks(model: Any) -> list[str]:
+    """Return a note for stacks of experts that stay float, which may be most of the weights of a model."""
+    stacks = unknown_stacks_of(model)
+    if not stacks:
+        return []
+    first = next(iter(stacks))
+    count = sum(parameter.numel() for parameter in stacks.values())
+    total = sum(parameter.numel() for parameter in model.parameters())
+    others = "" if len(stacks) == 1 else f" and {len(stacks) - 1} more stacks of experts"
+    return [
+        f"{first}{others} stay float, {100 * count / total:.0f} % of all weights: "
+        f"{type(model.get_submodule(first.rpartition('.')[0])).__name__} is no stack of experts that is known"
+    ]
+
+
+def check_not_all_float(chosen: Collection[str], kept: Mapping[str, str]) -> None:
+    """Raise ConfigError if no layer is quantized."""
+    if chosen:
+        return
+    reasons: dict[str, list[str]] = {}
+    for name, reason in kept.items():
+        reasons.setdefault(reason, []).append(name)
+    parts = []
+    for reason, names in reasons.items():
+        others = "" if len(names) == 1 else f" and {len(names) - 1} more"
+        parts.append(f"{names[0]}{others}: {reason}")
+    raise ConfigError(f"no layer would be quantized; {'; '.join(parts) or 'the model has no layer with a weight'}")

@@ -1,0 +1,141 @@
+"""Mixtures of experts, found by their structure: stacks of experts, and the routers that choose among them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any
+
+from torch import nn
+from torch.nn.modules.conv import _ConvNd
+
+from quark_onnx.torch.models.quantized_layer import kind_of, outputs_first
+
+#: Names of modules beside experts that are routers as a whole, however many layers they have.
+_ROUTERS = ("gate", "router", "gating")
+
+
+def routers_of(model: Any) -> list[str]:
+    """Return the names of the modules with a weight that choose among experts, layers and others.
+
+    A router stands beside a stack of experts. It is, or contains as its only matrix, a weight with as many outputs as
+    there are experts; or it is called a router. The gate of a shared expert counts, too: it has a single output.
+
+    >>> class Mixture(nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.experts = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])
+    ...         self.choice = nn.Sequential(nn.Linear(8, 2))
+    ...         self.after = nn.Linear(8, 8)
+    >>> routers_of(nn.Sequential(Mixture()))
+    ['0.choice.0']
+    """
+    stacks = _stacks_of(model)
+    around_stacks = _ancestors_of(stacks)
+    found = set[str]()
+    for stack, mixture in _mixtures_of(model, stacks).items():
+        for child, module in model.get_submodule(mixture).named_children():
+            name = f"{mixture}.{child}" if mixture else child
+            if name not in stacks and name not in around_stacks:
+                found.update(_routers_in(name, module, stacks[stack]))
+    return [name for name, module in model.named_modules() if name in found or _is_called_router(name, module)]
+
+
+def unknown_stacks_of(model: Any) -> dict[str, Any]:
+    """Return the weights of stacks of experts that have not been taken apart, by their names.
+
+    Those are matrices, and stacks of them, that belong to no layer and whose module stands beside a router.
+    """
+    stacks = _stacks_of(model)
+    around_routers = _ancestors_of(routers_of(model))
+    found = {}
+    for stack, mixture in _mixtures_of(model, stacks).items():
+        if mixture not in around_routers:
+            continue
+        for owner, module in model.get_submodule(stack).named_modules(prefix=stack):
+            for name, parameter in module.named_parameters(recurse=False):
+                if parameter.ndim > 1 and kind_of(module) is None:
+                    found[f"{owner}.{name}"] = parameter
+    return found
+
+
+def _stacks_of(model: Any) -> dict[str, int]:
+    """Return the innermost modules that hold all experts of a mixture, each with the number of experts."""
+    counts: dict[str, int] = {}
+    for name, module in model.named_modules():
+        count = _expert_count(name.rpartition(".")[2], module)
+        if count > 1:
+            counts[name] = count
+    outer = _ancestors_of(counts)
+    return {name: count for name, count in counts.items() if name not in outer}
+
+
+def _mixtures_of(model: Any, stacks: Collection[str]) -> dict[str, str]:
+    """Return by each stack the smallest module around it that has a matrix outside of all stacks."""
+    outside = [
+        name
+        for name, module in model.named_modules()
+        if _has_matrix(module) and name not in stacks and not any(each in stacks for each in _parents_of(name))
+    ]
+    around = _ancestors_of(outside)
+    return {stack: next((name for name in _parents_of(stack) if name in around), "") for stack in stacks}
+
+
+def _expert_count(last: str, module: Any) -> int:
+    """Return how many experts a module holds, by the last part of its name; 0 where it holds none."""
+    if isinstance(module, nn.ModuleList | nn.ModuleDict):
+        return len(module) if "expert" in last and "shared" not in last else 0
+    if not isinstance(module, _ConvNd):
+        lengths = {len(each) for each in module._parameters.values() if each is not None and each.ndim == 3}
+        if len(lengths) == 1:
+            return lengths.pop()
+    stated = getattr(module, "num_experts", 0)
+    holds = last == "experts" or any(child.isdigit() for child, _ in module.named_children())
+    return stated if holds and isinstance(stated, int) else 0
+
+
+def _routers_in(name: str, module: Any, count: int) -> Iterator[str]:
+    """Yield the names of the routers in a module that stands beside experts."""
+    owners = {owner: each for owner, each in module.named_modules(prefix=name) if _has_matrix(each)}
+    if name.rpartition(".")[2] in _ROUTERS:
+        yield from owners
+    elif len(owners) == 1:
+        ((owner_name, owner),) = owners.items()
+        outputs, inputs = _shape_of(owner)
+        # a projection to as many channels as a stack of other weights has (a convolution's, say) is no choice
+        if (outputs == count and outputs < inputs) or (outputs == 1 and owner is module):
+            yield owner_name
+
+
+def _has_matrix(module: Any) -> bool:
+    return any(parameter is not None and parameter.ndim == 2 for parameter in module._parameters.values())
+
+
+def _shape_of(module: Any) -> tuple[int, int]:
+    """Return how many outputs and inputs the matrix of a module has."""
+    matrix = next(each for each in module.parameters(recurse=False) if each.ndim == 2)
+    outputs, inputs = outputs_first(matrix, kind_of(module)).shape
+    return outputs, inputs
+
+
+def _is_called_router(name: str, module: Any) -> bool:
+    """Return whether a module with a matrix is called a router, as that of experts that are looked up is (Doge)."""
+    return "router" in name and _has_matrix(module)
+
+
+def _parents_of(name: str) -> Iterator[str]:
+    """Yield the names of the modules around a module, the innermost first; the last is "", the model.
+
+    >>> list(_parents_of("layers.0.mlp"))
+    ['layers.0', 'layers', '']
+    """
+    while name:
+        name = name.rpartition(".")[0]
+        yield name
+
+
+def _ancestors_of(names: Iterable[str]) -> set[str]:
+    """Return the names of all modules around some modules."""
+    found = set[str]()
+    for name in names:
+        found.update(_parents_of(name))
+    return found

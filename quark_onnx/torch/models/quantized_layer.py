@@ -1,0 +1,273 @@
+"""Quantized layers: modules that hold codes and compute with what they stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from quark_onnx.torch.config.number_formats import TwoLevel
+from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
+from quark_onnx.torch.formats.affine import Params
+from quark_onnx.torch.formats.quantized_tensor import Quantized, fake_quantize
+from quark_onnx.torch.models.plain_linear import is_plain_linear
+
+#: Layers by their names in the model, each with the specification of its quantization.
+Layers = Mapping[str, tuple[Any, LayerSpec]]
+
+
+class _Coded(nn.Module):
+    """A module whose buffers move with it from device to device, and keep their types: codes are no numbers to cast."""
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        before = dict(self._buffers)
+        super()._apply(fn, recurse)
+        for name, tensor in before.items():
+            if tensor is not None and self._buffers[name].dtype != tensor.dtype:
+                self._buffers[name] = tensor.to(self._buffers[name].device)
+        return self
+
+
+class Rounding(_Coded):
+    """Rounds an activation; with a scale from data, or one that each run computes.
+
+    Args:
+        spec: how.
+        params: scale and zero point where data has told them; NVFP4's scale of the tensor is the scale there.
+    """
+
+    def __init__(self, spec: TensorSpec, params: Params | None = None) -> None:
+        super().__init__()
+        self.spec = spec
+        self.register_buffer("scale", None if params is None else params.scale)
+        self.register_buffer("zero", None if params is None else params.zero)
+
+    def forward(self, x: Any) -> Any:
+        """What is left of the activation."""
+        if self.scale is None:
+            return fake_quantize(x, self.spec)
+        if isinstance(self.spec.dtype, TwoLevel):
+            return fake_quantize(x, self.spec, whole=self.scale)
+        return fake_quantize(x, self.spec, Params(self.scale, self.zero))
+
+    def extra_repr(self) -> str:
+        return str(self.spec)
+
+
+class QuantizedLayer(_Coded):
+    """A layer whose weight is codes; what it reads and computes is rounded where its spec says so.
+
+    Codes and scales are buffers, and part of the state. A change of the model's type changes what is computed with, and
+    not them.
+
+    Args:
+        layer: the float layer; its bias is shared, its weight is not kept.
+        weight: the codes, or None where the weight stays float.
+        spec: how the layer is quantized.
+        input, output, probabilities: scales from data, where there are any.
+
+    Attributes:
+        origin: the class of the float layer, as ``kind_of`` names it.
+    """
+
+    def __init__(
+        self,
+        layer: Any,
+        weight: Quantized | None,
+        spec: LayerSpec,
+        input: Params | None = None,
+        output: Params | None = None,
+        probabilities: Params | None = None,
+    ) -> None:
+        super().__init__()
+        self.spec = spec
+        for name in _PARTS:
+            self.register_buffer(name, None)
+        self.quantized = weight
+        kind = kind_of(layer)
+        assert kind is not None
+        self.origin = kind
+        self.kind = "Linear" if kind == "Conv1D" else kind  # whose weight has outputs first here
+        self.float_weight: Any = layer.weight if weight is None else None
+        self._turned = kind == "Conv1D"
+        self.bias = getattr(layer, "bias", None)
+        self.input = Rounding(spec.input, input) if spec.input is not None else None
+        self.output = Rounding(spec.output, output) if spec.output is not None else None
+        self.probabilities: Any = None
+        if spec.probabilities is not None:
+            self.probabilities = Rounding(spec.probabilities, probabilities)
+        factor = getattr(layer, "embed_scale", 1.0) if kind == "Embedding" else 1.0
+        self.register_buffer("factor", factor if isinstance(factor, torch.Tensor) else None, persistent=False)
+        self._factor = 1.0 if self.factor is not None else factor  # of what is looked up
+        self._padding: Any = getattr(layer, "_reversed_padding_repeated_twice", None)  # as ``pad`` takes it
+        self._settings: dict[str, Any] = {name: getattr(layer, name) for name in _SETTINGS.get(self.kind, ())}
+        self.shape = tuple(layer.weight.shape[::-1] if self._turned else layer.weight.shape)
+
+    @property
+    def quantized(self) -> Quantized | None:
+        """The weight's codes and scales; None where it stays float, or is dropped."""
+        if self.codes is None or self.spec.weight is None:
+            return None
+        return Quantized(
+            self.spec.weight, self._coded, self.codes, self.scale, self.zero, whole=self.whole, dtype=self._dtype
+        )
+
+    @quantized.setter
+    def quantized(self, weight: Quantized | None) -> None:
+        for name in _PARTS:
+            setattr(self, name, None if weight is None else getattr(weight, name))
+        if weight is not None:
+            self._coded, self._dtype = weight.shape, weight.dtype
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        if self.codes is not None:
+            self._dtype = fn(torch.empty(0, dtype=self._dtype, device=self.codes.device)).dtype
+        return super()._apply(fn, recurse)
+
+    @property
+    def weight(self) -> Any:
+        """What is left of the weight."""
+        if (quantized := self.quantized) is None:
+            return self.float_weight.t() if self._turned else self.float_weight
+        return outputs_first(quantized.dequantize(), self.kind)
+
+    def forward(self, *args: Any, **named: Any) -> Any:
+        """What the float layer computes, of what is left of its operands; it is called as the float layer is."""
+        input, more, named = split_input(args, named)
+        if self.input is not None and self.kind not in ("Embedding", "EmbeddingBag"):
+            input = self.input(input)
+        found = self.compute(input, self.weight, more, named)
+        return self.rounded(found)
+
+    def rounded(self, found: Any) -> Any:
+        """What is left of what the layer computes."""
+        return found if self.output is None or self.spec.rotated else self.output(found)
+
+    @property
+    def round_keys(self) -> Any:
+        """What attention rounds rotated keys by; None where the layer computes none."""
+        return self.output if self.spec.rotated else None
+
+    @property
+    def round_probabilities(self) -> Any:
+        """What attention rounds probabilities by; None where it is not this layer that has their scale."""
+        return self.probabilities
+
+    def compute(self, x: Any, weight: Any, more: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        """What the float layer computes with another weight; nothing is rounded.
+
+        Args:
+            x: what the layer reads.
+            weight: as the float layer has it.
+            more, named: all other arguments: offsets of bags, the size that a transposed convolution is to have.
+        """
+        if self.kind == "Embedding":
+            found = F.embedding(x, weight, **self._settings)
+            if self.factor is not None:
+                return found * self.factor.to(found.dtype)
+            return found if self._factor == 1.0 else found * self._factor
+        if self.kind == "EmbeddingBag":
+            bags = dict(zip(("offsets", "per_sample_weights"), more, strict=False)) | dict(named)
+            return F.embedding_bag(x, weight, **bags, **self._settings)
+        if self.kind == "Conv2d":
+            settings = dict(self._settings)
+            if (mode := settings.pop("padding_mode")) != "zeros":
+                x = F.pad(x, self._padding, mode=mode)
+                settings["padding"] = 0
+            return F.conv2d(x, weight, self.bias, **settings)
+        if self.kind == "ConvTranspose2d":
+            size = more[0] if more else named.get("output_size")
+            extra: dict[str, Any] = {} if size is None else {"output_padding": self._extra(x, weight, size)}
+            return F.conv_transpose2d(x, weight, self.bias, **self._settings | extra)
+        return F.linear(x, weight, self.bias)
+
+    def _extra(self, x: Any, weight: Any, size: Sequence[int]) -> list[int]:
+        """What is added on one side of what a transposed convolution computes for it to have this size."""
+        steps = (self._settings[name] for name in ("stride", "padding", "dilation"))
+        parts = zip(size[-2:], x.shape[-2:], weight.shape[-2:], *steps, strict=True)
+        return [
+            wanted - ((length - 1) * stride - 2 * pad + dilation * (kernel - 1) + 1)
+            for wanted, length, kernel, stride, pad, dilation in parts
+        ]
+
+    def extra_repr(self) -> str:
+        return f"{self.kind} {list(self.shape)}, weight={self.spec.weight}"
+
+
+#: The tensors of a weight.
+_PARTS = ("codes", "scale", "zero", "whole")
+#: What the functions behind the layers take beside their operands.
+_SETTINGS = {
+    "Embedding": ("padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse"),
+    "EmbeddingBag": (
+        "max_norm",
+        "norm_type",
+        "scale_grad_by_freq",
+        "mode",
+        "sparse",
+        "include_last_offset",
+        "padding_idx",
+    ),
+    "Conv2d": ("stride", "padding", "dilation", "groups", "padding_mode"),
+    "ConvTranspose2d": ("stride", "padding", "output_padding", "groups", "dilation"),
+}
+
+
+def split_input(args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Return the input of a layer, and its other arguments.
+
+    The input is the first argument. A layer may be called by keyword, under whatever name its class gives to it.
+
+    >>> split_input((1, 2), {}), split_input((), {"x": 1, "size": 2})
+    ((1, (2,), {}), (1, (), {'size': 2}))
+    """
+    if args:
+        return args[0], args[1:], dict(named)
+    others = dict(named)
+    name = "input" if "input" in others else next(iter(others))
+    return others.pop(name), (), others
+
+
+def kind_of(module: Any) -> str | None:
+    """The class that a layer can be quantized as; None for other modules.
+
+    A class derived from one of them counts as that class if it computes the same: it has the same forward, or is a
+    Linear whose own forward is a plain matrix product (``is_plain_linear``). So does transformers' embedding that
+    multiplies what it looks up, as Gemma's and Bart's do.
+    """
+    if is_scaled_embedding(module):
+        return "Embedding"
+    cls = _base_of(module)
+    if cls is not None and (type(module).forward is cls.forward or (cls is nn.Linear and is_plain_linear(module))):
+        return str(cls.__name__)
+    # transformers' own: a Linear whose weight has inputs first
+    return "Conv1D" if type(module).__name__ == "Conv1D" and hasattr(module, "nf") else None
+
+
+def is_scaled_embedding(module: Any) -> bool:
+    """Whether it is transformers' class for an embedding whose rows are multiplied by ``embed_scale``."""
+    named = type(module).__name__.endswith("ScaledWordEmbedding")
+    return named and isinstance(module, nn.Embedding) and hasattr(module, "embed_scale")
+
+
+def unlike_its_base(module: Any) -> str | None:
+    """Why a layer of a derived class cannot be quantized as its base is; None where that is not the reason."""
+    cls = _base_of(module)
+    if cls is None or kind_of(module) is not None:
+        return None
+    return (
+        f"it is a {type(module).__name__}, which computes something else than the {cls.__name__} that it derives from"
+    )
+
+
+def _base_of(module: Any) -> Any:
+    classes = (nn.Linear, nn.Conv2d, nn.ConvTranspose2d, nn.Embedding, nn.EmbeddingBag)
+    return next((cls for cls in classes if isinstance(module, cls)), None)
+
+
+def outputs_first(weight: Any, kind: str | None) -> Any:
+    """The weight with its output channels first, as quantization expects it; a view. Its own inverse."""
+    return weight.transpose(0, 1) if kind in ("ConvTranspose2d", "Conv1D") else weight

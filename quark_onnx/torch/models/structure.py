@@ -1,0 +1,191 @@
+"""What a model is made of, found by its structure: blocks, layers that can be quantized, routers of experts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import nn
+
+from quark_onnx.errors import ModelError
+from quark_onnx.torch.models.language import decoder_of, outside_language, towers_of
+from quark_onnx.torch.models.quantized_layer import kind_of
+
+
+def layers_of(model: Any) -> dict[str, tuple[Any, str]]:
+    """Every layer that can be quantized, by its name, with its kind.
+
+    >>> list(layers_of(nn.Sequential(nn.Linear(2, 2), nn.ReLU())))
+    ['0']
+    """
+    found = {}
+    for name, module in model.named_modules():
+        kind = kind_of(module)
+        if kind is not None:
+            found[name] = (module, kind)
+    return found
+
+
+def blocks_of(model: Any) -> dict[str, Any]:
+    """The blocks that a model runs one after the other, by their names: the elements of the outermost list that holds
+    most of its linear weights; nothing, where there is no such list.
+
+    Lists of the decoder come before all others where transformers names a decoder, its own before those of its parts:
+    a vision tower or an encoder may have more weights.
+
+    >>> blocks_of(nn.Sequential(nn.Linear(2, 2)))
+    {}
+    """
+    towers = towers_of(model)
+    lists = [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.ModuleList) and not any(within(name, tower) for tower in towers)
+    ]
+    decoder = decoder_of(model)
+    for inner in () if decoder is None else (decoder.children(), decoder.modules()):
+        parts = {id(module) for module in inner}
+        if own := [(name, module) for name, module in lists if id(module) in parts and any(_weights(module))]:
+            return _largest(own)
+    return _largest(lists)
+
+
+def _largest(lists: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The elements of the outermost list that holds most weights, by their names."""
+    outer = [
+        (name, module)
+        for name, module in lists
+        if not any(name.startswith(f"{other}.") for other, _ in lists if other != name)
+    ]
+    sizes = [sum(_weights(module)) for _, module in outer]
+    if not sizes or not max(sizes):
+        return {}
+    prefix, chosen = outer[sizes.index(max(sizes))]
+    return {f"{prefix}.{index}": block for index, block in enumerate(chosen)}
+
+
+def _weights(module: Any) -> Iterator[int]:
+    """Sizes of what multiplies: matrices, and stacks of them."""
+    return (parameter.numel() for parameter in module.parameters() if parameter.ndim >= 2)
+
+
+def within(name: str, block: str) -> bool:
+    """Whether a module is a block, or a part of it; by their names.
+
+    >>> within("layers.1.up", "layers.1"), within("layers.10", "layers.1")
+    (True, False)
+    """
+    return name == block or name.startswith(f"{block}.")
+
+
+def set_module(model: Any, name: str, module: Any) -> None:
+    """Put a module in the place of the one that has this name."""
+    parent, _, child = name.rpartition(".")
+    owner = model.get_submodule(parent)
+    if child.isdigit() and isinstance(owner, nn.ModuleList | nn.Sequential):
+        owner[int(child)] = module
+    else:
+        setattr(owner, child, module)
+
+
+def put_modules(model: Any, made: Mapping[str, Any]) -> None:
+    """Put modules in the place of those that have these names, in all places where the model has them.
+
+    >>> shared = nn.Linear(2, 2)
+    >>> model = nn.Sequential(shared, nn.ReLU(), shared)
+    >>> put_modules(model, {"0": nn.Identity()})
+    >>> model[0] is model[2]
+    True
+    """
+    new = {id(model.get_submodule(name)): module for name, module in made.items()}
+    for owner in list(model.modules()):
+        for child, old in list(owner._modules.items()):
+            if id(old) in new:
+                setattr(owner, child, new[id(old)])
+
+
+def shared_parameter(model: Any, blocks: Mapping[str, Any]) -> str | None:
+    """The name of a parameter that two blocks have, or a block and what lies outside of all; None if there is none.
+
+    >>> model = nn.ModuleList([nn.LayerNorm(2), nn.LayerNorm(2)])
+    >>> model[1].bias = model[0].bias
+    >>> shared_parameter(model, {"0": model[0], "1": model[1]})
+    '1.bias'
+    """
+    owners = dict[int, str]()
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        block = next((block for block in blocks if within(name, block)), "")
+        if owners.setdefault(id(parameter), block) != block:
+            return str(name)
+    return None
+
+
+def shared_among(model: Any, blocks: Mapping[str, Any], layers: Mapping[str, Any]) -> bool:
+    """Whether a layer is part of two blocks, or of a block and of what lies outside of all."""
+    own = {id(model.get_submodule(name)) for name in layers}
+    places = dict[int, set[str]]()
+    for name, module in model.named_modules(remove_duplicate=False):
+        if id(module) in own:
+            block = next((block for block in blocks if within(name, block)), "")
+            places.setdefault(id(module), set()).add(block)
+    return any(len(found) > 1 for found in places.values())
+
+
+def embedding_of(model: Any) -> Any:
+    """Return the embedding of tokens; None where a model has several, as one for each codebook, or none."""
+    try:
+        return model.get_input_embeddings()
+    except (AttributeError, NotImplementedError):
+        return None
+
+
+def vocabulary_of(model: Any) -> int:
+    """Return the number of rows of the embedding of tokens.
+
+    Raises:
+        ModelError: there is no single embedding of tokens.
+    """
+    weight = getattr(embedding_of(model), "weight", None)
+    if weight is None:
+        raise ModelError(f"{type(model).__name__} has no single embedding of tokens; text cannot be its data")
+    return len(weight)
+
+
+def heads_of(model: Any) -> tuple[str, ...]:
+    """Names of the layers of a language model that compute logits; none where it has no head.
+
+    Models that bring their code along may not say which; it is a layer behind the blocks, with one output for each row
+    of the embedding of tokens.
+    """
+    if not hasattr(model, "get_output_embeddings"):
+        return ()
+    try:
+        head = model.get_output_embeddings()
+    except NotImplementedError:  # several codebooks, each with a head of its own
+        return ()
+    if head is not None:
+        return tuple(name for name, module in model.named_modules() if module is head)
+    weight = getattr(embedding_of(model), "weight", None)
+    if weight is None:
+        return ()
+    rows, blocks = len(weight), blocks_of(model)
+    outside = ((name, module) for name, module in model.named_modules() if not any(within(name, b) for b in blocks))
+    return tuple(name for name, module in outside if isinstance(module, nn.Linear) and module.out_features == rows)
+
+
+def usually_float(model: Any, asked: Iterable[str] = ()) -> tuple[str, ...]:
+    """Names of the layers that stay float unless a user asks for them: heads, and all that is outside of the language
+    part of a model that reads images, video or sound.
+
+    Args:
+        asked: globs of names. One that matches such layers alone asks for them.
+    """
+    outside = set(outside_language(model)) | set(heads_of(model))
+    layers = list(layers_of(model))
+    usual = [name for name in layers if name in outside]
+    for glob in asked:
+        found = [name for name in layers if fnmatchcase(name, glob)]
+        if all(name in outside for name in found):
+            usual = [name for name in usual if name not in found]
+    return tuple(usual)

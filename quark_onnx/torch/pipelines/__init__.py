@@ -1,0 +1,1 @@
+"""The ways through a model: in memory, from file to file, and with an evaluation."""

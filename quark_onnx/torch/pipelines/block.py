@@ -1,0 +1,223 @@
+"""Blocks: the layers of one become quantized layers, by what data and algorithms tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from quark_onnx.errors import ModelError
+from quark_onnx.torch.algorithms.base import BlockJob, Outcome
+from quark_onnx.torch.calibration.block_stream import Walk
+from quark_onnx.torch.calibration.observers import Watching
+from quark_onnx.torch.config.number_formats import TwoLevel
+from quark_onnx.torch.config.spec import LayerSpec
+from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.formats.quantized_tensor import Quantized, quantize, whole_of
+from quark_onnx.torch.models.fused_groups import siblings_of
+from quark_onnx.torch.models.quantized_layer import Layers, QuantizedLayer, kind_of, outputs_first
+from quark_onnx.torch.models.structure import put_modules, shared_parameter, within
+from quark_onnx.torch.pipelines.report import TorchReport
+
+
+def quantize_block(
+    model: Any, name: str, layers: Layers, walk: Walk, config: TorchConfig, report: TorchReport
+) -> Iterator[int]:
+    """Quantize one block, and bring the hidden states behind it; say after each sample how many the block has seen.
+
+    Scales of activations are those of the float model, as AMD Quark's are; where an algorithm chooses codes, it knows
+    what the quantized blocks before have left, too.
+
+    Args:
+        model: the model.
+        name: of the block.
+        layers: those of its layers that are quantized.
+    """
+    block = model.get_submodule(name)
+    rounders = rounders_of(config)
+    if rounders and walk.quantized is None:
+        job = BlockJob(name, block, layers, walk.calls(name), walk.calls(name), known=walk.known)
+        if not any(each.rounds_activations for each in rounders):
+            job = job.with_float_activations()
+        made, outcomes = refined(job, rounders)
+        report.outcomes += outcomes
+        yield from _advance(job, made, walk)
+        finish(model, layers, Watching({}), config, report, made)
+        return
+    floats = walk.calls(name)
+    calls = walk.calls(name, quantized=True) if rounders else floats
+    job = BlockJob(name, block, layers, floats, calls, known=walk.known)
+    outcomes = [found for transform in transforms_of(config) for found in transform(job)]
+    with Watching(layers) as watching:
+        yield from walk.run(name, block)
+    made = dict[str, Quantized]()
+    if rounders:
+        job.targets = walk.hidden[: len(floats)]
+        job.scales = watching.scales(config.least_of)
+        if not any(each.rounds_activations for each in rounders):
+            job = job.with_float_activations()
+        made, found = refined(job, rounders)
+        outcomes += found
+        for _ in _advance(job, made, walk, quantized=True):
+            pass
+    report.outcomes += outcomes
+    finish(model, layers, watching, config, report, made)
+
+
+def _advance(job: BlockJob, made: Mapping[str, Quantized], walk: Walk, quantized: bool = False) -> Iterator[int]:
+    """Bring the hidden states that quantized blocks have left behind a block with these codes."""
+    replay, job.replay = job.replay, None  # what it keeps goes once it is done
+    if replay is not None:
+        yield from walk.run(job.name, job.block, quantized, replay.result)
+        return
+    with job.put(job.quantized(made)):
+        yield from walk.run(job.name, job.block, quantized)
+
+
+def check_apart(model: Any, blocks: Mapping[str, Any], config: TorchConfig) -> None:
+    """Raise ModelError where an algorithm rewrites weights of a block that are those of something else, too, or where
+    blocks are layers themselves, so that there is nothing to take apart."""
+    bare = next((name for name, block in blocks.items() if kind_of(block) is not None), None)
+    if bare is not None and any(each.stage != "model" for each in config.algorithms):
+        raise ModelError(f"{bare} is a {type(blocks[bare]).__name__} alone, and no block of layers")
+    name = shared_parameter(model, blocks)
+    rewriting = next((each.name for each in config.algorithms if each.stage == "block"), None)
+    if rewriting is not None and name is not None:
+        raise ModelError(
+            f"{name} is a parameter of something outside of its block, too, which {rewriting} would change with it; "
+            "give each its own, or leave the algorithm out"
+        )
+
+
+def rounders_of(config: TorchConfig) -> list[Any]:
+    """The algorithms that choose codes."""
+    return [each for each in config.algorithms if each.stage == "weights"]
+
+
+def transforms_of(config: TorchConfig) -> list[Any]:
+    """The algorithms that rewrite blocks."""
+    return [each for each in config.algorithms if each.stage == "block"]
+
+
+def has_two_streams(layers: Layers, config: TorchConfig) -> bool:
+    """Whether what the float model computes is to be known beside what quantized blocks leave: for scales of
+    activations, for algorithms that aim at it, and for those that rewrite float blocks."""
+    rounders = rounders_of(config)
+    aimed = bool(transforms_of(config)) or measures(layers) or any(each.aims_at_float for each in rounders)
+    return bool(rounders) and aimed
+
+
+def rotations_of(config: TorchConfig) -> list[Any]:
+    """The algorithms that rewrite a whole model."""
+    return [each for each in config.algorithms if each.stage == "model"]
+
+
+def endings_of(config: TorchConfig) -> list[Any]:
+    """The algorithms that work on a whole model, once its layers are quantized."""
+    return [each for each in config.algorithms if each.stage == "end"]
+
+
+def refined(job: BlockJob, rounders: list[Any]) -> tuple[dict[str, Quantized], list[Outcome]]:
+    """The codes of a block's weights as algorithms leave them, one after the other."""
+    made = {name: each for name in job.layers if (each := weight_of(name, job.layers)) is not None}
+    return refined_from(made, job, rounders)
+
+
+def refined_from(
+    made: dict[str, Quantized], job: BlockJob, rounders: list[Any]
+) -> tuple[dict[str, Quantized], list[Outcome]]:
+    """Codes to the nearest as algorithms leave them, one after the other."""
+    outcomes: list[Outcome] = []
+    for rounder in rounders:
+        own = job if rounder.rounds_activations else job.with_float_activations()
+        own.replay = None
+        made, found = rounder(own, made)
+        job.replay = own.replay if own.layers is job.layers else None  # it runs the block as the algorithm has seen it
+        outcomes += found
+    return made, outcomes
+
+
+def weight_of(name: str, layers: Layers, read: Callable[[str], Any] | None = None) -> Quantized | None:
+    """The codes of a layer's weight, each rounded to the nearest; None where it stays float.
+
+    Args:
+        layers: this one, and its siblings.
+        read: reads the weights of siblings whose modules are empty.
+    """
+    module, spec = layers[name]
+    if spec.weight is None:
+        return None
+    weight = outputs_first(module.weight.detach(), kind_of(module))
+    return quantize(weight, spec.weight, name, whole=whole_among(name, layers, read))
+
+
+def whole_among(name: str, layers: Layers, read: Callable[[str], Any] | None = None) -> Any:
+    """NVFP4's scale of a layer and its siblings, which runtimes that fuse them keep once; None in other formats.
+
+    Args:
+        read: reads a weight by the name of its layer; None takes that of the module.
+    """
+    own = layers[name][1].weight
+    if own is None or not isinstance(own.dtype, TwoLevel):
+        return None
+    alike = [each for each in siblings_of(name, layers) if layers[each][1].weight == own]
+    return whole_of(layers[each][0].weight.detach() if read is None else read(each) for each in alike)
+
+
+def weight_alone(
+    name: str, layers: Layers, config: TorchConfig, report: TorchReport, read: Callable[[str], Any] | None = None
+) -> Quantized | None:
+    """The codes of a layer's weight, as algorithms choose them that need no data; arguments as of ``weight_of``."""
+    rounders = rounders_of(config)
+    made = weight_of(name, layers, read)
+    if made is None or not rounders:
+        return made
+    alone = BlockJob(name, layers[name][0], {name: layers[name]}, (), ())
+    found, outcomes = refined_from({name: made}, alone, rounders)
+    report.outcomes += outcomes
+    return found[name]
+
+
+def finish(
+    model: Any,
+    layers: Layers,
+    watching: Watching,
+    config: TorchConfig,
+    report: TorchReport,
+    made: Mapping[str, Quantized] | None = None,
+) -> None:
+    """Put quantized layers in the place of those that were watched.
+
+    Args:
+        made: codes of weights that algorithms have chosen; all others are rounded to the nearest.
+    """
+    made = made or {}
+    layered = dict[str, Any]()
+    scales = watching.scales(config.least_of)
+    report.note_borrowing(watching.borrowing)
+    for name, (module, spec) in layers.items():
+        if watching.unseen(name, scales):
+            spec = report.weight_only(name)
+        weight = made.get(name) or weight_of(name, layers)
+        layered[name] = QuantizedLayer(module, weight, spec, **scales.of(name))
+    put_modules(model, layered)
+
+
+def inside(layers: Layers, block: str) -> dict[str, tuple[Any, LayerSpec]]:
+    """Those of the layers that are part of a block."""
+    return {name: entry for name, entry in layers.items() if within(name, block)}
+
+
+def measures(layers: Layers) -> bool:
+    """Whether there are scales that only data can tell."""
+    return any(spec.measures for _, spec in layers.values())
+
+
+def needs_data(layers: Layers, config: TorchConfig) -> bool:
+    """Whether the model has to be run."""
+    return measures(layers) or any(algorithm.needs_data for algorithm in config.algorithms)
+
+
+def missing_data(layers: Layers) -> str:
+    """The message for a user who has given no data."""
+    what = "scales of activations are to be found" if measures(layers) else "an algorithm learns from data"
+    return f"{what}, but no calibration data was given"

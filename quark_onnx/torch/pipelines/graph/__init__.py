@@ -1,0 +1,1 @@
+"""Quantization of arbitrary modules through their traced graph."""

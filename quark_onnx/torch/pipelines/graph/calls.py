@@ -1,0 +1,361 @@
+"""Calls of an exported graph: which layer or operator each is, under which name, and what it is called with."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import GraphModule, Node
+
+from quark_onnx.errors import ModelError
+from quark_onnx.torch.config.torch_config import OPERATORS
+
+#: Operators that are layers, by the class of the module that calls them.
+KINDS = {
+    "linear": "Linear",
+    "conv2d": "Conv2d",
+    "conv_transpose2d": "ConvTranspose2d",
+    "embedding": "Embedding",
+    "bag": "EmbeddingBag",
+}
+#: Other layers, and what decompositions make of layers.
+_OTHER_LAYERS = ("addmm", "bilinear", "conv1d", "conv3d", "convolution", "embedding_bag", "lstm", "gru", "mm")
+_BAG = torch.ops.aten.embedding_bag.padding_idx
+_BAG_MODES = ("sum", "mean", "max")
+#: What is computed together with the operator before it, whose result nobody else reads.
+ACTIVATIONS = ("relu", "relu6", "hardtanh")
+_BEFORE_ACTIVATIONS = (*KINDS, "add", "batch_norm")
+#: What embeddings read beside their weight, in the order in which modules take it.
+_OPERANDS = {"Embedding": ("indices",), "EmbeddingBag": ("indices", "offsets", "per_sample_weights")}
+#: Operators whose result holds nothing but values that they read: it has the scale of what they read.
+_SAME_VALUES = (
+    *("max_pool2d", "flatten", "reshape", "view", "squeeze", "unsqueeze", "transpose", "permute", "contiguous"),
+    *(
+        "view_as",
+        "reshape_as",
+        "expand_as",
+        "clone",
+        "alias",
+        "detach",
+        "expand",
+        "dropout",
+        "feature_dropout",
+        "identity",
+    ),
+)
+
+
+def bag(*args: Any) -> Any:
+    """What ``aten.embedding_bag`` computes for whoever reads no positions: the first of its results alone."""
+    return _BAG(*args)[0]
+
+
+def operator_of(node: Any) -> str:
+    """The name of the ATen operator that a node calls, as ``add``, or ``bag``; empty for other nodes."""
+    if node.target is bag:
+        return "bag"
+    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+        return ""
+    space, _, name = node.target._schema.name.partition("::")
+    return name if space == "aten" else ""
+
+
+def _schema_of(node: Any) -> Any:
+    return (_BAG if node.target is bag else node.target)._schema
+
+
+def arguments(node: Any) -> dict[str, Any]:
+    """What an ATen operator is called with, by the names of its parameters, defaults among them."""
+    parameters = _schema_of(node).arguments
+    found = {each.name: each.default_value for each in parameters if each.has_default_value()}
+    return {**found, **dict(zip((each.name for each in parameters), node.args, strict=False)), **node.kwargs}
+
+
+def attribute(module: Any, target: str) -> Any:
+    """A parameter, buffer or module of a model by its full name."""
+    for part in target.split("."):
+        module = getattr(module, part)
+    return module
+
+
+def is_float(module: Any, node: Any) -> bool:
+    """Whether a node stands for a tensor of floats."""
+    if not isinstance(node, Node):
+        return False
+    value = attribute(module, str(node.target)) if node.op == "get_attr" else node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def _module_of(node: Any) -> tuple[str, str]:
+    """The name of the module that calls an operator, and its class with all packages; empty where nobody knows."""
+    stack = node.meta.get("nn_module_stack")
+    if not stack:
+        return "", ""
+    name, kind = list(stack.values())[-1]
+    kind = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"
+    return re.sub(r"@\d+", "", name), kind  # "relu@1" is the second call of "relu"
+
+
+def operator_name(node: Any) -> str:
+    """What an operator is called in configurations: as the module of torch that computes it, else by its node and the
+    module around it."""
+    name, kind = _module_of(node)
+    if name and kind.startswith("torch.nn.modules."):
+        return name
+    return f"{name}.{node.name}" if name else str(node.name)
+
+
+@dataclass(frozen=True)
+class LayerCalls:
+    """A layer, and all calls of it.
+
+    Attributes:
+        kind: its class.
+        nodes: the calls.
+        layer: the float layer; its weight and bias are those of the graph.
+    """
+
+    kind: str
+    nodes: tuple[Any, ...]
+    layer: Any
+
+    @property
+    def inputs(self) -> tuple[Any, ...]:
+        """What each call reads; indices, for an embedding."""
+        return tuple(each[0] for each in self.operands)
+
+    @property
+    def operands(self) -> tuple[tuple[Any, ...], ...]:
+        """What a module is called with in the place of each call."""
+        names = _OPERANDS.get(self.kind, ("input",))
+        return tuple(tuple(arguments(node)[name] for name in names) for node in self.nodes)
+
+
+def layers_of_graph(module: Any) -> tuple[dict[str, LayerCalls], dict[str, str]]:
+    """The layers of a graph by the names of the modules they were, and calls that cannot be quantized, with why."""
+    calls, kept = dict[str, list[Any]](), dict[str, str]()
+    for node in module.graph.nodes:
+        kind = KINDS.get(operator_of(node))
+        if kind is None:
+            if operator_of(node) in _OTHER_LAYERS:
+                own = f"aten.{operator_of(node)}, which is none of {', '.join(KINDS)}"
+                kept[operator_name(node)] = f"it is {own}; export it without run_decompositions() if it was one"
+            continue
+        weight = arguments(node)["weight"]
+        name, cls = _module_of(node)
+        held = weight.op == "get_attr"
+        if held and cls.rpartition(".")[2] != kind:
+            name = str(weight.target).removesuffix(".weight")
+        if not held:
+            kept[name or node.name] = "its weight is computed"
+        elif calls.setdefault(name, [node])[0] is not node:
+            calls[name].append(node)
+    found = dict[str, LayerCalls]()
+    for name, nodes in calls.items():
+        settings = [(operator_of(node), _settings(node)) for node in nodes]
+        if any(each != settings[0] for each in settings):
+            kept[name] = "its calls differ in more than what they read"
+        elif any(isinstance(value, Node | torch.SymInt) for value in _flat(settings[0][1], but=("weight", "bias"))):
+            kept[name] = "its settings are computed"
+        else:
+            kind = KINDS[operator_of(nodes[0])]
+            found[name] = LayerCalls(kind, tuple(nodes), _float_layer(module, kind, settings[0][1]))
+    return found, kept
+
+
+def _settings(node: Any) -> dict[str, Any]:
+    operands = {"input", *(name for names in _OPERANDS.values() for name in names)}
+    return {name: value for name, value in arguments(node).items() if name not in operands}
+
+
+def _flat(settings: dict[str, Any], but: tuple[str, ...]) -> Iterator[Any]:
+    for name, value in settings.items():
+        if name == "bias" and isinstance(value, Node) and value.op != "get_attr":
+            yield value
+        elif name not in but:
+            yield from value if isinstance(value, list | tuple) else (value,)
+
+
+def _float_layer(module: Any, kind: str, settings: dict[str, Any]) -> Any:
+    """The layer that a call computes, as a module."""
+    weight = attribute(module, settings["weight"].target)
+    bias = None if settings.get("bias") is None else attribute(module, settings["bias"].target)
+    rest = {name: value for name, value in settings.items() if name not in ("weight", "bias")}
+    rows, columns = weight.shape[:2]
+    if kind == "Linear":
+        layer: Any = nn.Linear(columns, rows, bias=False, device="meta")
+    elif kind == "Embedding":  # what else it takes is about gradients
+        layer = nn.Embedding(rows, columns, device="meta")
+    elif kind == "EmbeddingBag":
+        own = {name: rest[name] for name in ("include_last_offset", "padding_idx")}
+        layer = nn.EmbeddingBag(rows, columns, mode=_BAG_MODES[rest["mode"]], device="meta", **own)
+    else:
+        groups = rest["groups"]
+        size = (columns * groups, rows) if kind == "Conv2d" else (rows, columns * groups)
+        layer = getattr(nn, kind)(*size, tuple(weight.shape[2:]), bias=False, device="meta", **rest)
+    layer.weight = nn.Parameter(weight.detach(), requires_grad=False)
+    if kind not in _OPERANDS:
+        layer.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
+    return layer
+
+
+def fused(node: Any) -> Any:
+    """The activation that is computed together with an operator, else the operator itself."""
+    reader = next(iter(node.users), None)
+    if len(node.users) == 1 and operator_of(reader) in ACTIVATIONS and operator_of(node) in _BEFORE_ACTIVATIONS:
+        return reader
+    return node
+
+
+def root_of(node: Any) -> Any:
+    """Where the values of a tensor come from, through operators that compute none."""
+    while operator_of(node) in _SAME_VALUES:
+        node = node.args[0]
+    return node
+
+
+def activations_of(graph: Any) -> set[Any]:
+    """The activations that are computed together with the operator before them."""
+    return {fused(node) for node in graph.nodes if fused(node) is not node}
+
+
+def operators_of(module: Any) -> Iterator[Any]:
+    """The calls of operators on floats that are no layers."""
+    for node in module.graph.nodes:
+        if operator_of(node) in OPERATORS and is_float(module, node):
+            yield node
+
+
+def check_evaluation(graph: Any) -> None:
+    """Raise ModelError where a graph was exported in training mode."""
+    for node in graph.nodes:
+        named = {"batch_norm": "training", "dropout": "train", "feature_dropout": "train"}.get(operator_of(node))
+        if named is not None and arguments(node)[named]:
+            raise ModelError(f"{operator_name(node)} was exported in training mode; export model.eval()")
+
+
+def with_single_bags(graph: Any) -> None:
+    """Let bags of embeddings whose positions nobody reads be calls with one result."""
+    for node in list(graph.nodes):
+        if node.target is not _BAG:
+            continue
+        results = {user.args[1]: user for user in node.users if user.target is operator.getitem}
+        if len(results) < len(node.users) or any(user.users for place, user in results.items() if place):
+            continue
+        with graph.inserting_after(node):
+            single = graph.call_function(bag, node.args, node.kwargs)
+        single.meta = {**node.meta, "val": node.meta["val"][0]}
+        for place, user in results.items():
+            if not place:
+                user.replace_all_uses_with(single)
+            graph.erase_node(user)
+        graph.erase_node(node)
+
+
+def with_plain_batch_norms(graph: Any) -> None:
+    """Write batch norms as modules call them, where run_decompositions({}) has made another operator of them."""
+    for node in graph.nodes:
+        if operator_of(node) != "_native_batch_norm_legit_no_training":
+            continue
+        *tensors, momentum, eps = arguments(node).values()
+        with graph.inserting_before(node):
+            plain = graph.call_function(torch.ops.aten.batch_norm.default, (*tensors, False, momentum, eps, True))
+        plain.meta = {**node.meta, "val": node.meta["val"][0]}
+        for part in list(node.users):  # the others are statistics of training
+            if part.args[1] == 0:
+                part.replace_all_uses_with(plain)
+    graph.eliminate_dead_code()
+
+
+def without_mutations(graph: Any) -> str | None:
+    """Make operators that write into what they read compute anew, where nothing else can tell the difference.
+
+    Returns:
+        One that cannot be changed so; None if there is none.
+    """
+    left = None
+    for node in graph.nodes:
+        name = operator_of(node)
+        if not name or not _schema_of(node).is_mutable:
+            continue
+        anew = getattr(torch.ops.aten, name.removesuffix("_"), None) if name.endswith("_") else None
+        overload = node.target._overloadname
+        if anew is not None and overload in anew.overloads() and _is_own(node.args[0]):
+            node.target = getattr(anew, overload)
+        else:
+            left = left or str(node.name)
+    return left
+
+
+def _is_own(node: Any) -> bool:
+    """Whether a tensor has memory that no second reader sees."""
+    while operator_of(node) and len(node.users) == 1:
+        if all(each.alias_info is None for each in _schema_of(node).returns):
+            return True
+        node = node.args[0]
+    return False
+
+
+def fold_batch_norms(module: GraphModule, layers: dict[str, LayerCalls]) -> list[str]:
+    """Multiply batch norms into the weights of the convolutions before them, where nothing else reads either.
+
+    Args:
+        layers: those that may change.
+
+    Returns:
+        Names of the layers that have taken one in.
+    """
+    taken = list[str]()
+    for name, calls in layers.items():
+        node = calls.nodes[0]
+        norm: Any = next(iter(node.users), None)
+        if len(calls.nodes) > 1 or len(node.users) != 1 or operator_of(norm) != "batch_norm":
+            continue
+        if calls.kind not in ("Conv2d", "ConvTranspose2d"):
+            continue
+        given = arguments(norm)
+        parts = [given[each] for each in ("weight", "bias", "running_mean", "running_var")]
+        if any(part is not None and part.op != "get_attr" for part in parts) or None in parts[2:]:
+            continue
+        weight, bias, mean, variance = (
+            None if part is None else attribute(module, str(part.target)).detach().double() for part in parts
+        )
+        _take_in(calls, weight, bias, mean, (variance + given["eps"]).rsqrt())
+        _set_parameters(module, node, calls.layer)
+        norm.replace_all_uses_with(node)
+        module.graph.erase_node(norm)
+        taken.append(name)
+    return taken
+
+
+def _set_parameters(module: GraphModule, node: Any, layer: Any) -> None:
+    """Let a call of a convolution read the weight and the bias of a layer."""
+    own = list[Any]()
+    for side in ("weight", "bias"):
+        target = f"{node.name}_folded_{side}"
+        module.register_parameter(target, getattr(layer, side))
+        with module.graph.inserting_before(node):
+            own.append(module.graph.get_attr(target))
+    node.args = (arguments(node)["input"], *own, *node.args[3:])
+    node.kwargs = {name: value for name, value in node.kwargs.items() if name not in ("weight", "bias")}
+
+
+def _take_in(calls: LayerCalls, weight: Any, bias: Any, mean: Any, factor: Any) -> None:
+    """Put ``(y - mean) * factor * weight + bias`` into the layer that computes y; in float64."""
+    layer, factor = calls.layer, factor if weight is None else factor * weight
+    own, dtype = layer.weight.double(), layer.weight.dtype
+    if calls.kind == "Conv2d":
+        own = own * factor.view(-1, 1, 1, 1)
+    else:  # inputs first, and outputs by group
+        groups = layer.groups
+        own = own.unflatten(0, (groups, -1)) * factor.view(groups, 1, -1, 1, 1)
+        own = own.flatten(0, 1)
+    offset = -mean * factor if layer.bias is None else (layer.bias.double() - mean) * factor
+    offset = offset if bias is None else offset + bias
+    layer.weight = nn.Parameter(own.to(dtype), requires_grad=False)
+    layer.bias = nn.Parameter(offset.to(dtype), requires_grad=False)

@@ -1,0 +1,217 @@
+"""quantize_graph: quantize a model that torch.export has traced, operators between its layers among what is rounded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import ExportedProgram
+from torch.fx import Graph, GraphModule
+
+from quark_onnx.errors import ConfigError, ModelError
+from quark_onnx.torch.calibration.block_stream import inference
+from quark_onnx.torch.config.spec import LayerSpec
+from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.models.float_weights import ROUTER, check_not_all_float, reason_of
+from quark_onnx.torch.models.mixtures import routers_of
+from quark_onnx.torch.models.quantized_layer import QuantizedLayer
+from quark_onnx.torch.pipelines.block import weight_of
+from quark_onnx.torch.pipelines.graph.calls import (
+    KINDS,
+    LayerCalls,
+    activations_of,
+    attribute,
+    check_evaluation,
+    fold_batch_norms,
+    layers_of_graph,
+    operator_name,
+    operator_of,
+    operators_of,
+    with_plain_batch_norms,
+    with_single_bags,
+    without_mutations,
+)
+from quark_onnx.torch.pipelines.graph.roundings import Roundings
+from quark_onnx.torch.pipelines.report import TorchReport
+
+_NEEDS_EXPORT = (
+    "graph mode needs an exported model: give torch.export.export(model, args).module(), or example_args to "
+    "quantize_graph"
+)
+
+
+def quantize_graph(
+    model: Any,
+    config: TorchConfig,
+    data: Iterable[Any] | None = None,
+    example_args: Any = None,
+    *,
+    dynamic_shapes: Any = None,
+) -> tuple[GraphModule, TorchReport]:
+    """Quantize a graph of ATen operators.
+
+    Layers become QuantizedLayers under the names they had. Batch norms are multiplied into the convolutions before
+    them. What add, mul, cat, pooling and activations read and compute is rounded where the configuration says so: by
+    name, by type, or by its default where that has a scale from data; not between an operator and the activation that
+    is computed with it. All readers of a tensor share its scale, and pooling and changes of shape keep it.
+
+    Args:
+        model: an ExportedProgram, its ``module()``, or any module with ``example_args``; it is not changed.
+        config: how; algorithms work on modules, not here.
+        data: batches: tensors, dicts of keywords or lists of arguments; needed only where there are scales to find.
+        example_args: what a module is exported with: a tensor, a dict of keywords or a list of arguments.
+        dynamic_shapes: which of its axes may vary, as torch.export takes it.
+
+    Returns:
+        A new module, and what became of its layers.
+
+    Raises:
+        ConfigError: a name matches nothing, nothing would be quantized, or an algorithm or attention is asked for.
+        DataError: data is needed and missing, or the model cannot be run on it.
+        ModelError: the model cannot be exported, or was exported in training mode.
+    """
+    _check_config(config)
+    if isinstance(model, nn.Module) and any(isinstance(module, QuantizedLayer) for module in model.modules()):
+        raise ModelError("the model is quantized already; start from the float model")
+    report = TorchReport()
+    graph_module = _graph_of(model, example_args, dynamic_shapes, report)
+    mutating = without_mutations(graph_module.graph)
+    routers = routers_of(model) if not isinstance(model, ExportedProgram) else []
+    layers, operators = _chosen(graph_module, config, routers, report)
+    specs = [*(spec for _, spec in layers.values()), *operators.values()]
+    if mutating and not all(spec.weight_only for spec in specs):
+        raise ModelError(
+            f"{mutating} writes into a tensor that others read; run_decompositions({{}}) of the exported program "
+            "makes operators that do not, or quantize weights alone"
+        )
+    weights = {name: calls for name, (calls, spec) in layers.items() if spec.weight is not None}
+    if folded := fold_batch_norms(graph_module, weights):
+        report.notes.append(f"batch norms are part of the weights of {', '.join(folded)}")
+    roundings = Roundings(graph_module, layers, operators, config.kv_cache.least if config.kv_cache else 0.0)
+    roundings.measure(data)
+    floats = {name: (calls.layer, spec) for name, (calls, spec) in layers.items()}
+    for name, (calls, spec) in layers.items():
+        layer = QuantizedLayer(calls.layer, weight_of(name, floats), spec)
+        layer.input = roundings.module(roundings.inputs.get(name))
+        layer.output = roundings.module(roundings.outputs.get(name))
+        _put(graph_module, name, layer, calls)
+    roundings.put()
+    graph_module.graph.eliminate_dead_code()
+    graph_module.graph.lint()
+    return _fresh(graph_module, graph_module.graph), report
+
+
+def _check_config(config: TorchConfig) -> None:
+    """Raise ConfigError for what works on modules alone."""
+    if config.algorithms:
+        raise ConfigError(f"{config.algorithms[0].name} works on modules, not on exported graphs; leave it out there")
+    if config.attention is not None:
+        raise ConfigError("attention works on modules of transformers, not on exported graphs; leave it out there")
+
+
+def _graph_of(model: Any, example: Any, dynamic_shapes: Any, report: TorchReport) -> GraphModule:
+    """A graph of ATen operators that may be changed; parameters are shared with the model."""
+    if isinstance(model, ExportedProgram):
+        found = model.module()
+        graph_module = _fresh(found, found.graph)
+    elif isinstance(model, GraphModule) and any(map(operator_of, model.graph.nodes)):
+        graph_module = _fresh(model, _copied(model.graph))
+    elif example is None:
+        raise ConfigError(f"{type(model).__name__} is no exported graph; {_NEEDS_EXPORT}")
+    else:
+        found = _exported(model, example, dynamic_shapes, report)
+        graph_module = _fresh(found, found.graph)
+    for name, module in graph_module.named_modules():
+        if name and isinstance(module, GraphModule) and any(operator_of(node) in KINDS for node in module.graph.nodes):
+            report.notes.append(f"layers in {name}, a graph within the graph, stay float")
+    check_evaluation(graph_module.graph)
+    with_plain_batch_norms(graph_module.graph)
+    with_single_bags(graph_module.graph)
+    return graph_module
+
+
+def _fresh(root: Any, graph: Any) -> GraphModule:
+    """A module of what a graph needs, in evaluation mode; exported modules refuse to change theirs."""
+    return GraphModule(root, graph, type(root).__name__).eval()
+
+
+def _copied(graph: Any) -> Graph:
+    """A copy of a graph that takes and returns the same."""
+    copied = Graph()
+    copied.output(copied.graph_copy(graph, {}))
+    copied.set_codegen(graph._codegen)
+    return copied
+
+
+def _exported(model: Any, example: Any, dynamic_shapes: Any, report: TorchReport) -> Any:
+    if isinstance(example, Mapping):
+        args, named = (), dict(example)
+    else:
+        args, named = (example,) if isinstance(example, torch.Tensor) else tuple(example), {}
+    if model.training:
+        report.notes.append("the model was in training mode; it is exported as it computes in evaluation mode")
+    with inference(model):
+        try:
+            program = torch.export.export(model, args, named, dynamic_shapes=dynamic_shapes, strict=False)
+        except Exception as error:  # torch raises several unrelated types
+            text = "\n".join(str(error).strip().splitlines()[:6])[:800]
+            raise ModelError(
+                f"torch cannot export the {type(model).__name__}: {text or type(error).__name__}"
+            ) from error
+        return program.module()
+
+
+def _chosen(
+    module: GraphModule, config: TorchConfig, routers: Sequence[str], report: TorchReport
+) -> tuple[dict[str, tuple[LayerCalls, LayerSpec]], dict[Any, LayerSpec]]:
+    """What is quantized: layers by name, and calls of operators."""
+    found, kept = layers_of_graph(module)
+    named = {node: operator_name(node) for node in operators_of(module)}
+    together = activations_of(module.graph)
+    config.check([*found, *named.values()])
+    report.kept |= kept
+    layers, operators = dict[str, tuple[LayerCalls, LayerSpec]](), dict[Any, LayerSpec]()
+    for name, calls in found.items():
+        spec = config.spec_of(name, calls.kind)
+        if name in routers and name not in [glob for glob, _ in config.layers]:
+            report.kept[name] = ROUTER
+        elif spec is None:
+            report.kept[name] = reason_of(name, config)
+        else:
+            spec = spec.with_(input=None) if calls.kind.startswith("Embedding") else spec
+            layers[name], report.quantized[name] = (calls, spec), spec
+    for node, name in named.items():
+        spec = config.spec_of(name, operator_of(node))
+        if spec is None:
+            continue
+        own = spec.with_(weight=None)
+        if spec == config.default:
+            # each token of a language model has its scale where a layer reads it, and only there
+            read, computed = (each if each and each.measured else None for each in (spec.input, spec.output))
+            own = LayerSpec(None, read, computed)
+        own = own.with_(input=None) if node in together else own
+        if own != LayerSpec():
+            operators[node] = report.quantized[name] = own
+    check_not_all_float(report.quantized, report.kept)
+    return layers, operators
+
+
+def _put(module: GraphModule, name: str, layer: QuantizedLayer, calls: LayerCalls) -> None:
+    """Put a layer in the place of its calls."""
+    for node, operands in zip(calls.nodes, calls.operands, strict=True):
+        node.op, node.target, node.args, node.kwargs = "call_module", name, operands, {}
+    for node in module.graph.nodes:  # what others read of the module that had the name
+        if node.op == "get_attr" and node.users and f"{node.target}.".startswith(f"{name}."):
+            value, target = attribute(module, str(node.target)), f"{node.name}_kept"
+            if isinstance(value, nn.Parameter):
+                module.register_parameter(target, value)
+            else:
+                module.register_buffer(target, value)
+            node.target = target
+    parent, _, last = name.rpartition(".")
+    owner = module.get_submodule(parent)
+    if hasattr(owner, last):
+        delattr(owner, last)
+    module.add_submodule(name, layer)

@@ -1,0 +1,207 @@
+"""Roundings of an exported graph: which tensors are rounded, by which scales, for which readers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import GraphModule
+
+from quark_onnx.errors import DataError
+from quark_onnx.torch.calibration.block_stream import batches, call, inference
+from quark_onnx.torch.calibration.observers import Watched
+from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
+from quark_onnx.torch.formats.affine import Params
+from quark_onnx.torch.models.quantized_layer import Rounding
+from quark_onnx.torch.pipelines.graph.calls import LayerCalls, fused, is_float, operator_name, operator_of, root_of
+from quark_onnx.torch.runtime import distributed
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Which tensors are rounded by one scale, and how.
+
+    Attributes:
+        roots: the tensors that the scale comes from.
+        spec: how.
+        least: the least scale.
+    """
+
+    roots: tuple[Any, ...]
+    spec: TensorSpec
+    least: float = 0.0
+
+
+class Roundings:
+    """What is rounded where, and by which scale.
+
+    Args:
+        module: the graph; it is changed by ``put`` alone.
+        layers, operators: what is quantized.
+        least: the least scale of what layers compute.
+
+    Attributes:
+        inputs, outputs: the scales that layers round by themselves, by their names.
+    """
+
+    def __init__(
+        self,
+        module: GraphModule,
+        layers: Mapping[str, tuple[LayerCalls, LayerSpec]],
+        operators: Mapping[Any, LayerSpec],
+        least: float,
+    ) -> None:
+        self._module = module
+        self._names = dict[Scale, str]()
+        self._made = dict[Scale, Rounding]()
+        self._places = dict[Scale, str]()
+        self._params = dict[Scale, Params]()
+        self._behind = dict[Any, Scale]()  # tensors that are rounded for all readers
+        self._read = list[tuple[Any, Any, Scale]]()  # readers, and tensors that are rounded for them
+        self.inputs = dict[str, Scale]()
+        self.outputs = dict[str, Scale]()
+        for name, (calls, spec) in layers.items():
+            if spec.input is not None:
+                self.inputs[name] = self._scale(calls.inputs, spec.input, f"the input of {name}")
+            if spec.output is not None:
+                ends = tuple(map(fused, calls.nodes))
+                scale = self._scale(ends, spec.output, f"the output of {name}", least)
+                if ends == calls.nodes:
+                    self.outputs[name] = scale
+                    for node in ends:
+                        node.meta["rounds"] = (node, scale)
+                else:
+                    self._behind |= dict.fromkeys(ends, scale)
+        for node, spec in operators.items():
+            name = operator_name(node)
+            if spec.output is not None:
+                end = fused(node)
+                if end not in self._behind:
+                    self._behind[end] = self._scale((end,), spec.output, f"the output of {name}")
+            if spec.input is not None:
+                for read in node.all_input_nodes:
+                    if is_float(module, read):
+                        scale = self._scale((read,), spec.input, f"the input of {name}")
+                        self._read.append((node, read, scale))
+
+    def _scale(self, tensors: Iterable[Any], spec: TensorSpec, what: str, least: float = 0.0) -> Scale:
+        """The scale of tensors; those that a run computes belong to the tensor itself."""
+        roots = tuple(dict.fromkeys(map(root_of, tensors) if spec.measured else tensors))
+        scale = Scale(roots, spec, least)
+        self._names.setdefault(scale, what)
+        return scale
+
+    def measure(self, data: Iterable[Any] | None) -> None:
+        """Find the scales that only data can tell, on the float graph."""
+        wanted = {scale: what for scale, what in self._names.items() if scale.spec.measured}
+        if not wanted:
+            return
+        if data is None:
+            raise DataError("scales of activations are to be found, but no calibration data was given")
+        data = distributed.own_part(list(batches(data)))
+        if not data:
+            raise DataError("the calibration data is empty")
+        graph = self._module.graph
+        device = next((each.device for each in self._module.parameters()), torch.device("cpu"))
+        watched, nodes = dict[Scale, Watched](), list[Any]()
+        for scale, what in wanted.items():
+            watched[scale] = Watched(scale.spec, what, device)
+            name = f"watch_{len(nodes)}"
+            self._module.add_submodule(name, _Watch(watched[scale]))
+            nodes += [self._call(name, root) for root in scale.roots]
+        self._module.recompile()
+        try:
+            with inference(self._module):
+                for count, batch in enumerate(data):
+                    _run(self._module, batch, count)
+        finally:
+            for node in nodes:
+                graph.erase_node(node)
+        for scale, one in watched.items():
+            one.over_ranks()
+            if (params := one.params(scale.least)) is None:
+                raise DataError(f"{wanted[scale]} is empty on all the calibration data")
+            self._params[scale] = params
+
+    def module(self, scale: Scale | None) -> Rounding | None:
+        """What rounds by a scale; one module for all that do."""
+        if scale is not None and scale not in self._made:
+            self._made[scale] = Rounding(scale.spec, self._params.get(scale))
+        return None if scale is None else self._made[scale]
+
+    def put(self) -> None:
+        """Put roundings into the graph, where layers do not round by themselves."""
+        for tensor, scale in self._behind.items():
+            if not self._rounded(tensor, scale):
+                readers = list(tensor.users)
+                node = self._call(self._place(scale), tensor)
+                for reader in readers:
+                    reader.replace_input_with(tensor, node)
+                node.meta["rounds"] = (tensor, scale)
+        done = dict[tuple[Any, Scale], Any]()
+        for reader, tensor, scale in self._read:
+            source = next(each for each in reader.all_input_nodes if _origin(each) is tensor)
+            if self._rounded(source, scale):
+                continue
+            if (source, scale) not in done:
+                done[source, scale] = self._call(self._place(scale), source)
+                done[source, scale].meta["rounds"] = (tensor, scale)
+            reader.replace_input_with(source, done[source, scale])
+
+    def _rounded(self, node: Any, scale: Scale) -> bool:
+        """Whether a tensor holds nothing but what a scale has left of it."""
+        while operator_of(node) and root_of(node) is not node and "rounds" not in node.meta:
+            node = node.args[0]
+        rounds = node.meta.get("rounds")
+        return rounds is not None and scale.spec.measured and rounds[1] == scale
+
+    def _place(self, scale: Scale) -> str:
+        """Where in the module a rounding is."""
+        if scale not in self._places:
+            name = place = f"{scale.roots[0].name.rstrip('_')}_rounding"
+            count = 0
+            while hasattr(self._module, place):
+                count += 1
+                place = f"{name}_{count}"
+            self._module.add_submodule(place, self.module(scale))
+            self._places[scale] = place
+        return self._places[scale]
+
+    def _call(self, name: str, tensor: Any) -> Any:
+        """A call of a module on a tensor, right behind it."""
+        graph = self._module.graph
+        behind = tensor
+        if tensor.op in ("get_attr", "placeholder"):
+            nodes = list(graph.nodes)
+            behind = nodes[max(place for place, node in enumerate(nodes) if node is tensor or node.op == "placeholder")]
+        with graph.inserting_after(behind):
+            return graph.call_module(name, (tensor,))
+
+
+def _origin(node: Any) -> Any:
+    """The tensor that a node has rounded, or else the node."""
+    return node.meta["rounds"][0] if "rounds" in node.meta else node
+
+
+class _Watch(nn.Module):
+    """Shows a statistic what passes."""
+
+    def __init__(self, watched: Watched) -> None:
+        super().__init__()
+        self._watched = watched
+
+    def forward(self, x: Any) -> None:
+        """Take a tensor in."""
+        self._watched.observe(x.detach())
+
+
+def _run(module: GraphModule, batch: Any, count: int) -> None:
+    try:
+        call(module, batch)
+    except DataError:
+        raise
+    except Exception as error:
+        raise DataError(f"the model cannot be run on sample {count}: {error}") from error

@@ -1,0 +1,298 @@
+"""Mixed precision: which layers of a language model get which scheme, within a budget of bits for each weight.
+
+Each group of layers is quantized alone, by each scheme, and the divergence of what the model then predicts from what
+the float model predicts is measured. Divergences of groups are taken to add up; the choice begins with the fewest bits,
+and spends what is left where it buys most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+
+from quark_onnx.errors import ConfigError, DataError, ModelError
+from quark_onnx.progress import Progress
+from quark_onnx.torch.algorithms.scheduling.stages import stages_of
+from quark_onnx.torch.calibration.block_stream import Walk, batches, call, inference
+from quark_onnx.torch.calibration.observers import Watching
+from quark_onnx.torch.calibration.text import read_windows
+from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
+from quark_onnx.torch.checkpoints.load import load_checkpoint
+from quark_onnx.torch.checkpoints.quark_tensors import stored
+from quark_onnx.torch.config.schemes import scheme
+from quark_onnx.torch.config.spec import LayerSpec
+from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.models.experts import UNFUSED, unfuse_experts
+from quark_onnx.torch.models.quantized_layer import QuantizedLayer
+from quark_onnx.torch.models.structure import blocks_of, put_modules, usually_float
+from quark_onnx.torch.pipelines.block import inside, weight_of
+from quark_onnx.torch.pipelines.in_memory import chosen_layers
+from quark_onnx.torch.pipelines.ptq import Text, tokenizer_of
+from quark_onnx.torch.runtime.memory import give_back
+
+
+@dataclass(frozen=True)
+class Option:
+    """One scheme for a group of layers.
+
+    Attributes:
+        scheme: its name.
+        bits: that the checkpoint needs for all weights of the group, scales included.
+        divergence: of what the model predicts, in nats for each token, where nothing else is quantized.
+    """
+
+    scheme: str
+    bits: int
+    divergence: float
+
+
+@dataclass(frozen=True)
+class Group:
+    """Layers that get the same scheme, because runtimes make one of them.
+
+    Attributes:
+        layers: their names.
+        weights: how many there are.
+        options: by ascending bits.
+        chosen: the one of them that the group gets.
+    """
+
+    layers: tuple[str, ...]
+    weights: int
+    options: tuple[Option, ...]
+    chosen: Option
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """What was chosen.
+
+    Attributes:
+        config: the configuration with the schemes of all layers.
+        groups: in the order of the model.
+    """
+
+    config: TorchConfig
+    groups: tuple[Group, ...]
+
+    @property
+    def bits(self) -> float:
+        """Bits for each weight, scales included."""
+        return sum(each.chosen.bits for each in self.groups) / sum(each.weights for each in self.groups)
+
+    @property
+    def divergence(self) -> float:
+        """The sum over all groups, in nats for each token."""
+        return sum(each.chosen.divergence for each in self.groups)
+
+
+def mix(
+    model: Any,
+    schemes: Sequence[str],
+    bits: float,
+    data: Iterable[Any],
+    *,
+    config: TorchConfig | None = None,
+    progress: bool | None = None,
+) -> Mixture:
+    """Choose a scheme for each group of layers. The model stays as it is, but for stacks of experts, which are taken
+    apart.
+
+    Args:
+        model: a float language model, in memory.
+        schemes: names of those that may be chosen.
+        bits: for each weight of the layers that are quantized, scales included, at most.
+        data: batches of token ids; a few are enough.
+        config: what else is wanted; its default and its types are replaced. Layers that it names keep what they get.
+            None leaves heads float, and all outside of the language part.
+        progress: whether to show a progress bar; None shows it if stderr is a terminal.
+
+    Raises:
+        ConfigError: a scheme is unknown, or the budget is less than the least of them needs.
+        DataError: there is no data.
+        ModelError: the model has no list of blocks, or cannot be run block by block.
+    """
+    specs = {name: scheme(name) for name in schemes}
+    if not specs:
+        raise ConfigError("there are no schemes to choose from")
+    config = config or TorchConfig(exclude=usually_float(model))
+    samples = list(batches(data))
+    if not samples:
+        raise DataError("the data is empty; sensitivities are measured on it")
+    unfuse_experts(model)
+    wanted = config.with_(default=next(iter(specs.values())), types=())
+    named = [name for name, _ in config.layers]
+    chosen, _ = chosen_layers(model, wanted)
+    chosen = {name: entry for name, entry in chosen.items() if not any(fnmatchcase(name, glob) for glob in named)}
+    with inference(model):
+        groups = _groups(model, chosen, samples)
+        found = _measured(model, chosen, groups, specs, samples, progress)
+    picked = _spend(found, bits)
+    layers = tuple((name, specs[group.chosen.scheme]) for group in picked for name in group.layers)
+    return Mixture(config.with_(default=LayerSpec(), types=(), layers=(*config.layers, *layers)), picked)
+
+
+def mix_checkpoint(
+    source: FloatCheckpoint,
+    schemes: Sequence[str],
+    bits: float,
+    text: Text,
+    *,
+    config: TorchConfig,
+    progress: bool | None = None,
+) -> Mixture:
+    """``mix`` for a checkpoint, which is in memory as a whole meanwhile.
+
+    Args:
+        text: what is measured on.
+
+    Raises:
+        QuarkError: as ``mix``, or the checkpoint or the text cannot be read.
+    """
+    windows = read_windows(text.source, tokenizer_of(source.folder, source.trust_code), text.length, text.count)
+    model = load_checkpoint(source.folder, trust_code=source.trust_code)
+    try:
+        return mix(model, schemes, bits, [each[None] for each in windows], config=config, progress=progress)
+    finally:
+        del model
+        give_back()
+
+
+def _groups(model: Any, chosen: Mapping[str, tuple[Any, LayerSpec]], samples: list[Any]) -> list[tuple[str, ...]]:
+    """Layers that read the very same; all experts of a block are one."""
+    blocks = blocks_of(model)
+    if not blocks:
+        raise ModelError("the model has no list of blocks; mixed precision is for language models")
+    walk = Walk(model, blocks, samples[:1])
+    walk.check_once(model)
+    experts = [f"{name}." for name, module in model.named_modules() if isinstance(module, UNFUSED)]
+    found: dict[Any, list[str]] = {}
+    for name, block in blocks.items():
+        part = inside(chosen, name)
+        calls = walk.calls(name)
+        stages = stages_of(block, part, calls[0]) if part and calls else []
+        for place, group in enumerate(group for stage in stages for group in stage.groups):
+            for layer in group:
+                key = next((prefix for prefix in experts if layer.startswith(prefix)), (name, place))
+                found.setdefault(key, []).append(layer)
+    together = [tuple(names) for names in found.values()]
+    inner = {name for names in together for name in names}
+    return together + [(name,) for name in chosen if name not in inner]
+
+
+Measured = list[tuple[tuple[str, ...], int, tuple[Option, ...]]]
+
+
+def _measured(
+    model: Any,
+    chosen: Mapping[str, tuple[Any, LayerSpec]],
+    groups: list[tuple[str, ...]],
+    specs: Mapping[str, LayerSpec],
+    samples: list[Any],
+    progress: bool | None,
+) -> Measured:
+    """What each scheme does to each group."""
+    wanted = [_predicted(call(model, batch)) for batch in samples]
+    options: dict[tuple[str, ...], list[Option]] = {names: [] for names in groups}
+    with Progress(progress, len(specs) * len(groups), "measuring", "group") as bar:
+        for place, (name, spec) in enumerate(specs.items()):
+            layers = {each: (module, spec) for each, (module, _) in chosen.items()}
+            with Watching(layers) as watching:
+                for batch in samples if spec.measures else ():
+                    call(model, batch)
+            scales = watching.scales()
+            for count, names in enumerate(groups, 1):
+                made = {}
+                for each in names:
+                    module = chosen[each][0]
+                    reached = not spec.measures or each in scales.inputs or each in scales.outputs
+                    own = spec if reached else LayerSpec(spec.weight)
+                    weight = weight_of(each, layers)
+                    made[each] = QuantizedLayer(module, weight, own, **scales.of(each))
+                options[names].append(Option(name, _bits(made), _divergence(model, made, samples, wanted)))
+                bar.update(place * len(groups) + count)
+    weights = {names: sum(chosen[each][0].weight.numel() for each in names) for names in groups}
+    return [(names, weights[names], tuple(sorted(found, key=_size))) for names, found in options.items()]
+
+
+def _size(option: Option) -> tuple[int, float]:
+    return option.bits, option.divergence
+
+
+def _bits(layers: Mapping[str, QuantizedLayer]) -> int:
+    """Bits of weights and their scales in a checkpoint."""
+    return sum(
+        8 * tensor.nbytes
+        for layer in layers.values()
+        for tensor in (stored(layer.quantized).values() if layer.quantized is not None else (layer.weight,))
+    )
+
+
+def _predicted(found: Any) -> Any:
+    """Logarithms of the probabilities of all tokens."""
+    return torch.log_softmax((found.logits if hasattr(found, "logits") else found).float(), -1)
+
+
+def _divergence(model: Any, layers: Mapping[str, Any], samples: list[Any], wanted: list[Any]) -> float:
+    """The mean over all tokens, in nats."""
+    own = {name: model.get_submodule(name) for name in layers}
+    put_modules(model, layers)
+    try:
+        total, count = 0.0, 0
+        for batch, before in zip(samples, wanted, strict=True):
+            after = _predicted(call(model, batch))
+            total += float((before.exp() * (before - after)).sum())
+            count += before[..., 0].numel()
+    finally:
+        put_modules(model, own)
+    return total / count
+
+
+def _spend(found: Measured, bits: float) -> tuple[Group, ...]:
+    """The choice: from the fewest bits, step by step where a bit buys most, as long as the budget lasts."""
+    budget = bits * sum(weights for _, weights, _ in found)
+    ways = [_hull(options) for _, _, options in found]
+    places = [0] * len(ways)
+    spent = sum(way[0].bits for way in ways)
+    if spent > budget:
+        least = spent / sum(weights for _, weights, _ in found)
+        raise ConfigError(f"a budget of {bits} bits is too small: the schemes need {least:.3f} at least")
+    while True:
+        steps = []
+        for index, (way, place) in enumerate(zip(ways, places, strict=True)):
+            if place + 1 < len(way):
+                cost = way[place + 1].bits - way[place].bits
+                gain = way[place].divergence - way[place + 1].divergence
+                if spent + cost <= budget:
+                    steps.append((gain / cost, -index, cost))
+        if not steps:
+            break
+        _, index, cost = max(steps)
+        places[-index] += 1
+        spent += cost
+    return tuple(
+        Group(names, weights, options, way[place])
+        for (names, weights, options), way, place in zip(found, ways, places, strict=True)
+    )
+
+
+def _hull(options: Sequence[Option]) -> list[Option]:
+    """Options by ascending bits and falling divergence, each step buying less for a bit than the one before."""
+    found: list[Option] = []
+    for option in options:
+        if found and option.divergence >= found[-1].divergence:
+            continue
+        if found and option.bits == found[-1].bits:
+            found.pop()
+        while len(found) > 1 and _slope(found[-2], option) >= _slope(found[-2], found[-1]):
+            found.pop()
+        found.append(option)
+    return found
+
+
+def _slope(one: Option, other: Option) -> float:
+    return (one.divergence - other.divergence) / (other.bits - one.bits)

@@ -1,0 +1,186 @@
+"""ptq: from a float model to a checkpoint of codes and its perplexity, in one call."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from quark_onnx.errors import ConfigError, DataError
+from quark_onnx.torch.calibration.perplexity import perplexity
+from quark_onnx.torch.calibration.text import read_windows
+from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
+from quark_onnx.torch.checkpoints.layouts import check_config
+from quark_onnx.torch.checkpoints.load import load_checkpoint
+from quark_onnx.torch.config.schemes import scheme
+from quark_onnx.torch.config.spec import TensorSpec
+from quark_onnx.torch.config.torch_config import Attention, KVCache, TorchConfig
+from quark_onnx.torch.models.structure import vocabulary_of
+from quark_onnx.torch.pipelines.estimate import AT_ONCE, Estimate, estimate
+from quark_onnx.torch.pipelines.file_to_file import Writing, quantize_checkpoint
+from quark_onnx.torch.pipelines.in_memory import chosen_layers
+from quark_onnx.torch.pipelines.report import TorchReport
+
+logger = logging.getLogger(__name__)
+
+#: Formats of keys and values.
+KV_CACHES = ("fp8", "fp8-rope")
+#: Formats of queries and probabilities of attention.
+ATTENTIONS = ("fp8",)
+
+
+@dataclass(frozen=True)
+class Text:
+    """Text, or tokens, cut into windows.
+
+    Attributes:
+        source: a file, a folder, or the name of a data set.
+        count: windows, at most; None for all.
+        length: tokens of a window.
+    """
+
+    source: str
+    count: int | None = 128
+    length: int = 512
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What ``ptq`` found.
+
+    Attributes:
+        report: what became of the layers.
+        estimate: what it was expected to take.
+        before, after: perplexity of the float model and of the checkpoint; None where nothing was evaluated.
+    """
+
+    report: TorchReport
+    estimate: Estimate
+    before: float | None = None
+    after: float | None = None
+
+
+def config_for(
+    name: str,
+    *,
+    group_size: int | None = None,
+    kv_cache: str | None = None,
+    least_kv_scale: float = 0.0,
+    attention: str | None = None,
+    layers: tuple[tuple[str, str], ...] = (),
+    exclude: tuple[str, ...] = ("lm_head",),
+) -> TorchConfig:
+    """The configuration of a scheme for a language model.
+
+    Args:
+        name: the scheme.
+        group_size: values to a block, for schemes that leave it open.
+        kv_cache: "fp8"; "fp8-rope" for keys that are rounded after they are rotated; None to leave keys and values as
+            they are.
+        least_kv_scale: the least scale of keys and values.
+        attention: "fp8" for queries and probabilities; None to leave them as they are.
+        layers: globs of names and the schemes that these layers get instead.
+        exclude: globs of names that stay float.
+
+    Raises:
+        ConfigError: a scheme or a format is unknown.
+
+    >>> config_for("fp8", kv_cache="fp8").kv_cache.layers
+    ('*k_proj', '*v_proj')
+    """
+    if kv_cache not in (None, *KV_CACHES):
+        raise ConfigError(f"kv_cache is {kv_cache!r}; it must be one of: {', '.join(KV_CACHES)}")
+    if kv_cache is None and least_kv_scale:
+        raise ConfigError(f"the least scale of the KV cache is {least_kv_scale}, but keys and values stay float")
+    if attention not in (None, *ATTENTIONS):
+        raise ConfigError(f"attention is {attention!r}; it must be one of: {', '.join(ATTENTIONS)}")
+    fp8 = TensorSpec("fp8e4m3")
+    where = "rope" if kv_cache == "fp8-rope" else "projection"
+    cache = None if kv_cache is None else KVCache(fp8, least=least_kv_scale, where=where)
+    own = tuple((glob, scheme(each, group_size)) for glob, each in layers)
+    rounded = None if attention is None else Attention(fp8, fp8)
+    return TorchConfig(scheme(name, group_size), layers=own, exclude=exclude, kv_cache=cache, attention=rounded)
+
+
+def ptq(
+    source: FloatCheckpoint | Path | str,
+    output: Path | str,
+    config: TorchConfig,
+    *,
+    text: Text | None = None,
+    evaluate: Text | None = None,
+    writing: Writing | None = None,
+    progress: bool | None = None,
+    announce: Callable[[Estimate], object] | None = None,
+) -> Outcome:
+    """Quantize a checkpoint, and compare its perplexity with that of the float model.
+
+    Args:
+        source: a Hugging Face folder, or what has opened it.
+        output: where the result goes; may exist only if it is empty.
+        text: to calibrate on.
+        evaluate: to evaluate with, after the result is written; None for no evaluation.
+        writing: how the result is written; the defaults if None.
+        progress: whether to show progress bars; None shows them if stderr is a terminal.
+        announce: called with what the work is expected to take, before it starts.
+
+    Raises:
+        QuarkError: the model, the data or a setting is wrong; nothing is written then.
+    """
+    writing = writing or Writing()
+    check_config(writing.form, config)
+    source = FloatCheckpoint.of(source, writing.trust_code)
+    windows = list[Any]()
+    tokenizer = tokenizer_of(source.folder, source.trust_code)
+    if evaluate is not None and evaluate.length < 2:
+        raise DataError(f"windows of {evaluate.length} token have nothing to foresee; evaluate with a greater length")
+    if text is not None and config.needs_data:
+        windows = _windows(text, tokenizer, source.model)
+    judges = [] if evaluate is None else _windows(evaluate, tokenizer, source.model)
+    layers, tokens = chosen_layers(source.model, config)[0], sum(map(len, windows))
+    spilled = writing.spill is not None
+    expected = estimate(source, layers, tokens, spilled=spilled, samples=len(windows), algorithms=config.algorithms)
+    if announce is not None:
+        announce(expected)
+    batches = _batched(windows) if windows else None
+    report = quantize_checkpoint(source, output, config, batches, writing=writing, progress=progress)
+    if not judges:
+        return Outcome(report, expected)
+    scores = [
+        perplexity(load_checkpoint(folder, trust_code=source.trust_code), judges, progress=progress)
+        for folder in (source.folder, output)
+    ]
+    return Outcome(report, expected, *scores)
+
+
+def _windows(text: Text, tokenizer: Any, model: Any) -> list[Any]:
+    """Tokens in windows; DataError where they are none of the model's."""
+    windows = read_windows(text.source, tokenizer, text.length, text.count)
+    count = vocabulary_of(model)
+    odd = (int(end) for window in windows for end in (window.min(), window.max()) if not 0 <= end < count)
+    if (found := next(odd, None)) is not None:
+        raise DataError(
+            f"{text.source} has the token id {found}, but those of the model are 0 to {count - 1}; give token ids of "
+            "its own tokenizer"
+        )
+    return windows
+
+
+def _batched(windows: Sequence[Any]) -> list[Any]:
+    """Windows that are run together, (windows, length); larger products are faster."""
+    return list(torch.stack(list(windows)).split(max(1, AT_ONCE // len(windows[0]))))
+
+
+def tokenizer_of(folder: Path, trust_code: bool = False) -> Any:
+    """The tokenizer of a checkpoint; None if it has none."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust_code)
+    except Exception as error:  # transformers raises several unrelated types
+        logger.debug("%s has no tokenizer: %s", folder, error)
+        return None
