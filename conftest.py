@@ -14,8 +14,9 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # tests import onnxruntime 
 
 OPTIONAL = ("torch", "transformers", "safetensors", "gguf", "onnxscript")
 MISSING = [name for name in OPTIONAL if find_spec(name) is None]
+collect_ignore = [] if find_spec("olive") else ["quark_onnx/olive/passes.py"]
 if MISSING:
-    collect_ignore = ["quark_onnx/torch", "tests/quark_onnx/torch", "tests/torch_models.py", "tests/torch_families.py"]
+    collect_ignore += ["quark_onnx/torch", "tests/quark_onnx/torch", "tests/torch_models.py", "tests/torch_families.py"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

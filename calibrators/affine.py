@@ -106,6 +106,20 @@ def _pow2_at_least(scale: Floats, grid: Grid) -> Floats:
     return np.ldexp(1.0, np.where(mantissa == 0.5, exponent - 1, exponent))
 
 
+def octaves_for(codes: NDArray[Any], greatest: int) -> Floats:
+    """Return the least powers of two, as exponents of 2, that scales must grow by for codes to be within a format.
+
+    Args:
+        codes: magnitudes, before they are rounded.
+        greatest: the greatest code of the format.
+
+    >>> octaves_for(np.array([100, 32767, 32768, 200000]), 32767)
+    array([0., 0., 1., 3.])
+    """
+    mantissa, exponent = np.frexp(np.asarray(codes, np.float64) / greatest)
+    return np.maximum(np.where(mantissa == 0.5, exponent - 1, exponent), 0).astype(np.float64)
+
+
 def covered(params: QParams, grid: Grid) -> Range:
     """The interval of reals that the codes of ``grid`` reach under ``params``.
 

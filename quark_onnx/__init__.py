@@ -24,6 +24,7 @@ from quark_onnx.optimizers import (
     QuaRot,
     SmoothQuant,
 )
+from quark_onnx.torch.exports.quantize_module import quantize_module
 from quark_onnx.version import __version__ as __version__
 
 __all__ = [
@@ -56,6 +57,7 @@ __all__ = [
     "convert",
     "quantize",
     "quantize_dynamic",
+    "quantize_module",
     "quantize_static",
     "quantize_weights",
     "search",

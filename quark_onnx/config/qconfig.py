@@ -28,7 +28,6 @@ _GREATEST_SQNR = 1e4
 #: The default of ``QConfig.embedding``.
 AUTO = "auto"
 _SWITCHES = (
-    "bias",
     "safe",
     "fix_sizes",
     "keep_existing",
@@ -40,6 +39,8 @@ _SWITCHES = (
     "clipping",
     "bodies",
 )
+#: Formats of biases, by name.
+_BIASES = ("int32", "int16")
 #: How the result is written.
 FORMS = ("qdq", "operators", "vendor")
 
@@ -153,7 +154,8 @@ class QConfig:
     Attributes:
         activation: how activations are quantized; None keeps them float (weight-only).
         weight: how weights are quantized; None keeps them float.
-        bias: biases become int32 with the scale activation x weight; False keeps them float.
+        bias: biases become int32 with the scale activation x weight; "int16" stores them in 16 bits, with that scale
+            times the least power of two that holds them; False keeps them float.
         embedding: how tables that are looked up are quantized where they count as weights. "auto" is as weights, but
             int8 with a scale for each row where those have fewer bits, and float where a layer that stays float has the
             same values; None keeps tables float.
@@ -198,7 +200,7 @@ class QConfig:
 
     activation: QuantizationSpec | None = QuantizationSpec(UINT8, symmetric=False, calibrator=Best())
     weight: QuantizationSpec | None = QuantizationSpec(INT8, per_channel=True, narrow=True)
-    bias: bool = True
+    bias: bool | str = True
     embedding: QuantizationSpec | str | None = AUTO
     overrides: tuple[Override, ...] = ()
     tensors: tuple[TensorOverride, ...] = ()
@@ -266,6 +268,7 @@ class QConfig:
                 raise ConfigError(
                     "saturate is false; the vendor's float16 saturates: set it to true, or choose form qdq"
                 )
+        self._check_bias()
         self._check_exponents()
         self._check_numbers()
         self._check_target()
@@ -283,6 +286,12 @@ class QConfig:
             raise ConfigError(f"max_opset is {short(self.max_opset)}; it must be an opset, {_LEAST_OPSET} or higher")
         if self.min_sqnr is not None and not (is_number(self.min_sqnr) and abs(self.min_sqnr) < _GREATEST_SQNR):
             raise ConfigError(f"min_sqnr is {short(self.min_sqnr)}; it must be a number of decibels")
+
+    def _check_bias(self) -> None:
+        """Biases have a format that exists, and that the other settings leave to the user."""
+        if self.bias not in (True, False, *_BIASES):
+            choices = ", ".join(_BIASES)
+            raise ConfigError(f"bias is {short(self.bias)}; it must be true, false or one of: {choices}")
 
     def _check_target(self) -> None:
         """The target exists, and goes with the other settings."""

@@ -6,6 +6,7 @@ from quark_onnx.convert.domains import microsoft_qdq, standard_qdq, vendor_qdq
 from quark_onnx.convert.fixed_shapes import fixed_shapes
 from quark_onnx.convert.float32 import float32
 from quark_onnx.convert.initializers import shared_initializers, unique_initializers
+from quark_onnx.convert.int16_biases import int16_biases
 from quark_onnx.convert.names import quark_names, vitis_names
 from quark_onnx.convert.narrow import bfloat16, float16
 from quark_onnx.convert.operators import qdq_to_qoperator
@@ -21,6 +22,7 @@ for each in (
     opset,
     *(without_qdq, qdq_to_qoperator, qoperator_to_qdq),
     *(s8s8, u8s8, s16s8, u16s8),
+    int16_biases,
     *(unique_initializers, shared_initializers),
     *(standard_qdq, microsoft_qdq, vendor_qdq),
     *(quark_names, vitis_names),

@@ -18,7 +18,7 @@ class Draft:
 
     Attributes:
         activation, weight: how activations and weights are quantized; None keeps them float.
-        bias: whether biases are quantized.
+        bias: the format of biases, as in ``quark_onnx.QConfig``.
         dynamic: scales of activations are computed as the model runs.
         form: how the result is written, as in ``quark_onnx.QConfig``.
         target: the NPU target, or empty.
@@ -27,6 +27,9 @@ class Draft:
         overrides: decisions for some nodes.
         input_nodes, output_nodes: nothing before the first and behind the last is quantized.
         float_results: operator types whose results are not quantized for their own sake.
+        float_nodes: nodes whose results stay float.
+        tensors: what is said of single tensors, as onnxruntime's TensorQuantOverrides.
+        options: the extra options, as the script gives them.
         constant_matmul: a MatMul without a constant factor stays float.
         algorithms: in AMD's spelling.
         accuracy_level: of MatMulNBits.
@@ -41,7 +44,7 @@ class Draft:
 
     activation: QuantizationSpec | None
     weight: QuantizationSpec | None
-    bias: bool = True
+    bias: bool | str = True
     dynamic: bool = False
     form: str = "qdq"
     target: str = ""
@@ -53,6 +56,9 @@ class Draft:
     output_nodes: Sequence[str] = ()
     constant_matmul: bool = False
     float_results: Sequence[str] = ()
+    float_nodes: Sequence[str] = ()
+    tensors: dict[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict, compare=False)
     algorithms: list[AlgoConfig] = field(default_factory=list)
     accuracy_level: int = 0
     samples: int | None = None

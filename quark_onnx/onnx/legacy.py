@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from calibrators import Calibrator, Entropy, LayerwisePercentile, MinMax, MinMSE, NonOverflow, Percentile
 from quark_onnx.config import QuantizationSpec
 from quark_onnx.dtypes import Integer
 from quark_onnx.errors import ConfigError, nearest
+from quark_onnx.onnx.quantization.config.data_type import DATA_TYPES
 from quark_onnx.onnx.quantization.config.spec import QTensorConfig, ScaleType
 from quark_onnx.onnxruntime_spelling.request import name_of
 
@@ -57,7 +59,7 @@ def activation(config: QuantizationConfig) -> QuantizationSpec:
         ConfigError: the type or the method is unknown.
     """
     calibrator, pow2 = _method(config.calibrate_method)
-    dtype = _dtype(config.activation_type, config.extra_options)
+    dtype = dtype_of(config.activation_type, config.extra_options)
     if dtype == "uint8" and config.enable_npu_cnn:
         dtype = "int8"  # the integer engine has signed codes; symmetric uint8 is the same values moved by 128
     return _spec(dtype, symmetric=config.enable_npu_cnn, pow2=pow2, calibrator=calibrator())
@@ -71,7 +73,7 @@ def weight(config: QuantizationConfig) -> QuantizationSpec:
     """
     calibrator, pow2 = _method(config.calibrate_method)
     spec = _spec(
-        _dtype(config.weight_type, config.extra_options),
+        dtype_of(config.weight_type, config.extra_options),
         symmetric=True,
         pow2=pow2,
         calibrator=calibrator() if pow2 else MinMax(),
@@ -106,9 +108,24 @@ def _method(method: Any) -> tuple[type[Calibrator], bool]:
     return _METHODS[name]
 
 
-def _dtype(kind: Any, options: dict[str, Any]) -> str:
-    """The number format; block formats are told apart by their attributes."""
+def dtype_of(kind: Any, options: Mapping[str, Any]) -> str:
+    """Return the number format of a quantization type; block formats are told apart by their attributes.
+
+    Args:
+        kind: a member of an enumeration of types, its name, or the name of a data type.
+        options: the extra options, with the attributes of block formats.
+
+    Raises:
+        ConfigError: the type is unknown.
+
+    >>> dtype_of("QInt8", {}), dtype_of("Int8", {}), dtype_of("QMX", {"MXAttributes": {"element_dtype": "fp4_e2m1"}})
+    ('int8', 'int8', 'mxfp4e2m1')
+    """
     name = name_of(kind)
+    if name in DATA_TYPES:
+        return DATA_TYPES[name].dtype
+    if name in ("BFP", "MX"):  # as the passes of Olive spell them
+        name = f"Q{name}"
     if name == "QBFP":
         attributes = options.get("BFPAttributes", {})
         if attributes.get("bfp_method", "to_bfp") == "to_bfp":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -248,6 +248,47 @@ def block_attributes(draft: Draft, attributes: Any) -> None:
 def float_results(draft: Draft, op_types: Any) -> None:
     """Set the operator types whose results are not quantized for their own sake."""
     draft.float_results = tuple(op_types or ())
+
+
+def float_nodes(draft: Draft, names: Any) -> None:
+    """Set the nodes whose results stay float."""
+    draft.float_nodes = tuple(names or ())
+
+
+def tensor_overrides(draft: Draft, overrides: Any) -> None:
+    """Add what is said of single tensors.
+
+    Raises:
+        ConfigError: it is no dictionary.
+    """
+    if not isinstance(overrides, Mapping | None):
+        raise ConfigError(
+            f"extra option TensorQuantOverrides is {overrides!r}; it must be a dictionary by tensor names"
+        )
+    draft.tensors.update(overrides or {})
+
+
+def mixed_tensors(draft: Draft, tensors: Any) -> None:
+    """Add the tensors of each quantization type.
+
+    Raises:
+        ConfigError: it is no dictionary.
+    """
+    if not isinstance(tensors, Mapping | None):
+        raise ConfigError(f"extra option MixedPrecisionTensor is {tensors!r}; it must be a dictionary by types")
+    for kind, names in (tensors or {}).items():
+        draft.tensors.update({name: [{"quant_type": kind}] for name in names})
+
+
+def quantize_bias(draft: Draft, wanted: Any) -> None:
+    """Leave biases float, or keep the format that they have."""
+    draft.bias = bool(wanted) and (draft.bias or True)
+
+
+def int16_bias(draft: Draft, wanted: Any) -> None:
+    """Store biases in 16 bits, unless they stay float."""
+    if wanted and draft.bias:
+        draft.bias = "int16"
 
 
 def subgraphs(draft: Draft, pairs: Any) -> None:

@@ -50,6 +50,7 @@ def apply_options(draft: Draft, options: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: an option is refused, or its value is wrong.
     """
+    draft.options = options
     for name, value in options.items():
         row = TABLE.get(name)
         if row is None:
@@ -103,15 +104,16 @@ ROWS: tuple[Option, ...] = (
     _not_needed("EnableSubgraph", (False, None), "bodies of If, Loop and Scan are quantized by default"),
     _not_needed("ForceQuantizeNoInputCheck", _ANY, "operators that move data take over the scale of their input"),
     _obeyed("OpTypesToExcludeOutputQuantization", effects.float_results, "`float_results`"),
-    _refused("NodesToExcludeOutputQuantization", ([], None), "use `Override(nodes, keep=True)`"),
-    _refused("TensorQuantOverrides", ({}, None), "use specific_layer_config"),
-    _refused("MixedPrecisionTensor", ({}, None), "use specific_layer_config"),
-    _not_needed("SpecificTensorPrecision", (False, None), "use specific_layer_config"),
-    _not_needed("NodesWithMixedPrecision", ([], None), "use specific_layer_config"),
+    _obeyed("NodesToExcludeOutputQuantization", effects.float_nodes, "`TensorOverride(results, keep=True)`"),
+    _obeyed("TensorQuantOverrides", effects.tensor_overrides, "a `TensorOverride` for each tensor, two with `convert`"),
+    _obeyed("MixedPrecisionTensor", effects.mixed_tensors, "`TensorOverride(tensors, dtype=...)` for each type"),
+    _not_needed("SpecificTensorPrecision", _ANY, "MixedPrecisionTensor counts wherever it is given"),
+    _not_needed("NodesWithMixedPrecision", ([], None), "a tensor between two formats gets the pairs that it needs"),
     # Formats and scales
     _obeyed("ActivationSymmetric", effects.spec_setter("activation", "symmetric"), "`symmetric` of the activations"),
     _obeyed("WeightSymmetric", effects.spec_setter("weight", "symmetric"), "`symmetric` of the weights"),
-    _obeyed("QuantizeBias", effects.setter("bias"), "`bias`"),
+    _obeyed("QuantizeBias", effects.quantize_bias, "`bias`"),
+    _obeyed("Int16Bias", effects.int16_bias, "`bias='int16'`"),
     _obeyed("EnableNPUCnn", effects.npu, "`target='npu'`"),
     _obeyed("BFPAttributes", effects.block_attributes, "the formats bfp16, mx4, mx6 and mx9"),
     _obeyed("MXAttributes", effects.block_attributes, "the formats mxfp8e4m3, mxfp4e2m1 and their kin"),
@@ -119,8 +121,7 @@ ROWS: tuple[Option, ...] = (
     _obeyed(
         "MatMulNBitsParams", effects.matmul_nbits_parameters, "format, `block_size`, `solver` and `accuracy_level`"
     ),
-    _not_needed("Int32Bias", _ANY, "biases are int32, or int8 where the target asks for it"),
-    _not_needed("Int16Bias", (False, None), "biases are int32, which loses nothing"),
+    _not_needed("Int32Bias", _ANY, "biases are int32, which every target takes"),
     _not_needed("AdjustBiasScale", (True, None), "a bias has the scale of input times weight"),
     _not_needed("AdjustWeightScaleForInt32Bias", _ANY, "a bias that would overflow raises the scale of its weight"),
     _refused("Int16Scale", (False, None), "scales of the form M / 2^N are not written; use power-of-two scales"),

@@ -7,21 +7,21 @@ from __future__ import annotations
 
 from enum import Enum
 
-from quark_onnx.errors import ConfigError, nearest
+from quark_onnx.onnxruntime_spelling.names import Named
 
 #: Domain and version of AMD's custom operators.
 COP_DOMAIN = "com.amd.quark"
 COP_VERSION = 1
 
 
-class QuantizationMode(Enum):
+class QuantizationMode(Named):
     """Kinds of operators that onnxruntime writes."""
 
     IntegerOps = 0
     QLinearOps = 1
 
 
-class ExtendedQuantType(Enum):
+class ExtendedQuantType(Named):
     """Number formats beyond those of onnxruntime's ``QuantType``."""
 
     QInt8 = 1
@@ -35,30 +35,19 @@ class ExtendedQuantType(Enum):
     QBFP = 9
     QMX = 10
 
-    @staticmethod
-    def from_string(name: str) -> ExtendedQuantType:
-        """Return the member of that name.
-
-        Raises:
-            ConfigError: there is none.
-        """
-        if name not in ExtendedQuantType.__members__:
-            raise ConfigError(f"unknown quantization type {name!r}{nearest(name, ExtendedQuantType.__members__)}")
-        return ExtendedQuantType[name]
-
 
 #: The name before release 0.9.
 VitisQuantType = ExtendedQuantType
 
 
-class ExtendedQuantFormat(Enum):
+class ExtendedQuantFormat(Named):
     """Output formats with AMD's own Q/DQ operators."""
 
     QOperator = 0
     QDQ = 1
 
 
-class VitisQuantFormat(Enum):
+class VitisQuantFormat(Named):
     """Output formats before release 0.9."""
 
     QDQ = 2

@@ -12,17 +12,18 @@ from onnx import ModelProto
 
 from calibrators.readers.open import RandomData, open_reader
 from quark_onnx.api import quantize
-from quark_onnx.config import Override, QConfig
+from quark_onnx.config import Override, QConfig, TensorOverride
 from quark_onnx.convert import convert
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.graph import Graph, Node, inlined, reach, upcast_to_float32
 from quark_onnx.graph.io import load
 from quark_onnx.job import Result
+from quark_onnx.onnx import legacy
 from quark_onnx.onnx.draft import Draft
-from quark_onnx.onnx.quantization.config.algorithm import AutoMixprecisionConfig
 from quark_onnx.onnx.quantization.config.config import pattern
+from quark_onnx.onnxruntime_spelling.overrides import tensor_overrides
+from quark_onnx.onnxruntime_spelling.selection import every_node, known_nodes, ruled_kinds
 from quark_onnx.plan import matching
-from quark_onnx.registry import RULES
 
 logger = logging.getLogger(__name__)
 
@@ -56,12 +57,8 @@ def native(draft: Draft, model: str | Path | ModelProto) -> QConfig:
     names = _Names(model)
     config = QConfig.of("DYNAMIC") if draft.dynamic else QConfig.of("XINT8" if _pow2(draft) else "A8W8")
     algorithms = sorted(draft.algorithms, key=lambda algorithm: _ORDER.index(algorithm.name))
-    activation = draft.activation
-    for algorithm in algorithms:
-        if isinstance(algorithm, AutoMixprecisionConfig):
-            activation = algorithm.narrow.native_activation() or activation
     config = config.with_(
-        activation=config.activation if draft.dynamic else activation,
+        activation=config.activation if draft.dynamic else draft.activation,
         weight=draft.weight,
         bias=draft.bias,
         form="operators" if draft.dynamic else draft.form,
@@ -70,7 +67,8 @@ def native(draft: Draft, model: str | Path | ModelProto) -> QConfig:
         fix_sizes=False,  # AMD Quark leaves the batch as it is; FixShapes fixes it
         op_types=names.known_types(draft.op_types),
         float_results=tuple(draft.float_results),
-        nodes=names.known(draft.nodes),
+        tensors=names.tensor_overrides(draft),
+        nodes=known_nodes(names.graph, draft.nodes, "nodes_to_quantize") if draft.nodes else (),
         safe=not draft.nodes,  # what is asked for by name is done
         optimizers=tuple(algorithm.native() for algorithm in algorithms),
     )
@@ -115,10 +113,10 @@ class _Names:
         Raises:
             ConfigError: none of them is left.
         """
-        kinds = {node.kind for node in self.graph.nodes} if op_types else set()
-        found = tuple(each for each in op_types if each in kinds and each in RULES)
+        present = {node.kind for node in every_node(self.graph)} if op_types else set()
+        found = tuple(sorted(ruled_kinds(op_types) & present))
         for op_type in op_types:
-            if op_type not in found:
+            if not ruled_kinds([op_type]) & present:
                 logger.warning(
                     "op_types_to_quantize: no %s is quantized; the model has none, or it has no rule", op_type
                 )
@@ -149,6 +147,19 @@ class _Names:
             return None
         return starts, stops
 
+    def tensor_overrides(self, draft: Draft) -> tuple[TensorOverride, ...]:
+        """Overrides of tensors that the model has, and those that keep the results of nodes float."""
+        if not draft.tensors and not draft.float_nodes:
+            return ()
+        known = {name for node in self.graph.nodes for name in (*node.inputs, *node.outputs)}
+        given = {name: each for name, each in draft.tensors.items() if self._warned(name, name in known, known)}
+        found = tensor_overrides(self.graph, given, partial(legacy.dtype_of, options=draft.options))
+        silent = known_nodes(self.graph, draft.float_nodes, "NodesToExcludeOutputQuantization")
+        results = [name for node in self.graph.nodes if node.name in silent for name in node.outputs if name]
+        if results:
+            found.append(TensorOverride(results, keep=True))
+        return tuple(found)
+
     def outside(self, inputs: Sequence[str], outputs: Sequence[str]) -> list[str]:
         """Nodes before the input nodes and behind the output nodes."""
         found: dict[Node, None] = {}
@@ -171,9 +182,10 @@ class _Names:
                 raise ConfigError(f"no node of the model is called {name!r}{nearest(name, by_name)}")
         return [by_name[name] for name in names]
 
-    def _warned(self, name: str, found: Any) -> bool:
+    def _warned(self, name: str, found: Any, choices: Iterable[str] | None = None) -> bool:
+        """Return whether a name was found; warn of one that was not, with the nearest of the choices, nodes if None."""
         if not found:
-            choices = [node.name for node in self.graph.nodes]
+            choices = [node.name for node in self.graph.nodes] if choices is None else choices
             logger.warning("%r matches nothing in the model and has no effect%s", name, nearest(name, choices))
         return bool(found)
 

@@ -7,11 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 from onnx import TensorProto
 
+from quark_onnx.errors import ConfigError
+
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class _Named(Enum):
+class CallError(ConfigError, ValueError):
+    """A call in onnxruntime's spelling is wrong; onnxruntime raises ValueError."""
+
+
+class Named(Enum):
     """An enumeration that command lines read by name."""
 
     def __str__(self) -> str:
@@ -19,18 +25,17 @@ class _Named(Enum):
 
     @classmethod
     def from_string(cls, name: str) -> Self:
-        """The member of that name.
+        """Return the member of that name.
 
         Raises:
-            ValueError: there is none, which argparse reports.
+            CallError: there is none; it is a ValueError, which argparse reports.
         """
-        try:
-            return cls[name]
-        except KeyError:
-            raise ValueError(f"{name!r} is none of: {', '.join(cls.__members__)}") from None
+        if name not in cls.__members__:
+            raise CallError(f"{name!r} is none of: {', '.join(cls.__members__)}")
+        return cls[name]
 
 
-class QuantType(_Named):
+class QuantType(Named):
     """Number formats, as onnxruntime numbers them."""
 
     QInt8 = 0
@@ -47,7 +52,7 @@ class QuantType(_Named):
         return int(TensorProto.DataType.Value(self.name[1:].upper()))
 
 
-class QuantFormat(_Named):
+class QuantFormat(Named):
     """Output formats, as onnxruntime numbers them."""
 
     QOperator = 0

@@ -11,6 +11,7 @@ from calibrators import CalibrationError, Calibrator, Entropy, MinMax, Percentil
 from calibrators.base import is_number
 from quark_onnx.config import TensorOverride
 from quark_onnx.errors import nearest
+from quark_onnx.onnxruntime_spelling.overrides import tensor_overrides
 from quark_onnx.onnxruntime_spelling.request import CallError, Request, flag, logger, name_of
 from quark_onnx.optimizers import SmoothQuant
 from quark_onnx.rules.base import WEIGHTED
@@ -166,6 +167,11 @@ def default_type(request: Request, value: Any) -> None:
             f"extra option DefaultTensorType is {value!r}; tensors of unknown type are taken for float, and no other "
             "type is quantized: convert the model to float32 (quark_onnx.convert)"
         )
+
+
+def override_tensors(request: Request, value: Any) -> None:
+    """Add what is said of each tensor."""
+    request.tensors += tensor_overrides(request.graph, value)
 
 
 def strides(request: Request, value: Any) -> None:

@@ -2,44 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from quark_onnx.config import TensorOverride
 from quark_onnx.errors import nearest
-from quark_onnx.onnxruntime_spelling.request import CallError, Request, flag, format_of, logger
+from quark_onnx.graph import Graph
+from quark_onnx.onnxruntime_spelling.request import CallError, flag, format_of, logger
 
 _KEYS = ("quant_type", "axis", "scale", "zero_point", "symmetric", "reduce_range", "rmin", "rmax", "convert")
 #: Operators whose third input is a bias.
 _BIASED = ("Conv", "ConvTranspose", "Gemm")
 
 
-def tensor_overrides(request: Request, value: Any) -> None:
-    """Add what is said of each tensor.
+#: Returns the name of the number format that a ``quant_type`` stands for.
+Formats = Callable[[Any], str]
+
+
+def tensor_overrides(graph: Graph, value: Any, formats: Formats = format_of) -> list[TensorOverride]:
+    """Translate what is said of each tensor.
+
+    Args:
+        graph: the float model.
+        value: dictionaries by tensor name, or lists of them with one for each channel.
+        formats: how a ``quant_type`` is read.
 
     Raises:
         CallError: a tensor or a key is unknown, or keys do not go together.
     """
     if not isinstance(value, Mapping):
         raise CallError(f"extra option TensorQuantOverrides is {value!r}; it must be a dictionary by tensor names")
-    known = {name for node in request.graph.nodes for name in (*node.inputs, *node.outputs)}
+    known = {name for node in graph.nodes for name in (*node.inputs, *node.outputs)}
+    found = list[TensorOverride]()
     for tensor, given in value.items():
         if tensor not in known:
             raise CallError(
                 f"TensorQuantOverrides: tensor {tensor!r} is not present in the model{nearest(str(tensor), known)}"
             )
-        if any(node.kind in _BIASED and node.input(2) == tensor for node in request.graph.consumers(tensor)):
+        if any(node.kind in _BIASED and node.input(2) == tensor for node in graph.consumers(tensor)):
             logger.warning(
                 "TensorQuantOverrides: %r is a bias, which gets the product of two scales all the same", tensor
             )
             continue
         channels = [given] if isinstance(given, Mapping) else list(given or ())
         if channels:
-            _check(request, tensor, channels)
-            request.tensors += _overrides(request, tensor, channels)
+            _check(graph, tensor, channels)
+            found += _overrides(graph, tensor, channels, formats)
+    return found
 
 
-def _check(request: Request, tensor: str, channels: Sequence[Any]) -> None:
+def _check(graph: Graph, tensor: str, channels: Sequence[Any]) -> None:
     where = f"TensorQuantOverrides[{tensor!r}]"
     for channel in channels:
         if not isinstance(channel, Mapping):
@@ -55,7 +67,7 @@ def _check(request: Request, tensor: str, channels: Sequence[Any]) -> None:
     first = channels[0]
     if len(channels) > 1 and "axis" not in first:
         raise CallError(f"{where} has {len(channels)} channels, and no 'axis' in the first of them")
-    constant = request.graph.is_constant(tensor)
+    constant = graph.is_constant(tensor)
     if "reduce_range" in first and not constant:
         raise CallError(f"{where}: option 'reduce_range' is for initializers, and this is an activation")
     if "convert" in first and constant:
@@ -65,24 +77,26 @@ def _check(request: Request, tensor: str, channels: Sequence[Any]) -> None:
             raise CallError(f"{where}: option {key!r} must be the same for all channels")
 
 
-def _overrides(request: Request, tensor: str, channels: Sequence[Mapping[str, Any]]) -> list[TensorOverride]:
+def _overrides(
+    graph: Graph, tensor: str, channels: Sequence[Mapping[str, Any]], formats: Formats
+) -> list[TensorOverride]:
     first = channels[0]
-    found = [TensorOverride(tensor, **_settings(tensor, channels))]
+    found = [TensorOverride(tensor, **_settings(tensor, channels, formats))]
     if "convert" in first:
         converted = dict(first["convert"])
         readers = converted.pop("recv_nodes", None)
-        named = sorted(readers) if readers else [node.name for node in request.graph.consumers(tensor)]
-        _check(request, tensor, [converted])
+        named = sorted(readers) if readers else [node.name for node in graph.consumers(tensor)]
+        _check(graph, tensor, [converted])
         if named:
-            found.append(TensorOverride(tensor, named, **_settings(tensor, [converted])))
+            found.append(TensorOverride(tensor, named, **_settings(tensor, [converted], formats)))
     return found
 
 
-def _settings(tensor: str, channels: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _settings(tensor: str, channels: Sequence[Mapping[str, Any]], formats: Formats) -> dict[str, Any]:
     """Arguments of a TensorOverride."""
     first, settings = channels[0], dict[str, Any]()
     if "quant_type" in first:
-        settings["dtype"] = format_of(first["quant_type"])
+        settings["dtype"] = formats(first["quant_type"])
     if "axis" in first:
         settings["axis"] = first["axis"]
     for key in ("symmetric", "reduce_range"):

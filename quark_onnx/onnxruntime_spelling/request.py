@@ -12,16 +12,13 @@ from typing import Any
 from onnx import TensorProto
 
 from quark_onnx.config import QuantizationSpec, TensorOverride
-from quark_onnx.errors import ConfigError, nearest
+from quark_onnx.errors import nearest
 from quark_onnx.graph import Graph, Node, inlined
 from quark_onnx.graph.io import load
+from quark_onnx.onnxruntime_spelling.names import CallError as CallError
 from quark_onnx.onnxruntime_spelling.names import QuantType
 
 logger = logging.getLogger(__name__)
-
-
-class CallError(ConfigError, ValueError):
-    """A call in onnxruntime's spelling is wrong; onnxruntime raises ValueError."""
 
 
 @dataclass

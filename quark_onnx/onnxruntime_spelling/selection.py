@@ -1,10 +1,12 @@
-"""Which nodes a call in onnxruntime's spelling means: by exact names, and by bare names of operators."""
+"""Selection of nodes in onnxruntime's spelling: by exact node names, and by bare operator names."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from quark_onnx.errors import nearest
+from quark_onnx.graph import Graph
 from quark_onnx.graph.node import inner_nodes
 from quark_onnx.onnxruntime_spelling.request import Request, logger, names
 from quark_onnx.registry import RULES
@@ -24,19 +26,19 @@ def choose(request: Request) -> None:
     if types:
         _choose_types(request, types)
     if nodes:
-        known = _known(request, nodes, "nodes_to_quantize")
+        known = known_nodes(request.graph, nodes, "nodes_to_quantize")
         if known:
             request.changes |= {"nodes": known, "safe": False}
         else:
             request.changes["exclude"] = ("*",)
     if excluded:
-        request.exclude += _known(request, excluded, "nodes_to_exclude")
+        request.exclude += known_nodes(request.graph, excluded, "nodes_to_exclude")
 
 
 def _choose_types(request: Request, types: tuple[str, ...]) -> None:
-    nodes = [*request.graph.nodes, *inner_nodes(request.graph.nodes)]
+    nodes = every_node(request.graph)
     present = {node.kind for node in nodes}
-    kinds = {kind for kind in RULES if kind in types or kind.partition("::")[2] in types}
+    kinds = ruled_kinds(types)
     ruled = {kind for kind in present if kind in RULES}
     missing = [name for name in types if name not in {kind.partition("::")[2] or kind for kind in kinds}]
     carried = [name for name in missing if any(node.op_type == name for node in nodes)]
@@ -56,9 +58,25 @@ def _choose_types(request: Request, types: tuple[str, ...]) -> None:
         request.changes |= {"op_types": tuple(sorted(kinds)), "safe": False}
 
 
-def _known(request: Request, given: tuple[str, ...], argument: str) -> tuple[str, ...]:
-    nodes: list[Any] = [*request.graph.nodes, *inner_nodes(request.graph.nodes)]
-    present = {node.name for node in nodes}
+def every_node(graph: Graph) -> list[Any]:
+    """Return the nodes of a graph and of its bodies."""
+    return [*graph.nodes, *inner_nodes(graph.nodes)]
+
+
+def ruled_kinds(types: Sequence[str]) -> set[str]:
+    """Return the kinds of operators that have a rule and one of these names; a bare name counts for every domain."""
+    return {kind for kind in RULES if kind in types or kind.partition("::")[2] in types}
+
+
+def known_nodes(graph: Graph, given: Sequence[str], argument: str) -> tuple[str, ...]:
+    """Return the names of existing nodes, those in bodies included; warn of unknown names.
+
+    Args:
+        graph: the float model.
+        given: names of nodes.
+        argument: the name of the argument that they are given by.
+    """
+    present = {node.name for node in every_node(graph)} if given else set()
     for name in given:
         if name not in present:
             logger.warning("%s: no node of the model is called %r%s", argument, name, nearest(name, present))

@@ -8,7 +8,6 @@ from typing import Any
 from quark_onnx.errors import nearest
 from quark_onnx.onnxruntime_spelling import options as obeyed
 from quark_onnx.onnxruntime_spelling.options import Handler
-from quark_onnx.onnxruntime_spelling.overrides import tensor_overrides
 from quark_onnx.onnxruntime_spelling.request import Request, logger
 
 
@@ -52,7 +51,7 @@ OPTIONS: dict[str, Option] = {
     "BlockSize": Option((0, None), "`weight.block_size`", obeyed.blocks),
     "MinimumRealRange": Option((None,), '`TensorOverride("*", min_range=...)`', obeyed.least_range),
     "TensorQuantOverrides": Option(
-        (None, {}), "a `TensorOverride` for each tensor, two with `convert`", tensor_overrides
+        (None, {}), "a `TensorOverride` for each tensor, two with `convert`", obeyed.override_tensors
     ),
     "DefaultTensorType": Option((None,), "float, as always; another type is refused", obeyed.default_type),
     "CalibTensorRangeSymmetric": Option((None,), "`activation.symmetric`", obeyed.calibration_symmetric),

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from calibrators import QParams, rows
 from quark_onnx.config import QuantizationSpec, TensorOverride, format_calibrator
-from quark_onnx.dtypes import BODY_OPSET, Block, Scaled
+from quark_onnx.dtypes import BODY_OPSET, INT32, Block, Integer, Scaled
 
 
 @dataclass(frozen=True)
@@ -113,9 +113,12 @@ class SameAs:
 
 @dataclass(frozen=True)
 class BiasOf:
-    """An int32 bias, added to the product of ``x`` and ``w``; its scale is the product of theirs.
+    """A bias in integers, added to the product of ``x`` and ``w``.
+
+    Its scale is the product of theirs; one of 16 bits has that times a power of two, where its values need it.
 
     Attributes:
+        dtype: int32 or int16.
         axis: the axis of the bias that runs over the channels of the weight.
         repeat: how often the channel scales of the weight repeat along it (grouped ConvTranspose).
         stored: whether it is stored as integers. If it stays float it has to fit all the same: onnxruntime makes
@@ -127,9 +130,16 @@ class BiasOf:
     axis: int = 0
     repeat: int = 1
     stored: bool = True
+    dtype: Integer = INT32
+
+    @property
+    def alone(self) -> Quantize:
+        """The same number format without the tie to other scales."""
+        return Quantize(QuantizationSpec(self.dtype), self.axis)
 
     def __str__(self) -> str:
-        return f"{'' if self.stored else 'float '}bias of {self.x} and {self.w}"
+        kind = "" if self.dtype == INT32 else f"{self.dtype.name} "
+        return f"{kind if self.stored else 'float '}bias of {self.x} and {self.w}"
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrators import Grid, QParams, Range, params_for
-from calibrators.affine import round_scale
+from calibrators.affine import octaves_for, round_scale
 from calibrators.grid import SMALLEST_SCALE
 from calibrators.shown import short
 from quark_onnx.config import QuantizationSpec
-from quark_onnx.dtypes import Integer
+from quark_onnx.dtypes import INT32, Integer
 from quark_onnx.errors import ConfigError
 from quark_onnx.graph import Graph
 from quark_onnx.kernels.hqq import half_quadratic
@@ -83,7 +83,8 @@ def compute_bias_qparams(graph: Graph, plan: Plan, params: Params) -> None:
             _make_room(graph, plan, params, use, entry)
     for use, entry in plan.entries.items():
         if isinstance(entry, BiasOf):
-            params.table[use] = _bias_params(plan, params, entry)
+            found = _bias_params(plan, params, entry)
+            params.table[use] = found if entry.dtype == INT32 else _widened(graph, use, found, entry.dtype)
 
 
 def _in_blocks(graph: Graph, use: Use, entry: Quantize, dtype: Integer) -> QParams:
@@ -199,6 +200,16 @@ def _bias_params(plan: Plan, params: Params, entry: BiasOf) -> QParams:
     return QParams(scale, np.zeros(scale.shape, np.int64), None if w.axis is None else entry.axis)
 
 
+def _widened(graph: Graph, use: Use, params: QParams, dtype: Integer) -> QParams:
+    """Multiply the scales of a bias by the least powers of two with which its format holds the values."""
+    bias = graph.constant(use.tensor)
+    assert bias is not None
+    magnitude = np.abs(bias.astype(np.float64))
+    greatest = magnitude if params.axis is not None else magnitude.max(initial=0.0)
+    octaves = octaves_for(greatest / params.scale.astype(np.float64), dtype.qmax)
+    return params.with_scale((params.scale * np.exp2(octaves)).astype(np.float32))
+
+
 def _make_room(graph: Graph, plan: Plan, params: Params, use: Use, entry: BiasOf) -> None:
     """Raise weight scales until the bias fits into int32 and its scale is a normal number.
 
@@ -213,6 +224,8 @@ def _make_room(graph: Graph, plan: Plan, params: Params, use: Use, entry: BiasOf
         return
     x, w = params.table[source], params.table[root]
     magnitude = np.abs(bias.astype(np.float64))
+    if entry.dtype != INT32:
+        magnitude = np.zeros_like(magnitude)  # its scale is raised instead, by powers of two
     least = np.maximum(magnitude / _LARGEST_CODE, SMALLEST_SCALE) / x.scale.astype(np.float64)
     largest = max(least.max(initial=0.0), float(w.scale.max()))
     weight = plan.entries.get(root)

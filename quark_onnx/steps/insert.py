@@ -284,7 +284,7 @@ class _Writer:
         assert array is not None
         scale = self._scale(root)
         entry = self.plan.entries[root]
-        grid = entry.spec.grid if isinstance(entry, Quantize) else INT32.grid(symmetric=True)
+        grid = entry.spec.grid if isinstance(entry, Quantize) else scale.dtype.grid(symmetric=True)
         codes = scale.dtype.encode(array, scale.params, grid)
         flat = isinstance(entry, Quantize) and entry.flat
         lines = (*array.shape[: scale.params.axis], -1)
@@ -308,7 +308,8 @@ class _Writer:
         """The scale and zero point of a root, written once."""
         if root not in self._scales:
             entry, params = self.plan.entries[root], self.params.table[root]
-            dtype = entry.spec.codes if isinstance(entry, Quantize) else INT32
+            assert isinstance(entry, Quantize | BiasOf)
+            dtype: Scaled = entry.dtype if isinstance(entry, BiasOf) else entry.spec.codes
             zero = self._parameter(f"{use_name(root)}_zero_point", params.zero_point.astype(dtype.numpy))
             self._scales[root] = _Scale(dtype, params, self._store(root, params), zero)
         return self._scales[root]

@@ -10,6 +10,7 @@ import numpy as np
 import quark_onnx.rules
 import quark_onnx.targets  # noqa: F401  (importing registers rules and targets)
 from quark_onnx.config import QConfig, TensorOverrides
+from quark_onnx.dtypes import INT16
 from quark_onnx.graph import Graph, ShapeArithmetic, overridable, reach
 from quark_onnx.graph.states import State, states
 from quark_onnx.plan import OVERRIDABLE, Asked, BiasOf, Keep, Plan, Quantize, SameAs, Use, looks_up, select
@@ -71,14 +72,20 @@ def make_plan(
     _spare_tied(plan)
     _hand_on(plan)
     _read_floats(plan)
-    if not config.bias:
-        floats = {use: replace(e, stored=False) for use, e in plan.entries.items() if isinstance(e, BiasOf)}
-        plan.entries.update(floats)
+    _store_biases(plan, config.bias)
     _lift(plan)
     _spare_float_readers(plan)
     _spare_shapes(plan)
     _spare_outputs(plan)
     return plan
+
+
+def _store_biases(plan: Plan, bias: bool | str) -> None:
+    """Store biases in the format that the configuration asks for, or as floats."""
+    for use, entry in plan.entries.items():
+        if isinstance(entry, BiasOf):
+            dtype = INT16 if bias == INT16.name else entry.dtype
+            plan.entries[use] = replace(entry, stored=bool(bias), dtype=dtype)
 
 
 def _spare_tied(plan: Plan) -> None:

@@ -1,4 +1,4 @@
-"""mixed: which nodes get more bits, found by measuring what each of them does to the outputs."""
+"""mixed: which nodes get more bits, or fewer, found by measuring what each of them does to the outputs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from quark_onnx.steps.keep_sensitive_float import keep_sensitive_ops_float
 from quark_onnx.steps.make_plan import make_plan
 from quark_onnx.steps.run import Sample
 
-#: At most so many raised nodes are tried to be lowered again.
+#: At most so many changed nodes are tried to be changed back; so many others, to be lowered as well.
 _TRIES = 24
 
 
@@ -34,16 +34,16 @@ class Sensitivity:
     """What was found.
 
     Attributes:
-        noise: the error at the outputs that each node causes when it alone is quantized; in dB of SQNR, or by the
-            user's metric.
-        raised: the nodes that get more bits, the worst first.
-        before, after: the goal without raised nodes, and with them.
+        noise: the error at the outputs that each node causes when it alone is quantized, or lowered; in dB of SQNR, or
+            by the user's metric.
+        changed: the nodes that get more bits, the worst first; or fewer, the least harmful first.
+        before, after: the goal without changed nodes, and with them.
         reached: whether that meets the target.
-        into: what becomes of the activations of a raised node.
+        into: what becomes of a changed node.
     """
 
     noise: dict[str, float] = field(default_factory=dict)
-    raised: list[str] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)
     before: float = np.inf
     after: float = np.inf
     reached: bool = True
@@ -53,7 +53,7 @@ class Sensitivity:
 def mix(
     graph: Graph, config: QConfig, samples: Samples, *, show: bool | None = False
 ) -> tuple[QConfig, Sensitivity | None]:
-    """The configuration with an override for the nodes that need more bits, and what was found.
+    """The configuration with an override for the nodes that need more bits, or fewer, and what was found.
 
     Without the optimizer in the configuration, that is returned as it is.
     """
@@ -64,10 +64,7 @@ def mix(
         raise ConfigError("auto_mixed_precision is given twice; one target is all that can be met")
     if not len(samples):
         raise ConfigError("auto_mixed_precision needs calibration data, to measure what each node does to the outputs")
-    if found[0].of_weights and not found[0].narrow(config.weight):
-        raise ConfigError(
-            "to of auto_mixed_precision is '8bit_weights', but no weights are integers of fewer bits; choose 16bit"
-        )
+    found[0].check(config)
     return _Search(graph, config, found[0], samples, show).run()
 
 
@@ -91,26 +88,51 @@ class _Search:
     def run(self) -> tuple[QConfig, Sensitivity]:
         settings, result = self._settings, Sensitivity()
         result.into = settings.word(self._config)
-        names = [node.name for node in self._graph.nodes if self._raisable(node)]
+        names = [node.name for node in self._graph.nodes if self._changeable(node)]
         result.before = result.after = self._goal(())
         bound = settings.target
         if settings.metric is not None:
             bound = self._metric(self._graph.to_model()) - settings.target
-        if result.before >= bound or not names:
-            result.reached = result.before >= bound
+        result.reached = result.before >= bound
+        # raising is for a target that is missed, and lowering for one that is met
+        if result.reached != settings.lowers or not names:
             return self._config, result
         with Progress(self._show, len(names), "measuring nodes", "node") as bar:
             for done, name in enumerate(names, 1):
-                result.noise[name] = self._alone(name)
+                result.noise[name] = self._goal((name,)) if settings.lowers else self._alone(name)
                 bar.update(done)
-        order = sorted(names, key=result.noise.__getitem__)  # those alike in the order of the graph
+        # those alike in the order of the graph
+        order = sorted(names, key=result.noise.__getitem__, reverse=settings.lowers)
         whole = len(names) if settings.of_weights else len(self._graph.nodes)
-        order = order[: max(1, int(settings.share * whole))]
-        chosen = self._fewest(order, bound)
-        chosen = self._needed(chosen, bound)
-        result.raised, result.after = chosen, self._goal(tuple(chosen))
+        most = max(1, int(settings.share * whole))
+        if settings.lowers:
+            chosen = self._most(order, bound, most)
+        else:
+            chosen = self._needed(self._fewest(order[:most], bound), bound)
+        result.changed, result.after = chosen, self._goal(tuple(chosen))
         result.reached = result.after >= bound
         return self._with(tuple(chosen)), result
+
+    def _most(self, order: list[str], bound: float, most: int) -> list[str]:
+        """The longest beginning of a list with which the bound is met, by bisection; and some nodes behind it.
+
+        Args:
+            order: nodes, the least harmful first.
+            bound: the least goal.
+            most: no more nodes than this.
+        """
+        low, high = 0, min(len(order), most) + 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._goal(tuple(order[:middle])) >= bound:
+                low = middle
+            else:
+                high = middle
+        chosen = order[:low]
+        for name in order[low + 1 : low + 1 + _TRIES]:
+            if len(chosen) < most and self._goal((*chosen, name)) >= bound:
+                chosen.append(name)
+        return chosen
 
     def _fewest(self, order: list[str], bound: float) -> list[str]:
         """The shortest beginning of a list that meets the bound, by bisection; all of it if none does."""
@@ -145,8 +167,8 @@ class _Search:
         config = config.with_(activation=None) if self._settings.of_weights else config
         return self._measured(self._plan_of(config))
 
-    def _raisable(self, node: Node) -> bool:
-        """Whether a node has something to be raised."""
+    def _changeable(self, node: Node) -> bool:
+        """Whether a node has something to be changed."""
         plan = self._plans[0]
         if not self._settings.of_weights:
             return plan.touches(node)
@@ -154,7 +176,7 @@ class _Search:
         return any(isinstance(entry, Quantize) and self._settings.narrow(entry.spec) for entry in entries)
 
     def _goal(self, names: tuple[str, ...]) -> float:
-        """The goal where these nodes are raised."""
+        """The goal where these nodes are changed."""
         if names not in self._goals:
             self._goals[names] = self._measured(self._plan_of(self._with(names)))
         return self._goals[names]
@@ -229,10 +251,11 @@ class _Search:
 def describe(found: Sensitivity, settings: AutoMixedPrecision, nodes: int) -> list[str]:
     """What a report says of it."""
     unit = "" if settings.metric is not None else " dB"
+    verb = "lowered" if settings.lowers else "raised"
+    missed = "" if found.reached else ", missed"
     lines = [
-        f"auto_mixed_precision: {len(found.raised)} of {nodes} nodes {found.into}, "
-        f"{found.before:.2f} -> {found.after:.2f}{unit} (target {settings.target:g}{unit}"
-        f"{'' if found.reached else ', missed'})"
+        f"auto_mixed_precision: {len(found.changed)} of {nodes} nodes {found.into}, "
+        f"{found.before:.2f} -> {found.after:.2f}{unit} (target {settings.target:g}{unit}{missed})"
     ]
-    lines += [f"raised to {found.into}: {name} (alone {found.noise[name]:.2f}{unit})" for name in found.raised]
+    lines += [f"{verb} to {found.into}: {name} (alone {found.noise[name]:.2f}{unit})" for name in found.changed]
     return lines

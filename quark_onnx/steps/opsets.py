@@ -9,11 +9,11 @@ from onnx import TensorProto, defs, helper
 
 from calibrators.onnx_runtime.session import open_session
 from quark_onnx.config import QConfig
-from quark_onnx.dtypes import BODY_OPSET, Integer
+from quark_onnx.dtypes import BODY_OPSET, INT32, Integer
 from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.graph import Graph
 from quark_onnx.passes import at_opset, raise_opset, to_opset
-from quark_onnx.plan import Plan, Quantize, Use
+from quark_onnx.plan import BiasOf, Plan, Quantize, Use
 from quark_onnx.registry import TARGETS
 from quark_onnx.steps.prepare import unchanged
 from quark_onnx.steps.run import Reference, Sample
@@ -101,7 +101,8 @@ def raise_opset_for(
     """
     quantized = [entry for entry in plan.entries.values() if isinstance(entry, Quantize)]
     vendor = BODY_OPSET if config.form == "vendor" else 0
-    wanted = [*quantized, *inside]
+    biases = [entry.alone for entry in plan.entries.values() if isinstance(entry, BiasOf) and entry.stored]
+    wanted = [*quantized, *inside, *(bias for bias in biases if bias.spec.dtype != INT32)]
     needed = max(ROUND_OPSET, vendor, *(entry.min_opset for entry in wanted)) if wanted else 0
     before, limit = graph.opset, config.max_opset or needed
     if config.target and not config.max_opset and all(contributed(e) and not e.spec.block_size for e in wanted):

@@ -44,6 +44,8 @@ def unfit(target: Target, config: QConfig) -> str:
 
 def refusal(target: Target, config: QConfig) -> str:
     """Why a device does not take what a configuration makes, and what to do; empty if it does."""
+    if config.bias == "int16" and target.integer_engine:
+        return f"{target.name} does not take biases of 16 bits; leave out bias"
     found = format_of(config)
     if found in target.presets:
         return ""

@@ -43,7 +43,7 @@ torch.quantization torch.utils
 torch.export
 torch
 onnx compat_onnxruntime
-vai_q_onnx
+vai_q_onnx olive
 quark_onnx
 cli
 __main__
@@ -54,8 +54,8 @@ RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names.split(
 MAY_IMPORT_TORCH = {"device.py"}
 #: Mirrors of AMD Quark's and onnxruntime's module paths; native code never imports them.
 MIRRORS = {"onnx", "compat_onnxruntime", "vai_q_onnx", "torch.quantization", "torch.export", "torch.utils"}
-#: Rooms that may import a mirror: the front doors that re-export its names, and other mirrors.
-FRONT_DOORS = {"quark_onnx", "torch", "cli"}
+#: Rooms that may import a mirror: the front doors that re-export its names or take its parameters, and other mirrors.
+FRONT_DOORS = {"quark_onnx", "torch", "cli", "olive"}
 
 
 def imports(path: Path) -> Iterator[str]:

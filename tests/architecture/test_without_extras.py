@@ -9,7 +9,17 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 #: Packages that only the extras install.
-OPTIONAL = ("torch", "transformers", "safetensors", "gguf", "onnxscript", "compressed_tensors", "accelerate", "lm_eval")
+OPTIONAL = (
+    "torch",
+    "transformers",
+    "safetensors",
+    "gguf",
+    "onnxscript",
+    "compressed_tensors",
+    "accelerate",
+    "lm_eval",
+    "olive",
+)
 
 #: ``None`` in ``sys.modules`` makes an import fail and ``find_spec`` return None, as if the package were missing.
 COLLECT = f"""

@@ -263,6 +263,7 @@ def _evaluate(options: argparse.Namespace) -> None:
 
 _EXCLUDE = "leave the nodes out: exclude, or Override(keep=True)"
 _ROWS = (
+    Tool("convert_bias_int32_to_int16", _conversion("int16-biases")),
     Tool("convert_custom_ops", _custom_names, options=(("reverse_conversion", False),)),
     Tool("convert_customqdq_to_qdq", _conversion("standard-qdq")),
     Tool("convert_dynamic_to_fixed", _shapes, options=(("fix_shapes", ""),)),
@@ -301,7 +302,6 @@ _ROWS = (
     Tool("remove_initializer_from_input", _without_initializers),
     Tool("replace_inf_weights", _finite_weights, options=(("replace_inf_value", 10000.0),)),
     Tool("convert_a8w8_npu_to_a8w8_cpu", None, "quantize the float model again, without a target"),
-    Tool("convert_bias_int32_to_int16", None, "biases are int32, which every runtime reads and which loses nothing"),
     Tool("convert_lstm_to_customlstm", None, "an LSTM stays one of ONNX's own, which every runtime reads"),
     Tool("convert_nchw_to_nhwc", None, "the layout of inputs stays; open_reader(layout='nhwc') turns samples"),
     Tool("convert_resize_fs_to_pof2s", None, "quantize with power-of-two scales: the preset XINT8"),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from importlib import import_module
+from typing import Any
 
 import pytest
 
 from quark_onnx.errors import ConfigError
+from quark_onnx.onnx.quant_utils import ExtendedQuantFormat, ExtendedQuantType, VitisQuantFormat
 from quark_onnx.onnx.quantization.config.custom_config import get_default_config_mapping
 
 
@@ -89,3 +91,13 @@ def test_an_unknown_preset_names_the_nearest() -> None:
         module.QConfig.get_default_config("XINT")
     with pytest.raises(AttributeError, match="XINT8_CONFIG"):
         import_module("quark_onnx.onnx.quantization.config.custom_config").__getattr__("XINT8_CONFIGS")
+
+
+@pytest.mark.parametrize("kind", [ExtendedQuantType, ExtendedQuantFormat, VitisQuantFormat])
+def test_enumerations_are_read_and_written_by_name(kind: Any) -> None:
+    """As those of AMD Quark: ``argparse`` takes ``from_string`` as a type, and shows bare names."""
+    for member in kind:
+        assert str(member) == member.name
+        assert kind.from_string(member.name) is member
+    with pytest.raises(ValueError, match="is none of: Q"):
+        kind.from_string("int8")

@@ -131,11 +131,21 @@ def test_the_part_that_is_quantized(caplog: pytest.LogCaptureFixture) -> None:
         assert config_of(model, OpTypesToQuantize=["Conv", "NonMaxSuppression"]).op_types == ("Conv",)
         assert config_of(model, NodesToQuantize=["conv1", "conv9"]).nodes == ("conv1",)
     assert "NonMaxSuppression" in caplog.text
-    assert "'conv9' matches nothing" in caplog.text
+    assert "nodes_to_quantize: no node of the model is called 'conv9'; did you mean 'conv2'?" in caplog.text
     with pytest.raises(ConfigError, match="nothing would be quantized"):
         config_of(model, OpTypesToQuantize=["NonMaxSuppression"])
     kept = config_of(transformer(), MatMulConstBOnly=True).overrides
     assert sorted(kept[0].nodes) == ["back", "score"]
+
+
+def test_operators_of_other_domains_are_known_by_their_bare_names() -> None:
+    model = parse(
+        """<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]> g (float[N,4] x) => (float[N,4] y) {
+            h = com.microsoft.FastGelu (x)
+            y = Relu (h)
+        }"""
+    )
+    assert config_of(model, OpTypesToQuantize=["FastGelu"]).op_types == ("com.microsoft::FastGelu",)
 
 
 def test_the_target(caplog: pytest.LogCaptureFixture) -> None:

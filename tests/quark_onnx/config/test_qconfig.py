@@ -65,7 +65,7 @@ def test_one_name_is_a_list_of_one() -> None:
         ({"nodes": 3}, "nodes is 3; it must be a name or a list of names"),
         ({"op_types": "Convv"}, "unknown operator 'Convv'; did you mean 'Conv'?"),
         ({"activation": "int8"}, "activation is 'int8'; it must be a QuantizationSpec or None"),
-        ({"bias": None}, "bias is None; it must be true or false"),
+        ({"bias": None}, "bias is None; it must be true, false or one of: int32, int16"),
         ({"safe": 1}, "safe is 1; it must be true or false"),
         ({"overrides": ["x"]}, "overrides holds 'x', which is not an Override"),
         ({"search": True}, "search is True; it must be a number of samples, 0 or more"),

@@ -9,7 +9,7 @@ import pytest
 from onnx import ModelProto, TensorProto
 
 from calibrators.onnx_runtime.session import open_session
-from quark_onnx import QConfig, QuantizationSpec, quantize
+from quark_onnx import Override, QConfig, QuantizationSpec, quantize
 from quark_onnx.errors import ConfigError
 from quark_onnx.optimizers import AutoMixedPrecision
 from tests.models import Feeds, kinds, parse, run, weight
@@ -156,6 +156,87 @@ def test_with_any_format(preset: str) -> None:
         assert "16 bits" not in headline(result)
 
 
+def lowered(result: Any) -> list[str]:
+    lines = [note for note in result.report.notes if note.startswith("lowered to ")]
+    return [line.partition(": ")[2].partition(" (")[0] for line in lines]
+
+
+def code_types(model: ModelProto) -> list[str]:
+    """Types of the codes of activations."""
+    constants = {each.name: each.data_type for each in model.graph.initializer}
+    nodes = [node for node in model.graph.node if node.op_type == "QuantizeLinear"]
+    return sorted({TensorProto.DataType.Name(constants[node.input[2]]).lower() for node in nodes})
+
+
+def test_nodes_of_16_bits_are_lowered_where_8_do_no_harm() -> None:
+    """All but those around the tensor with the outlier; every other node would miss the target, too."""
+    model, data = broken()
+    wide = QConfig.of("A16W8").with_(safe=False)
+    plain = quantize(model, data, wide)
+    result = quantize(model, data, wide.with_(optimizers=AutoMixedPrecision(target=30.0, to="8bit")))
+    assert 29 < sqnr(model, result.model, data) <= sqnr(model, plain.model, data)
+    assert code_types(plain.model) == ["uint16"] and code_types(result.model) == ["uint16", "uint8"]
+    assert {"a", "d"} <= set(lowered(result)) and not {"spread", "relu"} & set(lowered(result))
+    assert f"{len(lowered(result))} of 7 nodes 8 bits" in headline(result) and "missed" not in headline(result)
+    for name in {"spread", "relu", "back"} - set(lowered(result)):
+        narrow = Override((*lowered(result), name), activation=QConfig.of("A8W8").activation)
+        worse = quantize(model, data, wide.with_(overrides=(narrow,)))
+        assert sqnr(model, worse.model, data) < 30
+
+
+def test_lowering_and_raising_meet() -> None:
+    """Both ways end with a mixture that has the target, with as many nodes of 16 bits within one."""
+    model, data = broken()
+    up = quantize(model, data, mixed(target=30.0))
+    wide = QConfig.of("A16W8").with_(safe=False)
+    down = quantize(model, data, wide.with_(optimizers=AutoMixedPrecision(target=30.0, to="8bit")))
+    assert abs(len(raised(up)) - (7 - len(lowered(down)))) <= 1
+
+
+def test_all_is_lowered_where_the_target_is_low_and_nothing_where_it_is_missed() -> None:
+    model, data = broken()
+    wide = QConfig.of("A16W8").with_(safe=False)
+    low = quantize(model, data, wide.with_(optimizers=AutoMixedPrecision(target=-100.0, to="8bit")))
+    assert len(lowered(low)) == 7 and code_types(low.model) == ["uint8"]
+    missed = quantize(model, data, wide.with_(optimizers=AutoMixedPrecision(target=200.0, to="8bit")))
+    assert not lowered(missed) and headline(missed).endswith("(target 200 dB, missed)")
+    some = quantize(model, data, wide.with_(optimizers=AutoMixedPrecision(target=-100.0, to="8bit", share=0.5)))
+    assert len(lowered(some)) == 3
+
+
+def rms(model: ModelProto, quantized: ModelProto, data: list[Feeds]) -> float:
+    errors = [run(model, sample)[0].astype(np.float64) - run(quantized, sample)[0] for sample in data]
+    return float(np.sqrt(np.mean(np.square(errors))))
+
+
+def test_lowered_nodes_have_the_formats_that_are_given() -> None:
+    """Weights, too; and a metric says how far to go."""
+    model, data = broken()
+    wide = QConfig.of("A16W8").with_(safe=False, weight=QuantizationSpec("int16", per_channel=True))
+    given = {"activation": QuantizationSpec("int8"), "weight": QuantizationSpec("int8", per_channel=True)}
+
+    def lower(loss: float) -> Any:
+        narrow = AutoMixedPrecision(loss, "8bit", metric=lambda each: -rms(model, each, data), **given)
+        return quantize(model, data, wide.with_(optimizers=narrow))
+
+    whole = lower(1e9)
+    assert code_types(whole.model) == ["int8"] and len(lowered(whole)) == 7
+    stored = [each.data_type for each in whole.model.graph.initializer if len(each.dims) == 2]
+    assert stored == [TensorProto.INT8] * 3
+    loss = rms(model, whole.model, data) / 4
+    part = lower(loss)
+    assert 0 < len(lowered(part)) < 7 and code_types(part.model) == ["int8", "uint16"]
+    assert rms(model, part.model, data) <= loss * 1.01
+    assert "int8" in headline(part) and "dB" not in headline(part)
+
+
+@pytest.mark.parametrize("preset", ["A8W8", "BF16", "W8"])
+def test_nothing_of_16_bits_cannot_be_lowered(preset: str) -> None:
+    config = QConfig.of(preset).with_(optimizers=AutoMixedPrecision(to="8bit"))
+    with pytest.raises(ConfigError, match=r"neither activations nor weights are integers of 16 bits.*A16W8"):
+        quantize(attentive(), texts(4), config)
+
+
 def test_the_names_of_nodes_are_names_not_patterns() -> None:
     model, data = broken()
     for place, node in enumerate(model.graph.node):
@@ -186,7 +267,9 @@ def test_what_cannot_be_done_is_an_error() -> None:
         ("target", "high"),
         ("target", float("nan")),
         ("target", True),
-        ("to", "8bit"),
+        ("to", "8bits"),
+        ("activation", "int8"),
+        ("weight", 8),
         ("to", ["16bit"]),
         ("samples", 0),
         ("samples", 2.5),

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from quark_onnx.errors import ConfigError, nearest
+from quark_onnx.onnx.legacy import narrowed
 from quark_onnx.onnx.quantization.config.spec import QLayerConfig
 from quark_onnx.optimizers import (
     CLE,
@@ -259,11 +260,7 @@ class QuarotConfig(AlgoConfig):
 
 @dataclass(eq=False)
 class AutoMixprecisionConfig(AlgoConfig):
-    """Two formats in one model: the narrow one where it does no harm, the wide one elsewhere.
-
-    AMD lowers nodes of the wide configuration, one by one. Here the model starts narrow, and as few nodes as possible
-    are raised, until the outputs are as good as asked; which is the same question from the other side.
-    """
+    """Two formats in one model: nodes of the wide one are lowered to the narrow one where that does no harm."""
 
     name: ClassVar[str] = "auto_mixprecision"
     _unused: ClassVar[dict[str, str]] = {
@@ -273,7 +270,7 @@ class AutoMixprecisionConfig(AlgoConfig):
         "exclude_layers": "all nodes that are quantized take part",
         "metric_output_index": "the worst output counts",
         "metric_distance_fn": "the signal-to-noise ratio of the worst output counts",
-        "metric_optimize_object": "as few nodes as possible are raised",
+        "metric_optimize_object": "as many nodes as possible are lowered",
         "sensitivity_cache_file": "errors are measured anew",
         "worker_num": "candidates are measured one after another",
         "dual_quant_nodes": "a tensor between two formats gets the pairs that it needs",
@@ -301,19 +298,26 @@ class AutoMixprecisionConfig(AlgoConfig):
     def native(self) -> AutoMixedPrecision:
         self._warn()
         default = AutoMixedPrecision()
-        samples = self.data_size or default.samples
+        narrow = self.narrow
+        weight = narrow.native_weight()
+        settings: dict[str, Any] = {
+            "to": "8bit",
+            "samples": self.data_size or default.samples,
+            "activation": narrow.native_activation(),
+            "weight": None if weight is None else narrowed(weight),
+        }
         if self.metric_evaluate_fn is not None and self.metric_threshold is not None:
-            return AutoMixedPrecision(self.metric_threshold, samples=samples, metric=self.metric_evaluate_fn)
+            return AutoMixedPrecision(self.metric_threshold, metric=self.metric_evaluate_fn, **settings)
         if self.metric_default == "sqnr" and self.metric_threshold:
-            return AutoMixedPrecision(self.metric_threshold, samples=samples)
+            return AutoMixedPrecision(self.metric_threshold, **settings)
         logger.warning(
-            "%s: metric_threshold is one of %s, which is not measured; nodes are raised until the worst output has %g "
-            'dB. Set metric_default="sqnr" with a threshold in dB, or metric_evaluate_fn',
+            "%s: metric_threshold is one of %s, which is not measured; nodes are lowered as long as the worst output "
+            'has %g dB. Set metric_default="sqnr" with a threshold in dB, or metric_evaluate_fn',
             self.name,
             self.metric_default,
             default.target,
         )
-        return AutoMixedPrecision(samples=samples)
+        return AutoMixedPrecision(**settings)
 
     @property
     def narrow(self) -> QLayerConfig:

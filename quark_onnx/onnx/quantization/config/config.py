@@ -23,6 +23,7 @@ from quark_onnx.onnx.quantization.config.algorithm import (
 from quark_onnx.onnx.quantization.config.data_type import DataType
 from quark_onnx.onnx.quantization.config.spec import QLayerConfig, QTensorConfig
 from quark_onnx.onnxruntime_spelling.request import name_of
+from quark_onnx.registry import DTYPES
 
 logger = logging.getLogger(__name__)
 
@@ -114,6 +115,7 @@ class QConfig:
         draft = Draft(
             self.global_config.native_activation(),
             legacy.narrowed(weight.native(weight=True)),
+            bias=_bias(self.global_config.bias),
             target="npu" if legacy.on_integer_engine(activation, weight) else "",
             exclude=list(self.exclude),
             algorithms=_without_rivals(self.algo_config),
@@ -251,6 +253,16 @@ def _override(config: Any, **where: Any) -> Override:
         activation=config.native_activation(),
         weight=None if weight is None else legacy.narrowed(weight),
     )
+
+
+def _bias(config: QTensorConfig | None) -> bool | str:
+    """The format of biases that a tensor configuration asks for; biases beside floats stay float in any case."""
+    name = "" if config is None else config.data_type.dtype
+    if name == "int16":
+        return name
+    if name not in ("", "int32") and DTYPES[name].scaled:
+        logger.warning("bias of global_config is %s, and biases are int32; Int16Spec stores them in 16 bits", name)
+    return True
 
 
 def _without_rivals(algorithms: Sequence[AlgoConfig]) -> list[AlgoConfig]:

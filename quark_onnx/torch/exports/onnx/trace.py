@@ -146,28 +146,54 @@ def trace(flat: Flat, batch: Batch, axes: Mapping[str, Mapping[int, str]], near:
         MissingDependency: onnxscript is not installed, or torch is too old.
         ModelError: torch cannot export the model.
     """
-    example = tuple(_varied(tensor, axes[name]) for name, tensor in batch.tensors.items())
-    clash = set(flat.outputs) & set(batch.tensors)
-    names = [f"{name}_out" if name in clash else name for name in flat.outputs]
-    program = _exported(flat, example, [*batch.tensors], names, [dict(axes[name]) for name in batch.tensors])
     near.parent.mkdir(parents=True, exist_ok=True)
     with ScratchFolder(near.parent, near.name) as folder:
         path = folder / "traced.onnx"
-        with _quiet():
-            program.save(str(path), external_data=True)
+        save_trace(flat, batch, axes, path, external=True)
         yield inlined(read(path))
 
 
-def _exported(
-    flat: Flat, example: tuple[Any, ...], inputs: list[str], outputs: list[str], axes: list[dict[int, str]]
-) -> Any:
+def save_trace(
+    flat: Flat,
+    batch: Batch,
+    axes: Mapping[str, Mapping[int, str]],
+    path: Path,
+    *,
+    opset: int = OPSET,
+    external: bool | None = None,
+) -> None:
+    """Write the float graph as ONNX.
+
+    Args:
+        flat: the model.
+        batch: the inputs that the model is traced on.
+        axes: the dynamic ones.
+        path: the file.
+        opset: of the graph; torch's exporter supports 18 and later.
+        external: store weights in a second file; None only if protobuf cannot hold them.
+
+    Raises:
+        MissingDependency: onnxscript is not installed, or torch is too old.
+        ModelError: torch cannot export the model.
+    """
+    example = tuple(_varied(tensor, axes[name]) for name, tensor in batch.tensors.items())
+    clash = set(flat.outputs) & set(batch.tensors)
+    names = [f"{name}_out" if name in clash else name for name in flat.outputs]
+    settings = {"input_names": [*batch.tensors], "output_names": names, "opset_version": opset}
+    program = _exported(flat, example, settings, [dict(axes[name]) for name in batch.tensors])
+    with _quiet():
+        program.save(str(path), external_data=external)
+
+
+def _exported(flat: Flat, example: tuple[Any, ...], settings: dict[str, Any], axes: list[dict[int, str]]) -> Any:
     if not hasattr(torch.onnx, "ops"):
-        raise MissingDependency(f"torch {torch.__version__} cannot export quantized layers; install torch>=2.8")
+        raise MissingDependency(
+            f"torch {torch.__version__} cannot export models that onnxruntime runs; install torch>=2.8"
+        )
     try:
         import onnxscript  # noqa: F401  # torch's exporter needs it
     except ImportError as error:
         raise MissingDependency("the export to ONNX needs onnxscript; pip install onnxscript") from error
-    settings: dict[str, Any] = {"input_names": inputs, "output_names": outputs, "opset_version": OPSET}
     shapes = (tuple(axis or None for axis in axes),)
     try:
         with _quiet():
@@ -178,7 +204,7 @@ def _exported(
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
-        asked = ", ".join(f"{name} {axis}" for name, axis in zip(inputs, axes, strict=True) if axis)
+        asked = ", ".join(f"{name} {axis}" for name, axis in zip(settings["input_names"], axes, strict=True) if axis)
         hint = f"; with dynamic axes ({asked}): give fewer by dynamic" if asked else ""
         raise ModelError(f"torch cannot export the model: {_first(cause)}{hint}") from error
 

@@ -1,0 +1,56 @@
+"""int16-biases: store int32 biases in 16 bits, with larger scales where codes would overflow."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibrators.affine import octaves_for
+from quark_onnx.convert.base import Settings, conversion, counted, everywhere, reloaded
+from quark_onnx.convert.pairs import Parameters, parameters
+from quark_onnx.dtypes import INT16
+from quark_onnx.fusions.base import CONTRIB
+from quark_onnx.graph import Graph, Node
+from quark_onnx.graph.node import DEQUANTIZE
+
+
+@conversion("int16-biases", keeps="no")
+def int16_biases(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
+    """Int32 biases as int16; a scale grows by the least power of two with which 16 bits hold the bias."""
+    count = everywhere(graph, _narrow_all)
+    notes = [f"{line} became int16" for line in counted(count, "bias")]
+    return (reloaded(graph) if count else graph), notes
+
+
+def _narrow_all(graph: Graph) -> int:
+    """Narrow the biases of a graph in place; return how many."""
+    count = 0
+    for node in list(graph.nodes):
+        codes = graph.constant(node.input(0)) if node.op_type in DEQUANTIZE else None
+        own = parameters(graph, node) if codes is not None else None
+        if codes is None or own is None or codes.dtype != np.int32 or own.zero_point.any():
+            continue
+        if own.scale.ndim and codes.ndim != 1:  # blocks, or a weight
+            continue
+        _narrow(graph, node, codes, own)
+        count += 1
+    return count
+
+
+def _narrow(graph: Graph, node: Node, codes: NDArray[np.int32], own: Parameters) -> None:
+    """Store the codes of one bias in 16 bits, and write its scale and zero point."""
+    magnitude = np.abs(codes.astype(np.float64))
+    octaves = octaves_for(magnitude if own.scale.ndim else magnitude.max(initial=0.0), INT16.qmax)
+    narrow = np.clip(np.rint(codes / np.exp2(octaves)), INT16.qmin, INT16.qmax).astype(np.int16)
+    scale = (own.scale * np.exp2(octaves)).astype(own.scale.dtype)
+    stem = node.inputs[0]
+    graph.set_input(node, 0, graph.add_constant(f"{stem}_int16", narrow))
+    graph.set_input(node, 1, graph.add_constant(f"{stem}_int16_scale", scale))
+    zero_point = graph.add_constant(f"{stem}_int16_zero_point", np.zeros(scale.shape, np.int16))
+    if len(node.inputs) > 2:
+        graph.set_input(node, 2, zero_point)
+    else:
+        graph.append_input(node, zero_point)
+    if not node.domain and graph.opset < INT16.min_opset:
+        graph.import_domain(CONTRIB)
+        node.rename(node.op_type, CONTRIB)

@@ -1,0 +1,149 @@
+"""Export a float PyTorch module to ONNX, and name its calibration data by the inputs of the ONNX model."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from calibrators.readers.open import RandomData
+from calibrators.readers.samples import is_array
+from calibrators.scratch import ScratchFolder
+from quark_onnx.errors import ConfigError, DataError
+from quark_onnx.torch.calibration.block_stream import inference
+from quark_onnx.torch.exports.onnx.trace import Axes, Batch, Flat, axes_of, named, save_trace
+from quark_onnx.torch.exports.onnx.verify import verify
+
+#: The range of opsets that torch's exporter is asked for.
+_LEAST_OPSET = 18
+_GREATEST_OPSET = 23
+
+
+@contextmanager
+def exported(
+    module: Any, example_inputs: Any, data: Any, *, dynamic: bool | Axes, opset: int
+) -> Iterator[tuple[Path, Any]]:
+    """Yield the path of the float ONNX model, which exists until the context ends, and the data by input names.
+
+    Args:
+        module, example_inputs, data, dynamic, opset: as for ``quantize_module``.
+
+    Raises:
+        ConfigError: the module is no ``nn.Module``, or the opset or an axis is wrong.
+        DataError: the module does not run on the example inputs.
+        ModelError: torch cannot export the module, or onnxruntime computes something else.
+    """
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"module is a {type(module).__name__}; it must be a torch.nn.Module")
+    if type(opset) is not int or not _LEAST_OPSET <= opset <= _GREATEST_OPSET:
+        raise ConfigError(f"opset is {opset!r}; torch exports opsets {_LEAST_OPSET} to {_GREATEST_OPSET}")
+    module = _float32(getattr(module, "_orig_mod", module))  # torch.compile wraps the module
+    batch = named(module, example_inputs).in_type(torch.float32)
+    axes = axes_of(batch, dynamic)
+    signature = _Signature(tuple(inspect.signature(module.forward).parameters), tuple(batch.tensors))
+    name = f"{type(module).__name__}.onnx"
+    with ScratchFolder(Path(tempfile.gettempdir()), name) as folder:
+        path = folder / name
+        with inference(module):
+            flat = _run(module, batch)
+            save_trace(flat, batch, axes, path, opset=opset)
+            verify(path, flat, batch, axes, torch.float32)
+        yield path, signature.named(data)
+
+
+def _float32(module: nn.Module) -> nn.Module:
+    """Return the module with float32 weights on the CPU; a copy where these differ."""
+    tensors = [*module.parameters(), *module.buffers()]
+    floats = [tensor for tensor in tensors if tensor.is_floating_point()]
+    on_cpu = all(tensor.device.type == "cpu" for tensor in tensors)
+    if on_cpu and all(tensor.dtype == torch.float32 for tensor in floats):
+        return module
+    return copy.deepcopy(module).to("cpu", torch.float32)
+
+
+def _run(module: nn.Module, batch: Batch) -> Flat:
+    """Run the module on the example inputs to find its outputs."""
+    try:
+        return Flat(module, batch)
+    except (TypeError, RuntimeError, ValueError, IndexError) as error:
+        given = ", ".join([*batch.tensors, *batch.others])
+        raise DataError(
+            f"{type(module).__name__} does not run on the example inputs ({given}): {error}; give a tensor, a tuple "
+            "of arguments or a dict of keyword arguments of forward"
+        ) from error
+
+
+@dataclass(frozen=True)
+class _Signature:
+    """Parameters of ``forward``, and the subset with tensors: the inputs of the ONNX model."""
+
+    parameters: tuple[str, ...]
+    inputs: tuple[str, ...]
+
+    def named(self, data: Any) -> Any:
+        """Return calibration data with each batch by input names; data that holds no batches is returned as it is."""
+        if isinstance(data, Mapping | RandomData | str) or is_array(data) or hasattr(data, "get_next"):
+            return data
+        if not isinstance(data, Iterable):
+            return data  # a path, None, or a mistake that the quantizer reports
+        labelled = hasattr(data, "dataset") and hasattr(data, "batch_size")
+        name = partial(self._batch, labelled=labelled)
+        if isinstance(data, Iterator):
+            return map(name, data)
+        if isinstance(data, list | tuple):
+            return [name(batch) for batch in data]
+        return _Batches(data, name)
+
+    def _batch(self, batch: Any, *, labelled: bool) -> Any:
+        if isinstance(batch, Mapping):
+            given = dict(batch)
+        elif isinstance(batch, Sequence) and not isinstance(batch, str) and len(batch) >= len(self.inputs):
+            if len(batch) > len(self.parameters) and not labelled:
+                raise DataError(f"a batch holds {len(batch)} values, but forward takes {', '.join(self.parameters)}")
+            given = dict(zip(self.parameters, batch, strict=False))
+        else:
+            return _readable(batch)
+        if not labelled:
+            self._check_left_out(given)
+        kept = self.inputs if labelled else [name for name in given if name not in self._constants]
+        return {name: _readable(given[name]) for name in kept if name in given}
+
+    @property
+    def _constants(self) -> set[str]:
+        """Parameters without a tensor: constants of the ONNX model."""
+        return set(self.parameters) - set(self.inputs)
+
+    def _check_left_out(self, given: Mapping[str, Any]) -> None:
+        for name in sorted(self._constants & set(given)):
+            if isinstance(given[name], torch.Tensor):
+                raise DataError(f"the data has a tensor for {name!r}, but example_inputs have none; add it there")
+
+
+@dataclass(frozen=True)
+class _Batches:
+    """Iterable that names each batch on reading."""
+
+    data: Iterable[Any]
+    name: Callable[[Any], Any]
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.name, self.data)
+
+    def __len__(self) -> int:
+        return len(self.data)  # type: ignore[arg-type]  # raises the TypeError that says so where there is no length
+
+
+def _readable(value: Any) -> Any:
+    """Return a tensor that numpy can read; numpy has no bfloat16."""
+    if isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16:
+        return value.float()
+    return value
