@@ -23,7 +23,7 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils import is_quark_available
 from transformers.utils.quantization_config import QuantizationConfigMixin, QuantizationMethod
 
-from quark_onnx.errors import ConfigError, ModelError
+from quark_onnx.errors import ModelError
 from quark_onnx.torch.attention import hand_over_again
 from quark_onnx.torch.checkpoint import Reader
 from quark_onnx.torch.experts import UNFUSED, unfuse_experts
@@ -102,7 +102,9 @@ class QuarkCheckpointQuantizer(HfQuantizer):
         devices = dict[str, Any]()
         for name, waiting in self._waiting.items():
             devices[name] = waiting.device
-            set_module(model, name, waiting.release())
+            module = waiting.release()
+            _compute_buffers(module, model)
+            set_module(model, name, module)
         for name, spec in self._layers.items():
             module = model.get_submodule(name)
             layer = read_layer(module, name, spec, sources, dtype, self._layout)
@@ -112,15 +114,15 @@ class QuarkCheckpointQuantizer(HfQuantizer):
         for name, waiting in self._waiting.items():
             module = model.get_submodule(name)
             fill(module, name, sources)
+            if missing := missing_of(module):
+                raise ModelError(f"the checkpoint has no tensor '{name}.{missing[0]}'")
             waiting.hook_again(module.to(devices[name]))
         hand_over_again(model)
-        if missing := missing_of(model):
-            raise ModelError(f"the checkpoint has no tensor {missing[0]!r} ({len(missing)} are missing)")
         self._sources, self._waiting = None, {}
         return model.eval()
 
     def is_serializable(self) -> bool:
-        """Return False: ``quark_onnx.torch.export_safetensors`` writes a quantized model, ``save_pretrained`` cannot."""
+        """Return False: ``quark_onnx.torch.export_safetensors`` writes quantized models."""
         return False
 
     @property
@@ -174,6 +176,24 @@ class _Waiting(nn.Module):
 
         settings = {"io_same_device": hook.io_same_device, "skip_keys": hook.skip_keys}
         add_hook_to_module(module, AlignDevicesHook(hook.execution_device, place_submodules=True, **settings))
+
+
+def _compute_buffers(module: Any, model: Any) -> None:
+    """Compute the buffers of a module that has no memory; no file has them, and transformers has not seen them.
+
+    Args:
+        module: on the device "meta".
+        model: knows how to initialize it.
+    """
+    owners = [owner for owner in module.modules() if any(tensor.is_meta for tensor in owner.buffers(recurse=False))]
+    for owner in owners:
+        filled = copy.deepcopy(owner).to_empty(device="cpu", recurse=False)
+        for parameter in filled.parameters():
+            parameter._is_hf_initialized = True  # its values are not needed
+        with torch.no_grad():
+            model._init_weights(filled)
+        for name, tensor in filled.named_buffers(recurse=False):
+            owner.register_buffer(name, tensor, persistent=name not in owner._non_persistent_buffers_set)
 
 
 def _folder_of(files: Any, model: Any) -> Path:
