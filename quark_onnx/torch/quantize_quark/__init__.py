@@ -1,1 +1,1 @@
-"""AMD Quark's script ``quantize_quark.py``: its arguments, and what each of its recipes does here."""
+"""AMD Quark's script ``quantize_quark.py``: its arguments, and what its recipes do here."""

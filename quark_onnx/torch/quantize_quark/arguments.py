@@ -90,8 +90,8 @@ ROWS: tuple[Argument, ...] = (
     Argument(
         "--dataset",
         "obeyed",
-        "a file, a folder, or a name: pileval, wikitext, cnn_dailymail, *_for_awq_benchmark, *_for_gptq_benchmark, ...; "
-        "names are looked up in the folder that QUARK_ONNX_DATASETS names, then by the package datasets",
+        "a file, a folder, or a name (pileval, wikitext, pileval_for_awq_benchmark, ...), which is looked up in the "
+        "folder that QUARK_ONNX_DATASETS names, then by the package datasets",
         {"default": "pileval"},
     ),
     Argument("--num_calib_data", "obeyed", "windows of the data, at most", {"type": int, "default": 512}),

@@ -1,0 +1,61 @@
+"""Weights that are stored as floats after rounding, with their scales: AMD Quark's ``fake_quantized``.
+
+Names are those of ``checkpoint_layout``. Nothing is packed or transposed: the weight has the type of the model, scales
+have the shape (outputs, groups), and zero points are int32. Shared exponents are stored as powers of two, and the block
+scales of NVFP4 as floats, multiplied by the scale of the tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from quark_onnx.dtypes import Integer, Scaled
+from quark_onnx.errors import ModelError
+from quark_onnx.torch.affine import Params
+from quark_onnx.torch.quantized import Quantized, quantize
+from quark_onnx.torch.shared_exponent import BIAS
+from quark_onnx.torch.spec import TensorSpec
+
+
+def stored_floats(weight: Quantized) -> dict[str, Any]:
+    """Return the tensors of a quantized weight, by the end of their names."""
+    found = {"weight": weight.dequantize()}
+    if weight.scale is None:
+        return found
+    scale = weight.scale
+    if scale.dtype == torch.uint8:  # E8M0
+        scale = torch.ldexp(torch.ones(()), scale.to(torch.int32) - BIAS).to(weight.dtype)
+    elif weight.whole is not None:  # E4M3, relative to the scale of the tensor
+        scale = scale.float() * weight.whole
+    found["weight_scale"] = scale
+    if isinstance(weight.spec.dtype, Integer):
+        zero = torch.zeros_like(scale) if weight.zero is None else weight.zero
+        found["weight_zero_point"] = zero.to(torch.int32)
+    if weight.whole is not None:
+        found["weight_scale_2"] = weight.whole
+    return found
+
+
+def restored_floats(parts: Mapping[str, Any], spec: TensorSpec, shape: tuple[int, ...], dtype: Any) -> Quantized:
+    """Return the weight of the tensors that ``stored_floats`` makes.
+
+    Values that have been rounded are codes again after another rounding with the same scales.
+
+    Raises:
+        ModelError: a tensor is missing or has another shape.
+    """
+    for name in ("weight",) if spec.is_cast else ("weight", "weight_scale"):
+        if name not in parts:
+            raise ModelError(f"a weight of {spec} lacks its {name!r}")
+    weight = parts["weight"].to(dtype)
+    if tuple(weight.shape) != shape:
+        raise ModelError(f"a weight is {list(weight.shape)}, and {list(shape)} in the model")
+    params = None
+    if isinstance(spec.dtype, Scaled):
+        zero = parts.get("weight_zero_point")
+        kept = None if zero is None or not bool(zero.any()) else zero.float()
+        params = Params(parts["weight_scale"], kept)
+    return quantize(weight, spec, params=params, whole=parts.get("weight_scale_2"))
