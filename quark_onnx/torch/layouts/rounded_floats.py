@@ -27,7 +27,8 @@ def stored_floats(weight: Quantized) -> dict[str, Any]:
         return found
     scale = weight.scale
     if scale.dtype == torch.uint8:  # E8M0
-        scale = torch.ldexp(torch.ones(()), scale.to(torch.int32) - BIAS).to(weight.dtype)
+        one = torch.ones_like(scale, dtype=torch.float32)
+        scale = torch.ldexp(one, scale.to(torch.int32) - BIAS).to(weight.dtype)
     elif weight.whole is not None:  # E4M3, relative to the scale of the tensor
         scale = scale.float() * weight.whole
     found["weight_scale"] = scale

@@ -95,7 +95,9 @@ ROWS: tuple[Argument, ...] = (
         {"default": "pileval"},
     ),
     Argument("--num_calib_data", "obeyed", "windows of the data, at most", {"type": int, "default": 512}),
-    Argument("--seq_len", "obeyed", "tokens of a window", {"type": int, "default": 512}),
+    Argument(
+        "--seq_len", "obeyed", "tokens of a window, also of the text that is evaluated", {"type": int, "default": 512}
+    ),
     Argument(
         "--batch_size", "not needed", "the number of windows that run together follows from memory", _NUMBER, (1,)
     ),

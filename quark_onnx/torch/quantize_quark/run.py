@@ -158,7 +158,7 @@ def _text(args: Namespace, notes: list[str]) -> Text | None:
             f"--evaluation_dataset {asked} is not supported: it puts the prompt of gpt-oss around wikitext; write that "
             "text into a file and name the file"
         )
-    text = Text(_USUAL_TEXT.get(asked, asked))
+    text = Text(_USUAL_TEXT.get(asked, asked), length=args.seq_len)
     if asked is not None:
         return text
     try:
