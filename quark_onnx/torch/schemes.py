@@ -35,6 +35,11 @@ SCHEMES: dict[str, LayerSpec] = {
     "mxfp4_fp8": LayerSpec(_MXFP4, _FP8),
     "mxfp8": _same(TensorSpec("mxfp8e4m3")),
     "nvfp4": _same(_NVFP4),
+    "amdfp4": _same(TensorSpec("amdfp4")),
+    "amdfp4_g32": _same(TensorSpec("amdfp4g32")),
+    "int4_fp8": LayerSpec(
+        TensorSpec("int4fp8", per_channel=True, scale="float32"), _FP8.with_(dynamic=True, scale="float32")
+    ),
     "mx6": _same(TensorSpec("mx6")),
     "mx9": _same(TensorSpec("mx9")),
     "bfp16": _same(TensorSpec("bfp16")),

@@ -13,7 +13,7 @@ from quark_onnx.dtypes import Integer, Scaled
 from quark_onnx.kernels.minifloat import E2M1, E4M3, E5M2, MiniFloat
 from quark_onnx.torch import shared_exponent
 from quark_onnx.torch.affine import code_type
-from quark_onnx.torch.formats import TwoLevel, element_of
+from quark_onnx.torch.formats import FloatScaled, TwoLevel, element_of
 from quark_onnx.torch.quantized import Quantized, joined
 
 #: Of integers whose levels are whole numbers in float32, sums with a zero point included.
@@ -67,7 +67,9 @@ class Steps:
             return None if small is None else cls._of_floats(spread(quantized.scale), small, size)
         if isinstance(spec.dtype, TwoLevel):
             return cls._of_floats(spread(quantized.scale.float() * quantized.whole.float()), E2M1, size)
-        powers = spread(torch.exp2(quantized.scale.float() - shared_exponent.BIAS))
+        powers = spread(shared_exponent.scale_values(quantized.scale, spec.dtype))
+        if isinstance(spec.dtype, FloatScaled):
+            return cls._of_floats(powers, E2M1, size)
         element = element_of(spec.dtype)
         return (
             cls(powers / 64, None, -128, 127, size=size) if element is None else cls._of_floats(powers, element, size)

@@ -17,7 +17,7 @@ from quark_onnx.dtypes import Integer, Scaled
 from quark_onnx.kernels.minifloat import E4M3, MiniFloat
 from quark_onnx.torch import shared_exponent
 from quark_onnx.torch.algorithms.steps import Steps
-from quark_onnx.torch.formats import TwoLevel, element_of
+from quark_onnx.torch.formats import E5M3, FloatScaled, TwoLevel
 from quark_onnx.torch.packing import in_blocks
 from quark_onnx.torch.quantized import Quantized
 
@@ -74,8 +74,8 @@ class TrainableWeight:
         if isinstance(self._spec.dtype, TwoLevel):
             self._unit = start.whole.float()
         elif not isinstance(self._spec.dtype, Scaled):
-            scale = torch.exp2(scale - shared_exponent.BIAS)
-            self._unit = 1.0 if element_of(self._spec.dtype) else 2.0**-6  # MXINT8 has 1/64
+            scale = shared_exponent.scale_values(start.scale, self._spec.dtype)
+            self._unit = 1.0 if self._element else 2.0**-6  # MXINT8 has 1/64
         self._scale = self._spread(scale)
         self._zero: Any = None if start.zero is None else self._spread(start.zero.float())
         asymmetric = isinstance(self._spec.dtype, Integer) and not self._spec.grid.symmetric
@@ -147,9 +147,10 @@ class TrainableWeight:
             codes = shared_exponent.code_of(values, self._element)
         else:
             codes = (values if zero is None else values + zero).to(start.codes.dtype)
-        if not isinstance(self._spec.dtype, Scaled | TwoLevel):
-            kept = torch.log2(kept) + shared_exponent.BIAS
-        kept = kept.reshape(start.scale.shape).to(start.scale.dtype)
+        kept = kept.reshape(start.scale.shape)
+        if not isinstance(self._spec.dtype, Scaled):
+            kept = shared_exponent.scale_codes(kept, self._spec.dtype)
+        kept = kept.to(start.scale.dtype)
         zero = None if zero is None else zero.reshape(start.scale.shape).to(start.zero.dtype)
         return replace(start, codes=codes, scale=kept, zero=zero)
 
@@ -169,8 +170,9 @@ class TrainableWeight:
             share = (above * self.high + below * self.low) / (self._qmax - self._qmin)
         scale = self._scale * share
         if isinstance(self._spec.dtype, TwoLevel):
-            least = 2.0 ** (E4M3.emin - E4M3.mantissa_bits)
-            return through(scale, shared_exponent.round_to(scale.detach(), E4M3).clamp(min=least))
+            return through(scale, shared_exponent.round_scale(scale.detach(), E4M3))
+        if isinstance(self._spec.dtype, FloatScaled):
+            return through(scale, shared_exponent.round_scale(scale.detach(), E5M3))
         if not isinstance(self._spec.dtype, Scaled) or self._spec.grid.pow2:
             power = torch.round(torch.log2(scale.detach())).clamp(-shared_exponent.BIAS, shared_exponent.BIAS)
             return through(scale, torch.exp2(power))

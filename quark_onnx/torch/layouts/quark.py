@@ -40,7 +40,13 @@ class QuarkLayout(Layout):
 
     name: ClassVar[str] = "quark"
     method: ClassVar[str] = "quark"
-    parts: ClassVar[tuple[str, ...]] = ("weight", "weight_scale", "weight_zero_point", "weight_scale_2")
+    parts: ClassVar[tuple[str, ...]] = (
+        "weight",
+        "weight_scale",
+        "weight_zero_point",
+        "weight_scale_2",
+        "weight_zero_point_2",
+    )
     keeps_names: ClassVar[bool] = False
 
     pack_method: str = "reorder"

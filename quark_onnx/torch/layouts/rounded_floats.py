@@ -16,7 +16,7 @@ from quark_onnx.dtypes import Integer, Scaled
 from quark_onnx.errors import ModelError
 from quark_onnx.torch.affine import Params
 from quark_onnx.torch.quantized import Quantized, quantize
-from quark_onnx.torch.shared_exponent import BIAS
+from quark_onnx.torch.shared_exponent import scale_values
 from quark_onnx.torch.spec import TensorSpec
 
 
@@ -26,9 +26,8 @@ def stored_floats(weight: Quantized) -> dict[str, Any]:
     if weight.scale is None:
         return found
     scale = weight.scale
-    if scale.dtype == torch.uint8:  # E8M0
-        one = torch.ones_like(scale, dtype=torch.float32)
-        scale = torch.ldexp(one, scale.to(torch.int32) - BIAS).to(weight.dtype)
+    if scale.dtype == torch.uint8:
+        scale = scale_values(scale, weight.spec.dtype).to(weight.dtype)
     elif weight.whole is not None:  # E4M3, relative to the scale of the tensor
         scale = scale.float() * weight.whole
     found["weight_scale"] = scale
