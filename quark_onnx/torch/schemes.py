@@ -99,10 +99,8 @@ _EARLIER_ALONE: dict[str, LayerSpec] = {
     "w_mx6": LayerSpec(TensorSpec("mx6")),
 }
 #: Schemes of AMD Quark that are not offered, and why.
-_REFUSED = {
-    "amdfp4_global16": "AMD Quark 0.13 computes wrong values by it, and loads none of its checkpoints; choose amdfp4",
-    "amdfp4_global32": "AMD Quark 0.13 computes wrong values by it, and loads none of its checkpoints; choose amdfp4_g32",
-}
+_BROKEN = "AMD Quark 0.13 computes wrong values by it, and loads none of its checkpoints; choose"
+_REFUSED = {"amdfp4_global16": f"{_BROKEN} amdfp4", "amdfp4_global32": f"{_BROKEN} amdfp4_g32"}
 
 
 def scheme(name: str, group_size: int | None = None) -> LayerSpec:
