@@ -132,7 +132,7 @@ class QuarkCheckpointQuantizer(HfQuantizer):
 
 
 class _Waiting(nn.Module):
-    """The place of modules whose tensors transformers must not read.
+    """A placeholder for modules whose tensors transformers must not read.
 
     A buffer of their size is what transformers and accelerate distribute over devices.
 
@@ -168,7 +168,7 @@ class _Waiting(nn.Module):
         return self._module.pop()
 
     def hook_again(self, module: Any) -> None:
-        """Let accelerate move the inputs of a module as it would have moved those of this place."""
+        """Attach a hook of accelerate to a module that moves inputs as the hook of this placeholder does."""
         hook = self.__dict__.get("_hf_hook")
         if hook is None:
             return
@@ -217,7 +217,7 @@ def _patterns(names: Iterable[str]) -> set[str]:
 
 
 def _mappings() -> tuple[tuple[dict[str, Any], Any], ...]:
-    """Return transformers' tables of configurations and quantizers, and what belongs there."""
+    """Return transformers' tables of configurations and quantizers, with the classes of this module."""
     return (
         (auto.AUTO_QUANTIZATION_CONFIG_MAPPING, QuarkCheckpointConfig),
         (auto.AUTO_QUANTIZER_MAPPING, QuarkCheckpointQuantizer),

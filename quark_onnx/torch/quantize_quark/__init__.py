@@ -1,1 +1,1 @@
-"""AMD Quark's script ``quantize_quark.py``: its arguments, and what its recipes do here."""
+"""AMD Quark's script ``quantize_quark.py``: arguments, and the recipes behind them."""

@@ -21,7 +21,7 @@ Verdict = Literal["obeyed", "not needed", "refused"]
 
 @dataclass(frozen=True)
 class Argument:
-    """One row of the table.
+    """An argument of the script, as a row of the table.
 
     Attributes:
         names: of the argument, the present one first.
@@ -252,7 +252,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def notes_on(args: argparse.Namespace) -> Iterator[str]:
-    """Yield a note for each argument that has no effect.
+    """Yield a note for each given argument without effect.
 
     Raises:
         ConfigError: an argument is refused.

@@ -42,7 +42,7 @@ Metrics = dict[str, tuple[float, ...]]
 
 @dataclass
 class Results:
-    """What a run has found.
+    """Results of a run.
 
     Attributes:
         headline: what was done, in a sentence; empty if nothing was quantized.
@@ -56,7 +56,7 @@ class Results:
 
 
 class Evaluation:
-    """What is computed of a model: the perplexity of a text, and tasks of lm-eval.
+    """Evaluation of a model: the perplexity of a text, and tasks of lm-eval.
 
     Args:
         args: of the script.
@@ -124,7 +124,7 @@ def run(args: Namespace) -> Results:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Run the script and print what it has found.
+    """Run the script and print its results.
 
     Args:
         words: the command line; that of the process if None.
@@ -147,7 +147,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def _text(args: Namespace, notes: list[str]) -> Text | None:
-    """Return the text to evaluate on; None where the usual one is not there.
+    """Return the text to evaluate on, or None if the default text is not available.
 
     Raises:
         ConfigError: the text is a variant that is not supported.
@@ -188,14 +188,16 @@ def _source(args: Namespace) -> Iterator[FloatCheckpoint]:
 
 
 def _quantize(args: Namespace, source: FloatCheckpoint, evaluation: Evaluation, results: Results) -> None:
-    """Quantize into files; in memory where nothing is to be written, or a checkpoint has no place for the scheme."""
+    """Quantize into files, or in memory if nothing is written or the layout does not support the scheme."""
     config = torch_config(args, source)
     kinds = exports_of(args, results.notes)
     writing = Writing(args.pack_method, layout=args.custom_mode, weight_format=args.export_weight_format)
     stored = args.custom_mode != "quark" or can_be_stored(writing.form, config)
     if kinds is None and (not stored or args.params_save):
         if not stored:
-            results.notes.append(f"no checkpoint has a place for {args.quant_scheme}: it is evaluated, and not written")
+            results.notes.append(
+                f"no checkpoint layout supports {args.quant_scheme}: the model is evaluated, and not written"
+            )
         _quantize_in_memory(args, source, config, evaluation, results)
         return
     output = Path(args.output_dir)

@@ -61,7 +61,7 @@ def torch_config(args: Namespace, source: FloatCheckpoint) -> TorchConfig:
         raise ConfigError(f"--quant_scheme is missing; it must be one of: {known}. Or give --skip_quantization")
     for name in ("kv_cache_dtype", "attention_dtype"):
         if getattr(args, name) not in (None, _FORMAT):
-            raise ConfigError(f"--{name} is {getattr(args, name)!r}; checkpoints have a place for {_FORMAT!r} alone")
+            raise ConfigError(f"--{name} is {getattr(args, name)!r}; checkpoints support {_FORMAT!r} alone")
     names, settings = _algorithms(args)
     config = _template(source).get_config(
         args.quant_scheme,
@@ -100,7 +100,7 @@ def exports_of(args: Namespace, notes: list[str]) -> list[str] | None:
 
 
 def can_be_stored(layout: Any, config: TorchConfig) -> bool:
-    """Return whether a checkpoint has a place for what a configuration asks for."""
+    """Return whether a layout supports a configuration."""
     try:
         check_config(layout, config)
     except ConfigError:
@@ -121,7 +121,7 @@ def batch_of(args: Namespace) -> int | str:
 
 
 def _template(source: FloatCheckpoint) -> LLMTemplate:
-    """Return the template of a model; one by its structure where AMD Quark has none."""
+    """Return AMD Quark's template of the model, or one that follows from the structure of the model."""
     kind = str(read_json(source.folder / "config.json").get("model_type", ""))
     if kind not in LLMTemplate.list_available():
         floats = list(source.usually_float())
@@ -130,7 +130,7 @@ def _template(source: FloatCheckpoint) -> LLMTemplate:
 
 
 def _excluded(args: Namespace) -> list[str] | None:
-    """Return the patterns of layers that stay float; None for the usual ones."""
+    """Return the patterns of excluded layers, or None for the default ones."""
     if args.exclude_layers is None:
         return None
     return [pattern for pattern in args.exclude_layers if pattern != _NOTHING]

@@ -94,7 +94,7 @@ def test_recipes_of_formats_that_are_evaluated_alone(name: str, script: Callable
     printed = script(f"--quant_scheme {name} --output_dir out")
     before, after = values(printed)
     assert before == pytest.approx(exact(hub), abs=1e-4) and after != before
-    assert f"no checkpoint has a place for {name}: it is evaluated, and not written" in printed
+    assert f"no checkpoint layout supports {name}: the model is evaluated, and not written" in printed
     assert not Path("out").exists()
 
 
@@ -247,7 +247,7 @@ def test_a_model_of_the_hub(script: Callable[..., str], hub: str, monkeypatch: p
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("--kv_cache_dtype int8_per_token", "--kv_cache_dtype is 'int8_per_token'; checkpoints have a place for 'fp8'"),
+        ("--kv_cache_dtype int8_per_token", "--kv_cache_dtype is 'int8_per_token'; checkpoints support 'fp8'"),
         ("--attention_dtype mxfp4", "--attention_dtype is 'mxfp4'"),
         ("--use_tp", "--use_tp is not supported: serve the checkpoint with vLLM"),
         ("--use_mlperf_rouge", "--use_mlperf_rouge is not supported: score summaries with a task"),
