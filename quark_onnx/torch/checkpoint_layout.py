@@ -116,9 +116,8 @@ def _integers(weight: Quantized, method: str) -> dict[str, Any]:
     if not spec.group and spec.dtype.bits == 8:
         codes = codes.reshape(weight.shape)
     if isinstance(spec.dtype, Progressive):
-        first = _first_factor(weight)
-        factors = {"weight_scale": first, "weight_scale_2": scale.float() / first}
-        return {"weight": _packed(codes, spec, method), "weight_zero_point_2": _packed(zero, spec, method)} | factors
+        zero = {"weight_zero_point_2": _packed(zero, spec, method)}
+        return {"weight": _packed(codes, spec, method)} | factors_of(weight) | zero
     return {
         "weight": _packed(codes, spec, method),
         "weight_scale": scale,
@@ -126,13 +125,26 @@ def _integers(weight: Quantized, method: str) -> dict[str, Any]:
     }
 
 
-def _first_factor(weight: Quantized) -> Any:
-    """Return the factor of a tensor's scales: the least power of two that brings all values into the range of FP8.
+def factors_of(weight: Quantized) -> dict[str, Any]:
+    """Return the two factors of a weight's scales, by the end of their names.
 
-    A power of two leaves the product of both factors what the scales were, to the bit.
+    That of the tensor is the least power of two that brings all values into the range of FP8. A power of two leaves the
+    product of both factors equal to the scales, to the bit.
     """
     greatest = weight.dequantize(torch.float32).abs().max().clamp(min=torch.finfo(torch.float32).smallest_normal)
-    return torch.exp2(torch.ceil(torch.log2(greatest / E4M3.largest)))
+    first = torch.exp2(torch.ceil(torch.log2(greatest / E4M3.largest)))
+    return {"weight_scale": first, "weight_scale_2": weight.scale.float() / first}
+
+
+def product_of(parts: Mapping[str, Any], spec: TensorSpec) -> Any:
+    """Return the scales that ``factors_of`` has made the factors of.
+
+    Raises:
+        ModelError: a factor is missing.
+    """
+    if "weight_scale_2" not in parts:
+        raise ModelError(f"a weight of {spec} lacks its 'weight_scale_2'")
+    return parts["weight_scale"].float() * parts["weight_scale_2"].float()
 
 
 def _packed(codes: Any, spec: TensorSpec, method: str) -> Any:
@@ -151,10 +163,7 @@ def _integers_back(
     columns = math.prod(shape[1:])
     scale, zero = parts["weight_scale"], parts.get("weight_zero_point")
     if isinstance(spec.dtype, Progressive):
-        if "weight_scale_2" not in parts:
-            raise ModelError(f"a weight of {spec} lacks its 'weight_scale_2'")
-        scale = scale.float() * parts["weight_scale_2"].float()
-        zero = None  # codes are symmetric
+        scale, zero = product_of(parts, spec), None  # codes are symmetric
     counts = (rows, rows) if spec.group else (columns, rows)
     codes = _unpacked(parts["weight"], spec, counts[0], method)
     if zero is not None and zero.ndim:

@@ -15,6 +15,8 @@ import torch
 from quark_onnx.dtypes import Integer, Scaled
 from quark_onnx.errors import ModelError
 from quark_onnx.torch.affine import Params
+from quark_onnx.torch.checkpoint_layout import factors_of, product_of
+from quark_onnx.torch.formats import Progressive
 from quark_onnx.torch.quantized import Quantized, quantize
 from quark_onnx.torch.shared_exponent import scale_values
 from quark_onnx.torch.spec import TensorSpec
@@ -31,6 +33,9 @@ def stored_floats(weight: Quantized) -> dict[str, Any]:
     elif weight.whole is not None:  # E4M3, relative to the scale of the tensor
         scale = scale.float() * weight.whole
     found["weight_scale"] = scale
+    if isinstance(weight.spec.dtype, Progressive):
+        zero = torch.zeros_like(scale, dtype=torch.int32)
+        return found | factors_of(weight) | {"weight_zero_point_2": zero}
     if isinstance(weight.spec.dtype, Integer):
         zero = torch.zeros_like(scale) if weight.zero is None else weight.zero
         found["weight_zero_point"] = zero.to(torch.int32)
@@ -53,9 +58,25 @@ def restored_floats(parts: Mapping[str, Any], spec: TensorSpec, shape: tuple[int
     weight = parts["weight"].to(dtype)
     if tuple(weight.shape) != shape:
         raise ModelError(f"a weight is {list(weight.shape)}, and {list(shape)} in the model")
+    if isinstance(spec.dtype, Progressive):
+        return _rounded_twice(weight, parts, spec)
     params = None
     if isinstance(spec.dtype, Scaled):
         zero = parts.get("weight_zero_point")
         kept = None if zero is None or not bool(zero.any()) else zero.float()
         params = Params(parts["weight_scale"], kept)
     return quantize(weight, spec, params=params, whole=parts.get("weight_scale_2"))
+
+
+def _rounded_twice(weight: Any, parts: Mapping[str, Any], spec: TensorSpec) -> Quantized:
+    """Return the codes of a weight whose scales have two factors.
+
+    AMD Quark stores such weights unrounded, and rounds them after reading: to FP8 by the factor of the tensor, then to
+    integers by the reciprocal of the other one. A weight that is rounded already keeps its codes: the greatest error of
+    FP8 is a 17th, and 8 times that is less than a half.
+    """
+    scale = product_of(parts, spec)
+    codes = (weight.float() / parts["weight_scale"].float()).to(torch.float8_e4m3fn).float()
+    reciprocal = 1 / parts["weight_scale_2"].float()
+    codes = torch.round(codes.reshape(len(weight), -1) * reciprocal[:, None]).clamp(spec.grid.qmin, spec.grid.qmax)
+    return Quantized(spec, tuple(weight.shape), codes.to(torch.int8), scale, None, None, weight.dtype)

@@ -146,7 +146,7 @@ def test_params_are_saved_and_loaded(script: Callable[..., str]) -> None:
     assert found == pytest.approx(values(saved)[1], abs=1e-4)
 
 
-@pytest.mark.parametrize("name", ["fp8", "int8", "uint4_wo_32", "mxfp4", "nvfp4", "int4_wo_per_channel"])
+@pytest.mark.parametrize("name", ["fp8", "int8", "uint4_wo_32", "mxfp4", "nvfp4", "amdfp4", "int4_fp8"])
 def test_rounded_floats_compute_what_their_codes_do(name: str, script: Callable[..., str]) -> None:
     batch = torch.arange(16)[None]
     script(f"--quant_scheme {name} --skip_evaluation --output_dir codes")
