@@ -93,7 +93,7 @@ class QuarkCheckpointQuantizer(HfQuantizer):
         for name, waiting in self._waiting.items():
             set_module(model, name, waiting)
         known = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
-        model._keys_to_ignore_on_load_unexpected = {*known, *_patterns(self._waiting), _OF_ATTENTION}
+        model._keys_to_ignore_on_load_unexpected = _Patterns({*known, *_patterns(self._waiting), _OF_ATTENTION})
         return model
 
     def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
@@ -129,6 +129,13 @@ class QuarkCheckpointQuantizer(HfQuantizer):
     def is_trainable(self) -> bool:
         """False: codes have no gradients."""
         return False
+
+
+class _Patterns(set[str]):
+    """Regular expressions that earlier releases of transformers add to a list, and later ones unite with a set."""
+
+    def __add__(self, others: list[str]) -> list[str]:
+        return [*self, *others]
 
 
 class _Waiting(nn.Module):
