@@ -14,6 +14,7 @@ from quark_onnx.onnx.quantization.config.custom_config import DefaultConfigMappi
 from quark_onnx.onnx.tools.table import TOOLS
 from quark_onnx.onnxruntime_spelling import option_table
 from quark_onnx.onnxruntime_spelling.request import name_of
+from quark_onnx.torch.quantize_quark.arguments import ROWS as SCRIPT_ROWS
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -43,6 +44,12 @@ def amd_presets() -> str:
     return table(("preset", "activations / weights", "calibration", "besides CLE"), rows)
 
 
+def amd_script() -> str:
+    """Return the arguments of AMD Quark's script for language models, and what becomes of each."""
+    rows = ((f"`{row.names.replace(' ', '`, `')}`", row.verdict, row.text) for row in SCRIPT_ROWS)
+    return table(("argument", "here", "how, or why"), rows)
+
+
 def amd_tools() -> str:
     """Return the tools of AMD Quark for ONNX that exist, and what to do instead of the others."""
     return table(
@@ -59,6 +66,7 @@ def onnxruntime_options() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "amd-options": amd_options,
     "amd-presets": amd_presets,
+    "amd-script": amd_script,
     "amd-tools": amd_tools,
     "onnxruntime-options": onnxruntime_options,
 }

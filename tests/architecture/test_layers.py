@@ -38,9 +38,10 @@ torch.validate torch.checkpoints
 torch.calibration
 torch.algorithms
 torch.pipelines
-torch.exports torch.page
+torch.exports torch.page torch.transformers
 torch.quantization torch.utils
 torch.export
+torch.quantize_quark
 torch
 onnx compat_onnxruntime
 vai_q_onnx olive
@@ -54,6 +55,7 @@ RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names.split(
 MAY_IMPORT_TORCH = {"device.py"}
 #: Mirrors of AMD Quark's and onnxruntime's module paths; native code never imports them.
 MIRRORS = {"onnx", "compat_onnxruntime", "vai_q_onnx", "torch.quantization", "torch.export", "torch.utils"}
+MIRRORS |= {"torch.quantize_quark"}
 #: Rooms that may import a mirror: the front doors that re-export its names or take its parameters, and other mirrors.
 FRONT_DOORS = {"quark_onnx", "torch", "cli", "olive"}
 

@@ -22,7 +22,9 @@ class Tasks:
             (.yaml), of which all are taken. Files that a definition names are looked for in the current folder.
         shots: examples in front of each question; as a task has it if None.
         limit: questions of each task, at most; all if None.
-        batch: questions that are run together.
+        batch: questions that are run together, or "auto".
+        most: questions that "auto" tries at most.
+        chat: whether to put questions into the chat template of the tokenizer.
 
     Raises:
         ConfigError: there is no such task, or a folder has none.
@@ -30,7 +32,14 @@ class Tasks:
     """
 
     def __init__(
-        self, names: Sequence[str], *, shots: int | None = None, limit: int | None = None, batch: int = 8
+        self,
+        names: Sequence[str],
+        *,
+        shots: int | None = None,
+        limit: int | None = None,
+        batch: int | str = 8,
+        most: int = 64,
+        chat: bool = False,
     ) -> None:
         evaluator, manager = _library("lm_eval.evaluator"), _library("lm_eval.tasks").TaskManager
         _library("lm_eval.models.huggingface")
@@ -48,8 +57,8 @@ class Tasks:
                 raise ConfigError(f"{name!r} {what}; 'lm-eval ls tasks' lists them")
             self.names += [each for each in found if each not in self.names]
         self._evaluate = evaluator.simple_evaluate
-        self._settings = {"num_fewshot": shots, "limit": limit}
-        self._batch = batch
+        self._settings = {"num_fewshot": shots, "limit": limit, "apply_chat_template": chat}
+        self._batches = {"batch_size": batch, "max_batch_size": most}
 
     def scores(self, folder: Path | str, *, trust_code: bool = False) -> Scores:
         """What the model of a checkpoint reaches, float or quantized.
@@ -57,14 +66,26 @@ class Tasks:
         Raises:
             DataError: a task cannot be run: its data is not there, or the model has no tokenizer.
         """
+        return self.scores_of(load_checkpoint(folder, trust_code=trust_code), folder, trust_code=trust_code)
+
+    def scores_of(self, model: Any, folder: Path | str, *, trust_code: bool = False) -> Scores:
+        """Return what a model in memory reaches, by task and metric.
+
+        Args:
+            model: of transformers, float or quantized.
+            folder: has its tokenizer.
+            trust_code: run Python files that the tokenizer brings along.
+
+        Raises:
+            DataError: a task cannot be run: its data is not there, or the model has no tokenizer.
+        """
         from transformers import AutoTokenizer
 
         wrapped = _library("lm_eval.models.huggingface").HFLM
-        model = load_checkpoint(folder, trust_code=trust_code)
         try:
             tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust_code)
             found = self._evaluate(
-                model=wrapped(pretrained=model, tokenizer=tokenizer, batch_size=self._batch),
+                model=wrapped(pretrained=model, tokenizer=tokenizer, **self._batches),
                 tasks=self.names,
                 task_manager=self._manager,
                 log_samples=False,

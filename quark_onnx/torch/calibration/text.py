@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,10 +19,18 @@ from quark_onnx.torch.calibration.perplexity import windows_of
 
 logger = logging.getLogger(__name__)
 
+#: The environment variable with the folder of data sets, as files or folders by the names of the sets.
+DATASETS = "QUARK_ONNX_DATASETS"
+#: Endings of files that hold text, or tokens.
+_TEXT = (".txt", ".md", ".json", ".jsonl")
+_TOKENS = (".npy", ".npz")
+#: Endings of names in AMD Quark's scripts that say how a data set is cut; windows are cut in one way here.
+_USES = ("_for_awq_benchmark", "_for_gptq_benchmark")
 #: Sets of texts by the names that AMD Quark's scripts have for them: where they are, which part, which column.
 NAMED = {
     "pileval": ("mit-han-lab/pile-val-backup", None, "validation", "text"),
     "wikitext": ("Salesforce/wikitext", "wikitext-2-raw-v1", "train", "text"),
+    "wikitext_test": ("Salesforce/wikitext", "wikitext-2-raw-v1", "test", "text"),
     "cnn_dailymail": ("abisee/cnn_dailymail", "3.0.0", "validation", "article"),
 }
 
@@ -32,7 +41,8 @@ def read_windows(source: Path | str, tokenizer: Any, length: int, count: int | N
     Args:
         source: a text file (.txt, .md), .json or .jsonl with texts or objects that have a "text", a folder of such
             files, token ids (.npy of shape (windows, at least length); .npz with ``ids`` and maybe ``len``), or the
-            name of a data set for the ``datasets`` package.
+            name of a data set. The name is looked up in the folder that ``QUARK_ONNX_DATASETS`` names, and given to the
+            ``datasets`` package where no file of that folder has it.
         tokenizer: of transformers; None where token ids are given.
         length: tokens of a window.
         count: windows, at most; all if None.
@@ -41,8 +51,9 @@ def read_windows(source: Path | str, tokenizer: Any, length: int, count: int | N
         DataError: the file cannot be read, or has not enough text for a window.
         MissingDependency: a data set is named, and ``datasets`` is not installed.
     """
+    source = local_source(source)
     path = Path(source)
-    if path.suffix in (".npy", ".npz") and path.is_file():
+    if path.suffix in _TOKENS and path.is_file():
         found = list(_token_rows(path, length))
     else:
         if tokenizer is None:
@@ -54,6 +65,31 @@ def read_windows(source: Path | str, tokenizer: Any, length: int, count: int | N
     if count is not None and len(found) < count:
         logger.warning("%s has %d windows of %d tokens; %d were asked for", source, len(found), length, count)
     return found[:count]
+
+
+def local_source(source: Path | str) -> Path | str:
+    """Return the file or folder of a data set, or its name where there is none.
+
+    Args:
+        source: a path, which is returned unchanged where it exists, or the name of a data set. The name of a repository
+            may have its owner, and may end with the use that AMD Quark's scripts make of the set.
+
+    >>> local_source("pileval_for_awq_benchmark")
+    'pileval'
+    """
+    if Path(source).exists():
+        return source
+    name = str(source)
+    for use in _USES:
+        name = name.removesuffix(use)
+    folder = os.environ.get(DATASETS)
+    if folder:
+        for own_name in (name, name.rpartition("/")[2]):
+            for ending in ("", *_TEXT, *_TOKENS):
+                path = Path(folder, own_name + ending)
+                if path.exists():
+                    return path
+    return name if isinstance(source, str) else source
 
 
 def _tokens(texts: Iterator[str], tokenizer: Any, enough: int | None) -> Any:
@@ -91,14 +127,16 @@ def _token_rows(path: Path, length: int) -> Iterator[Any]:
 def _texts(source: Path | str) -> Iterator[str]:
     path = Path(source)
     if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.suffix in (".txt", ".md", ".json", ".jsonl"))
+        files = sorted(file for file in path.rglob("*") if file.suffix in _TEXT)
         if not files:
             raise DataError(f"{path} holds no .txt, .md, .json or .jsonl file")
         for file in files:
             yield from _texts(file)
+    elif path.suffix in (".pkl", ".pickle"):
+        raise DataError(f"{path} is a pickle, which may run code; save token ids as .npy or .npz")
     elif path.is_file():
         yield from _texts_of_file(path)
-    elif path.suffix in (".txt", ".md", ".json", ".jsonl", ".npy", ".npz"):
+    elif path.suffix in (*_TEXT, *_TOKENS):
         raise DataError(f"{path} is not there")
     else:
         yield from _data_set(str(source))
@@ -127,7 +165,8 @@ def _data_set(name: str) -> Iterator[str]:
         import datasets
     except ImportError as error:
         raise MissingDependency(
-            f"{name!r} is no file; to load a data set of that name: pip install datasets"
+            f"{name!r} is no file; to load a data set of that name: pip install datasets, or put {name}.txt into the "
+            f"folder that {DATASETS} names"
         ) from error
     place, subset, split, column = NAMED.get(name, (name, None, "train", "text"))
     try:

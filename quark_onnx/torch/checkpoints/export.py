@@ -32,6 +32,7 @@ def export_safetensors(
     layout: str = "quark",
     pack_method: str = "reorder",
     max_shard: int = SHARD,
+    weight_format: str = "real_quantized",
 ) -> None:
     """Write a quantized model of transformers; nothing is there before all of it is.
 
@@ -43,11 +44,13 @@ def export_safetensors(
         layout: how it is stored, a key of ``quark_onnx.torch.checkpoints.layouts.LAYOUTS``.
         pack_method: how nibbles are ordered in AMD Quark's layout, "reorder" or "order".
         max_shard: bytes of a file, at most.
+        weight_format: "real_quantized" for codes; "fake_quantized" for floats that have been rounded, in AMD Quark's
+            layout.
 
     Raises:
         ConfigError: the folder is taken, or the layout has no place for a format, or for what each run rotates.
     """
-    form = layout_named(layout, pack_method)
+    form = layout_named(layout, pack_method, weight_format)
     if not hasattr(model, "config") or not hasattr(model.config, "save_pretrained"):
         raise ConfigError(f"the model is a {type(model).__name__}; only a model of transformers has a checkpoint")
     check_config(form, config)

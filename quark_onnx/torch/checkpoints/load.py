@@ -57,10 +57,16 @@ def load_checkpoint(folder: Path | str, *, dtype: Any = None, trust_code: bool =
 
 
 def in_memory(config: TorchConfig, model: Any) -> TorchConfig:
-    """A configuration that has the names of layers in files, with those in memory; globs stay as they are."""
+    """Return a configuration whose names of layers in files are replaced by those in memory; globs stay unchanged.
+
+    A base model without its head (``AutoModel``) has no prefix before its names, and the file has one.
+    """
     names = DiskNames(model)
     found = {names.layer(name): name for name, _ in model.named_modules()}
     found |= {f"{names.experts(stack)}*": f"{stack}*" for stack in map(experts_of, found.values()) if stack}
+    prefix = str(getattr(model, "base_model_prefix", "") or "")
+    if prefix and prefix not in dict(model.named_children()):
+        found |= {f"{prefix}.{disk_name}": name for disk_name, name in found.items()}
     own = tuple((found.get(name, name), spec) for name, spec in config.layers)
     return config.with_(layers=own, exclude=tuple(found.get(name, name) for name in config.exclude))
 
@@ -78,17 +84,48 @@ def put_layers(model: Any, config: TorchConfig, layout: Layout, sources: Sources
     Raises:
         ModelError: a tensor is missing or damaged, or does not fit.
     """
+    for name, spec in quantized_layers(model, config, layout, sources).items():
+        module = model.get_submodule(name)
+        set_module(model, name, read_layer(module, name, spec, sources, types[name], layout))
+
+
+def quantized_layers(model: Any, config: TorchConfig, layout: Layout, sources: Sources) -> dict[str, LayerSpec]:
+    """Return the specification of each layer that a checkpoint has quantized, by the name of the layer.
+
+    Args:
+        model: with float layers.
+        config: which layers are quantized, and how.
+        layout: of the tensors.
+        sources: has them.
+    """
     config = in_memory(config, model)
-    for name, (module, kind) in layers_of(model).items():
+    found = dict[str, LayerSpec]()
+    for name, (_, kind) in layers_of(model).items():
         spec = config.spec_of(name, kind)
         if spec is None and layout.key(f"{name}.prob_output_scale") in sources:  # of AMD Quark's, which counts it apart
             spec = LayerSpec(probabilities=config.probabilities_of(name))
-        plain = spec is not None and (spec.weight is None or spec.weight.is_cast)
-        if spec is not None and (plain or any(f"{name}.{part}" in sources for part in layout.parts[1:])):
-            set_module(model, name, _layer(module, name, spec, sources, types[name], layout))
+        if spec is None:
+            continue
+        plain = spec.weight is None or spec.weight.is_cast
+        if plain or any(f"{name}.{part}" in sources for part in layout.parts[1:]):
+            found[name] = spec
+    return found
 
 
-def _layer(module: Any, name: str, spec: LayerSpec, sources: Sources, dtype: Any, layout: Layout) -> QuantizedLayer:
+def read_layer(module: Any, name: str, spec: LayerSpec, sources: Sources, dtype: Any, layout: Layout) -> QuantizedLayer:
+    """Return a quantized layer with the codes and scales of a checkpoint.
+
+    Args:
+        module: the float layer, with empty parameters.
+        name: of the layer in the model.
+        spec: how it is quantized.
+        sources: has its tensors.
+        dtype: what it computes in.
+        layout: of the tensors.
+
+    Raises:
+        ModelError: a tensor is missing or damaged, or does not fit.
+    """
     weight = None
     if spec.weight is not None:
         parts = {part: sources.get(f"{name}.{part}") for part in layout.parts if f"{name}.{part}" in sources}

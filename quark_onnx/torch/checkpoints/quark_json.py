@@ -12,7 +12,7 @@ from typing import Any
 
 from quark_onnx.dtypes import Integer
 from quark_onnx.errors import ConfigError, nearest
-from quark_onnx.torch.config.number_formats import TwoLevel, block_of
+from quark_onnx.torch.config.number_formats import FloatScaled, Progressive, TwoLevel, block_of
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.config.torch_config import Attention, KVCache, TorchConfig
 
@@ -30,6 +30,8 @@ _NAMES = {
 _IN_BLOCKS = {"fp8_e4m3": "mxfp8e4m3", "fp8_e5m2": "mxfp8e5m2"}
 #: Those that have nothing but blocks, whatever an entry says of its scales.
 _BLOCKS = ("mx", "mx6", "mx9", "bfp16")
+#: AMD's FP4, by the size of its blocks.
+_FLOAT_SCALED = {16: "amdfp4", 32: "amdfp4g32"}
 #: AMD Quark's rules for shared exponents, called ``scale_calculation_mode``.
 _MODES = ("even", "floor", "ceil")
 _THEIRS = {ours: theirs for theirs, ours in (*_NAMES.items(), *_IN_BLOCKS.items())}
@@ -199,6 +201,13 @@ def _spec(spec: TensorSpec, dynamic: bool = False) -> Any:
         outer = _entry("fp8_e4m3", "per_tensor", "PerTensorMinMaxObserver") | {"symmetric": True}
         outer |= {"is_scale_quant": True, "scale_type": "float32"}
         return [inner | {"is_dynamic": dynamic}, outer]
+    if isinstance(spec.dtype, Progressive):
+        first = _entry("fp8_e4m3", "per_tensor", "PerTensorMinMaxObserver") | {"symmetric": True}
+        second = _entry("int4", "per_channel", "PerChannelMinMaxObserver") | {"ch_axis": 0, "symmetric": True}
+        return [first | {"scale_type": "float32"}, second | {"scale_type": "float32"}]
+    if isinstance(spec.dtype, FloatScaled):
+        entry = _entry("fp4", "per_group", "PerBlockMXObserver") | {"ch_axis": -1, "group_size": spec.group}
+        return entry | {"is_dynamic": dynamic, "scale_format": "e5m3", "scale_type": "float8_e5m3"}
     name = _THEIRS.get(spec.dtype.name, spec.dtype.name)
     if spec.is_cast:
         return _entry(name, None, "PlaceholderObserver") | dict.fromkeys(("is_dynamic", "round_method", "scale_type"))
@@ -269,10 +278,14 @@ def spec_from_json(entry: Any, where: str) -> TensorSpec | None:
         first = entry[0]
         if [each.get("dtype") for each in entry] == ["fp4", "fp8_e4m3"] and first.get("group_size") == 16:
             return TensorSpec("nvfp4")
+        if [each.get("dtype") for each in entry] == ["fp8_e4m3", "int4"] and entry[1].get("qscheme") == "per_channel":
+            return TensorSpec("int4fp8", per_channel=True, scale="float32")
         raise ConfigError(f"{where} has stages {[each.get('dtype') for each in entry]}, which cannot be read")
     name, scheme, dynamic = str(entry.get("dtype")), entry.get("qscheme"), bool(entry.get("is_dynamic"))
     if name == "mx":
         name = "mxint8" if (element := str(entry.get("mx_element_dtype"))) == "int8" else element
+    if name == "fp4" and entry.get("scale_format") == "e5m3":
+        return TensorSpec(_float_scaled(entry.get("group_size"), where))
     if entry.get("scale_format") == "e8m0" or entry.get("dtype") in _BLOCKS:
         spec = TensorSpec(
             _IN_BLOCKS.get(name) or _NAMES.get(name, name),
@@ -298,3 +311,14 @@ def spec_from_json(entry: Any, where: str) -> TensorSpec | None:
     elif scheme not in ("per_tensor", None):
         raise ConfigError(f"{where} has the scheme {scheme!r}, which cannot be read")
     return spec.with_(**settings)
+
+
+def _float_scaled(size: Any, where: str) -> str:
+    """Return the format of FP4 values that have scales in E5M3.
+
+    Raises:
+        ConfigError: there is none with blocks of this size.
+    """
+    if size not in _FLOAT_SCALED:
+        raise ConfigError(f"{where} has blocks of {size}; those with scales in E5M3 have 16 or 32")
+    return _FLOAT_SCALED[size]

@@ -1,7 +1,8 @@
 """The tensors of a quantized layer in AMD Quark's checkpoints, and back.
 
 Names are ``weight``, ``weight_scale``, ``weight_zero_point`` and, with a second scale, ``weight_scale_2``; those of
-activations ``input_scale`` and ``output_scale``. Integers of 4 bits in groups, and of 8 bits in groups, are stored with
+activations ``input_scale`` and ``output_scale``. Where scales have two factors, ``weight_scale`` is that of the tensor
+and ``weight_scale_2`` has those of the outputs. Integers of 4 bits in groups, and of 8 bits in groups, are stored with
 inputs first; nibbles lie eight to an int32 along the last axis. MX scales are bytes with a bias of 127.
 """
 
@@ -15,7 +16,8 @@ import torch
 
 from quark_onnx.dtypes import Integer
 from quark_onnx.errors import ConfigError, ModelError
-from quark_onnx.torch.config.number_formats import TwoLevel, element_of, is_float8
+from quark_onnx.kernels.minifloat import E4M3
+from quark_onnx.torch.config.number_formats import FloatScaled, Progressive, TwoLevel, element_of, is_float8
 from quark_onnx.torch.config.spec import TensorSpec
 from quark_onnx.torch.formats import affine
 from quark_onnx.torch.formats.bit_packing import (
@@ -48,7 +50,8 @@ def stored(weight: Quantized, method: str = "reorder") -> dict[str, Any]:
 
 def has_place(spec: TensorSpec) -> bool:
     """Whether the layout has a place for a weight that is quantized so."""
-    return spec.is_cast or spec.dtype.scaled or isinstance(spec.dtype, TwoLevel) or element_of(spec.dtype) is not None
+    known = spec.is_cast or spec.dtype.scaled or element_of(spec.dtype) is not None
+    return known or isinstance(spec.dtype, TwoLevel | FloatScaled)
 
 
 def check_shape(name: str, spec: TensorSpec, shape: tuple[int, ...]) -> None:
@@ -112,11 +115,36 @@ def _integers(weight: Quantized, method: str) -> dict[str, Any]:
         codes = codes.contiguous()
     if not spec.group and spec.dtype.bits == 8:
         codes = codes.reshape(weight.shape)
+    if isinstance(spec.dtype, Progressive):
+        zero = {"weight_zero_point_2": _packed(zero, spec, method)}
+        return {"weight": _packed(codes, spec, method)} | factors_of(weight) | zero
     return {
         "weight": _packed(codes, spec, method),
         "weight_scale": scale,
         "weight_zero_point": _packed(zero, spec, method) if zero.ndim else zero,
     }
+
+
+def factors_of(weight: Quantized) -> dict[str, Any]:
+    """Return the two factors of a weight's scales, by the end of their names.
+
+    That of the tensor is the least power of two that brings all values into the range of FP8. A power of two leaves the
+    product of both factors equal to the scales, to the bit.
+    """
+    greatest = weight.dequantize(torch.float32).abs().max().clamp(min=torch.finfo(torch.float32).smallest_normal)
+    first = torch.exp2(torch.ceil(torch.log2(greatest / E4M3.largest)))
+    return {"weight_scale": first, "weight_scale_2": weight.scale.float() / first}
+
+
+def product_of(parts: Mapping[str, Any], spec: TensorSpec) -> Any:
+    """Return the scales that ``factors_of`` has made the factors of.
+
+    Raises:
+        ModelError: a factor is missing.
+    """
+    if "weight_scale_2" not in parts:
+        raise ModelError(f"a weight of {spec} lacks its 'weight_scale_2'")
+    return parts["weight_scale"].float() * parts["weight_scale_2"].float()
 
 
 def _packed(codes: Any, spec: TensorSpec, method: str) -> Any:
@@ -134,6 +162,8 @@ def _integers_back(
     rows = shape[0]
     columns = math.prod(shape[1:])
     scale, zero = parts["weight_scale"], parts.get("weight_zero_point")
+    if isinstance(spec.dtype, Progressive):
+        scale, zero = product_of(parts, spec), None  # codes are symmetric
     counts = (rows, rows) if spec.group else (columns, rows)
     codes = _unpacked(parts["weight"], spec, counts[0], method)
     if zero is not None and zero.ndim:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import TensorProto
 
-from quark_onnx.dtypes import Block, DType, Integer, Minifloat
+from quark_onnx.dtypes import INT4, Block, DType, Integer, Minifloat
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.kernels.minifloat import E2M1, E2M3, E3M2, E4M3, E5M2, MiniFloat
 from quark_onnx.registry import DTYPES
@@ -33,6 +33,33 @@ class TwoLevel(DType):
 
 NVFP4 = TwoLevel("nvfp4", 4, 0, 16)
 
+
+@dataclass(frozen=True)
+class FloatScaled(DType):
+    """Blocks of FP4 values with an unsigned float of 8 bits (E5M3) as scale: AMD's FP4.
+
+    Attributes:
+        block_size: values to a block.
+    """
+
+    block_size: int
+
+
+#: Without a sign: 5 bits of exponent and 3 of mantissa, as AMD's FP4 has its scales; the greatest code is no number.
+E5M3 = MiniFloat("E5M3", 5, 3, 15, 114688.0, 16)
+
+
+@dataclass(frozen=True)
+class Progressive(Integer):
+    """Integers of 4 bits whose scales are stored as two factors: one for the tensor, and one for each output.
+
+    AMD Quark computes them in two stages, and calls that progressive: FP8 first, integers of its codes second. A kernel
+    reads the integers as FP8, and multiplies by both factors.
+    """
+
+
+INT4_FP8 = Progressive(**vars(INT4) | {"name": "int4fp8"})
+
 #: What ONNX has no type for, or has one only since its release 1.20.
 _OWN: dict[str, DType] = {
     row.name: row
@@ -42,6 +69,9 @@ _OWN: dict[str, DType] = {
         _narrow("int2", 2, True),
         _narrow("uint2", 2, False),
         NVFP4,
+        FloatScaled("amdfp4", 4, 0, 16),
+        FloatScaled("amdfp4g32", 4, 0, 32),
+        INT4_FP8,
     )
 }
 #: The elements of the microscaling formats that are floats.
@@ -80,7 +110,7 @@ def element_of(dtype: DType) -> MiniFloat | None:
 
 def block_of(dtype: DType) -> int:
     """Values to a block, for formats that have blocks of their own; 0 for others."""
-    return dtype.block_size if isinstance(dtype, Block | TwoLevel) else 0
+    return dtype.block_size if isinstance(dtype, Block | TwoLevel | FloatScaled) else 0
 
 
 def is_float8(dtype: DType) -> bool:

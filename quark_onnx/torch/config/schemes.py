@@ -35,6 +35,11 @@ SCHEMES: dict[str, LayerSpec] = {
     "mxfp4_fp8": LayerSpec(_MXFP4, _FP8),
     "mxfp8": _same(TensorSpec("mxfp8e4m3")),
     "nvfp4": _same(_NVFP4),
+    "amdfp4": _same(TensorSpec("amdfp4")),
+    "amdfp4_g32": _same(TensorSpec("amdfp4g32")),
+    "int4_fp8": LayerSpec(
+        TensorSpec("int4fp8", per_channel=True, scale="float32"), _FP8.with_(dynamic=True, scale="float32")
+    ),
     "mx6": _same(TensorSpec("mx6")),
     "mx9": _same(TensorSpec("mx9")),
     "bfp16": _same(TensorSpec("bfp16")),
@@ -67,10 +72,35 @@ _EARLIER = {
     "w_mxfp6_e3m2_a_mxfp6_e3m2": "mxfp6_e3m2",
     "w_mx6_a_mx6": "mx6",
     "w_mx9_a_mx9": "mx9",
+    "w_mxfp8_a_mxfp8": "mxfp8",
+    "w_mx_fp8_a_mx_fp8": "mxfp8",
+    "w_mx_fp4_a_mx_fp4_sym": "mxfp4",
+    "w_mxfp4_a_mxfp4_sym": "mxfp4",
+    "w_mx_fp4_a_mx_fp6_sym": "mxfp4_mxfp6_e2m3",
+    "w_fp8_per_channel_static_a_fp8_per_token_dynamic": "ptpc_fp8",
+    "w_uint4_a_bfloat16_per_group_asym": "uint4_wo_{group}",
     "w_bfp16_a_bfp16": "bfp16",
     "w_bfp16": "bfp16",
     "fp4_block16_scale_e4m3": "nvfp4",
 }
+#: The schemes of earlier generations that have no successor.
+_EARLIER_ALONE: dict[str, LayerSpec] = {
+    "no_quant": LayerSpec(),
+    "w_int8_per_tensor_sym": LayerSpec(_INT8),
+    "w_mxfp8": LayerSpec(TensorSpec("mxfp8e4m3")),
+    "w_mx_fp8": LayerSpec(TensorSpec("mxfp8e4m3")),
+    "w_mxfp6_e3m2": LayerSpec(_MXFP6_E3M2),
+    "w_mxfp6_e2m3": LayerSpec(_MXFP6_E2M3),
+    "w_mx_fp6_e3m2_sym": LayerSpec(_MXFP6_E3M2),
+    "w_mx_fp6_e2m3_sym": LayerSpec(_MXFP6_E2M3),
+    "w_mxfp4_a_mxfp6_e3m2": LayerSpec(_MXFP4, _MXFP6_E3M2),
+    "w_mxfp4_a_mxfp8": LayerSpec(_MXFP4, TensorSpec("mxfp8e4m3")),
+    "w_mxint8": LayerSpec(TensorSpec("mxint8")),
+    "w_mx6": LayerSpec(TensorSpec("mx6")),
+}
+#: Schemes of AMD Quark that are not offered, and why.
+_BROKEN = "AMD Quark 0.13 computes wrong values by it, and loads none of its checkpoints; choose"
+_REFUSED = {"amdfp4_global16": f"{_BROKEN} amdfp4", "amdfp4_global32": f"{_BROKEN} amdfp4_g32"}
 
 
 def scheme(name: str, group_size: int | None = None) -> LayerSpec:
@@ -96,6 +126,10 @@ def scheme(name: str, group_size: int | None = None) -> LayerSpec:
         spec = SCHEMES[known.replace("{group}", "128")]
         assert spec.weight is not None and group_size is not None
         return LayerSpec(spec.weight.with_(block_size=group_size))
+    if fixed in _EARLIER_ALONE:
+        return _EARLIER_ALONE[fixed]
+    if fixed in _REFUSED:
+        raise ConfigError(f"the scheme {name} is not offered: {_REFUSED[fixed]}")
     if fixed not in SCHEMES:
-        raise ConfigError(f"unknown scheme {name!r}{nearest(name, [*SCHEMES, *_EARLIER])}")
+        raise ConfigError(f"unknown scheme {name!r}{nearest(name, [*SCHEMES, *_EARLIER, *_EARLIER_ALONE])}")
     return SCHEMES[fixed]

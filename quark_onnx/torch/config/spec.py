@@ -10,7 +10,7 @@ from quark_onnx.config.spec import QuantizationSpec, check_names
 from quark_onnx.dtypes import INT8, DType, Half, Integer
 from quark_onnx.errors import ConfigError
 from quark_onnx.kernels.blockfloat import EXPONENTS
-from quark_onnx.torch.config.number_formats import TwoLevel, block_of, format_named
+from quark_onnx.torch.config.number_formats import Progressive, TwoLevel, block_of, format_named
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,8 @@ class TensorSpec(QuantizationSpec):
         if self.scale == "float16" and self.dynamic:
             raise ConfigError("scale is 'float16'; each run computes it, in the type of the activations")
         super().__post_init__()
+        if isinstance(self.dtype, Progressive) and not (self.per_channel and self.symmetric):
+            raise ConfigError(f"{self.dtype.name} has one scale for each output, and no zero points; set per_channel")
         if self.block_size and self.per_channel:
             raise ConfigError(f"block_size is {self.block_size} and per_channel is set; a scale is for either")
 

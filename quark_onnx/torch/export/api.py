@@ -63,7 +63,7 @@ class ModelExporter:
             ConfigError: the folder is taken, the model was quantized by something else, or the layout has no place.
         """
         asked = self.config.json_export_config
-        _check_layout(custom_mode, asked.weight_format)
+        _check_layout(custom_mode)
         if asked.weight_merge_groups is not None:
             raise ConfigError("weight_merge_groups is set; each layer has a scale of its own, leave it out")
         if quant_config is None:
@@ -76,7 +76,13 @@ class ModelExporter:
         if config.kv_cache is not None:
             _raise_kv_scales(model, config.kv_cache)
         export.export_safetensors(
-            model, self.export_dir, config, tokenizer=tokenizer, layout=custom_mode, pack_method=asked.pack_method
+            model,
+            self.export_dir,
+            config,
+            tokenizer=tokenizer,
+            layout=custom_mode,
+            pack_method=asked.pack_method,
+            weight_format=asked.weight_format,
         )
 
     def export_onnx_model(self, model: Any, input_args: Any) -> None:
@@ -118,7 +124,7 @@ def export_safetensors(
         model: quantized.
         output_dir: where it goes; may exist only if it is empty.
         custom_mode: the layout: "quark", "awq" or "fp8".
-        weight_format: "real_quantized": codes are written.
+        weight_format: "real_quantized" for codes, "fake_quantized" for floats that have been rounded; codes if None.
         pack_method: how nibbles are ordered, "reorder" or "order".
 
     Raises:
@@ -243,11 +249,9 @@ def config_of(model: Any) -> TorchConfig:
     return config
 
 
-def _check_layout(custom_mode: str, weight_format: str) -> None:
+def _check_layout(custom_mode: str) -> None:
     if custom_mode not in CUSTOM_MODES:
         raise ConfigError(f"custom_mode is {custom_mode!r}; it must be one of: {', '.join(CUSTOM_MODES)}")
-    if weight_format != "real_quantized":
-        raise ConfigError(f"weight_format is {weight_format!r}; loaders need codes, 'real_quantized'")
 
 
 def _with_kv_cache(config: TorchConfig, asked: JsonExporterConfig) -> TorchConfig:

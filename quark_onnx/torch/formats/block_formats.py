@@ -1,4 +1,4 @@
-"""Blocks that share a scale, in torch: the microscaling formats, NVFP4, and block floating point.
+"""Blocks that share a scale, in torch: the microscaling formats, NVFP4, AMD's FP4, and block floating point.
 
 The counterpart of :mod:`quark_onnx.kernels.blockfloat`, whose values come out bit for bit; the shared exponents of the
 microscaling formats are stored as bytes here (E8M0), which ends them at 2^-127.
@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from quark_onnx.dtypes import Block
+from quark_onnx.dtypes import Block, DType
 from quark_onnx.kernels.blockfloat import EXPONENT_AND_SIGN, FRACTION, threshold
 from quark_onnx.kernels.minifloat import E2M1, E4M3, MiniFloat
-from quark_onnx.torch.config.number_formats import TwoLevel, element_of
+from quark_onnx.torch.config.number_formats import E5M3, FloatScaled, TwoLevel, element_of
 from quark_onnx.torch.config.spec import TensorSpec
 
 #: What is added to an exponent to store it as a byte.
@@ -26,7 +26,8 @@ class Shared(NamedTuple):
 
     Attributes:
         codes: uint8 codes of small floats, int8 of MXINT8, or what is left of the values (BFP16, MX6, MX9).
-        scale: for each block a byte (E8M0), or E4M3 (NVFP4); None where the values stand for themselves.
+        scale: for each block a byte (E8M0; E5M3 of AMD's FP4), or E4M3 (NVFP4); None where the values stand for
+            themselves.
         whole: NVFP4's scale of the tensor.
     """
 
@@ -45,6 +46,8 @@ def encode(blocks: Any, spec: TensorSpec, whole: Any = None) -> Shared:
     x = blocks.float()
     if isinstance(spec.dtype, TwoLevel):
         return _two_levels(x, whole)
+    if isinstance(spec.dtype, FloatScaled):
+        return _float_scales(x)
     element = element_of(spec.dtype)
     if element is None and spec.dtype.name != "mxint8":
         return Shared(_bfp(x, spec.dtype))
@@ -72,6 +75,9 @@ def decode(shared: Shared, spec: TensorSpec, dtype: Any = torch.float32) -> Any:
         return shared.codes.to(dtype)
     if isinstance(spec.dtype, TwoLevel):
         scale = shared.scale.float() * shared.whole.float()
+        return (_values(E2M1, shared.codes.device)[shared.codes.long()] * scale[..., None]).to(dtype)
+    if isinstance(spec.dtype, FloatScaled):
+        scale = scale_values(shared.scale, spec.dtype)
         return (_values(E2M1, shared.codes.device)[shared.codes.long()] * scale[..., None]).to(dtype)
     exponent = shared.scale.to(torch.int32)[..., None] - BIAS
     element = element_of(spec.dtype)
@@ -182,6 +188,40 @@ def _two_levels(x: Any, whole: Any) -> Shared:
     scale = torch.where(scale.float() > 0, scale.float(), torch.ones_like(greatest))
     elements = round_to(x / (scale * whole)[..., None], E2M1)
     return Shared(code_of(elements, E2M1), scale.to(torch.float8_e4m3fn), whole)
+
+
+def scale_values(scale: Any, dtype: DType) -> Any:
+    """Return the scales of blocks as float32, by how they are stored; those of NVFP4 relative to that of the tensor."""
+    if isinstance(dtype, FloatScaled):
+        return _values(E5M3, scale.device)[scale.long()]
+    if isinstance(dtype, TwoLevel):
+        return scale.float()
+    return torch.exp2(scale.float() - BIAS)
+
+
+def scale_codes(values: Any, dtype: DType) -> Any:
+    """Return scales as they are stored, ``scale_values`` backwards.
+
+    Args:
+        values: float32 that the type of the scales has.
+    """
+    if isinstance(dtype, FloatScaled):
+        return code_of(values, E5M3)
+    if isinstance(dtype, TwoLevel):
+        return values.to(torch.float8_e4m3fn)
+    return (torch.log2(values) + BIAS).to(torch.uint8)
+
+
+def round_scale(values: Any, element: MiniFloat) -> Any:
+    """Return the nearest scales that a small float has; none is 0."""
+    return round_to(values.clone(), element).clamp(min=2.0 ** (element.emin - element.mantissa_bits))
+
+
+def _float_scales(x: Any) -> Shared:
+    """AMD's FP4: the greatest magnitude of a block becomes the greatest FP4."""
+    scale = round_scale(x.abs().amax(-1) / E2M1.largest, E5M3)
+    elements = round_to(x / scale[..., None], E2M1)
+    return Shared(code_of(elements, E2M1), code_of(scale, E5M3))
 
 
 def _bfp(x: Any, dtype: Any) -> Any:

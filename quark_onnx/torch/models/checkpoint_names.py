@@ -42,11 +42,9 @@ class DiskNames:
         """The name in files of a tensor by its name in memory."""
         if found := _EXPERT.fullmatch(name):
             name = f"{found[1]}{self._experts.get(found[2], found[2] + '_proj')}{found[3]}"
-        if not self._renamings:
-            return name
-        from transformers.core_model_loading import apply_renamings
-
-        return str(apply_renamings(name, self._renamings))
+        for renaming in self._renamings:
+            name = str(renaming.rename_source_key(name)[0])
+        return name
 
     def layer(self, name: str) -> str:
         """The name in files of a layer."""

@@ -40,6 +40,7 @@ class Writing:
         resume: a folder where each block that is done is kept, and found again by the same call; None keeps nothing.
         layout: how layers are stored, a key of ``quark_onnx.torch.checkpoints.layouts.LAYOUTS``.
         spill: a folder where hidden states are kept while they are not used; None keeps them in memory.
+        weight_format: "real_quantized" for codes, "fake_quantized" for floats that have been rounded.
     """
 
     pack_method: str = "reorder"
@@ -48,16 +49,17 @@ class Writing:
     resume: Path | None = None
     layout: str = "quark"
     spill: Path | None = None
+    weight_format: str = "real_quantized"
 
     def __post_init__(self) -> None:
-        layout_named(self.layout, self.pack_method)
+        _ = self.form
         if not self.max_shard > 0:
             raise ConfigError(f"max_shard is {self.max_shard} bytes; it must be more than 0")
 
     @property
     def form(self) -> Layout:
         """The layout that is named."""
-        return layout_named(self.layout, self.pack_method)
+        return layout_named(self.layout, self.pack_method, self.weight_format)
 
 
 def quantize_checkpoint(

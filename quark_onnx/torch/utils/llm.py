@@ -121,7 +121,7 @@ def get_calib_dataloader(
     Texts are joined and cut into windows that do not overlap, whatever the name; AMD Quark pads each text for some.
 
     Args:
-        dataset_name: a file or folder of text or token ids, or the name of a data set for the ``datasets`` package.
+        dataset_name: a file or folder of text or token ids, or the name of a data set; see ``read_windows``.
         tokenizer: of transformers.
         batch_size: windows of a batch.
         num_calib_data: windows, at most.
@@ -135,9 +135,8 @@ def get_calib_dataloader(
         DataError: the data cannot be read, or has not enough text for a window.
         MissingDependency: a data set is named, and ``datasets`` is not installed.
     """
-    base = dataset_name.removesuffix("_for_awq_benchmark").removesuffix("_for_gptq_benchmark")
     reader = tokenizer if tokenizer is not None else getattr(processor, "tokenizer", None)
-    windows = read_windows(base, reader, seqlen, num_calib_data)
+    windows = read_windows(dataset_name, reader, seqlen, num_calib_data)
     place = device_or_cpu(device)
     size = min(batch_size, len(windows))  # one batch that is not full is better than none
     return DataLoader([window.to(place) for window in windows], batch_size=size, drop_last=drop_last, shuffle=shuffle)

@@ -53,7 +53,7 @@ OWN: dict[str, tuple[Check, ...]] = {
     "transformers": (model.missing_findings,),
 }
 
-_QUARK_NEEDS = ("amd-quark 0.12 or later, and a C++ compiler for it",)
+_QUARK_NEEDS = ("amd-quark 0.12 or later with a C++ compiler, or quark_onnx.torch.transformers",)
 _GPTQMODEL = (packed.gptqmodel_config_findings,)
 _COMPRESSED = (compressed.config_findings,)
 _FP8 = (native_fp8.config_findings,)

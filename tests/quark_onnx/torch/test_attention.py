@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers.models.gptj import modeling_gptj
 
 from quark_onnx.cli import main
 from quark_onnx.errors import ConfigError, ModelError
@@ -158,15 +159,28 @@ def test_a_model_is_as_it_was_where_it_fails() -> None:
     assert before.shape == logits(model, batch[0]).shape
 
 
+def test_keys_of_gptj(tmp_path: Path) -> None:
+    """Its attention calls a function of transformers from release 5.24 on; it is refused before."""
+    model = made(torch_families.config_of("gptj"))
+    cache = KVCache(FP8, ("*k_proj", "*v_proj"), where="rope")
+    config = TorchConfig(scheme("fp8"), exclude=("lm_head",), kv_cache=cache)
+    if not hasattr(modeling_gptj, "ALL_ATTENTION_FUNCTIONS"):
+        with pytest.raises(ModelError, match="GPTJAttention, which hands its rotated keys to no attention function"):
+            quantize_model(model, config, tokens(), progress=False)
+        return
+    seen = list[Any]()
+    quantize_model(model, config, tokens(), progress=False)
+    for block in model.transformer.h:
+        block.attn.k_proj.output.register_forward_hook(lambda _, given, found: seen.append((given[0], found)))
+    export_safetensors(model, tmp_path / "out", config)
+    found = logits(model, tokens()[0])
+    assert len(seen) == 2 and not any(torch.equal(before, after) for before, after in seen)
+    assert torch.equal(found, logits(load_checkpoint(tmp_path / "out"), tokens()[0]))
+
+
 @pytest.mark.parametrize(
     ("family", "layers", "error", "message"),
     [
-        (
-            "gptj",
-            ("*k_proj", "*v_proj"),
-            ModelError,
-            "GPTJAttention, which hands its rotated keys to no attention function",
-        ),
         ("grok1", ("*k_proj", "*v_proj"), ModelError, "MultiHeadAttention, which hands its rotated keys to no"),
         ("phi3", ("*qkv_proj",), ConfigError, "qkv_proj computes more than keys or values"),
         ("chatglm3", ("*query_key_value",), ConfigError, "query_key_value computes more than keys or values"),

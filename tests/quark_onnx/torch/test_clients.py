@@ -37,6 +37,8 @@ SCHEMES = (
     "mxfp6_e2m3",
     "mxfp6_e3m2",
     "mxfp4_fp8",
+    "amdfp4",
+    "amdfp4_g32",
 )
 CLIENT = """
 import json, sys, torch

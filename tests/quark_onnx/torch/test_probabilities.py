@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers.models.gptj import modeling_gptj
 
 from quark_onnx.cli import main
 from quark_onnx.errors import ConfigError, ModelError, QuarkError
@@ -251,7 +252,25 @@ def test_a_model_is_as_it_was_where_it_fails() -> None:
         assert torch.equal(before, logits(model, batch[0]))
 
 
-@pytest.mark.parametrize("family", ["gptj", "grok1", "chatglm3"])
+def test_probabilities_of_gptj(tmp_path: Path) -> None:
+    """Its attention calls a function of transformers from release 5.24 on; it is refused before."""
+    model = made(torch_families.config_of("gptj"))
+    config = TorchConfig(scheme("fp8"), exclude=("lm_head",), attention=Attention(FP8, FP8))
+    if not hasattr(modeling_gptj, "ALL_ATTENTION_FUNCTIONS"):
+        with pytest.raises(ModelError, match="GPTJAttention, which computes its probabilities by no attention"):
+            quantize_model(model, config, tokens(), progress=False)
+        return
+    quantize_model(model, config, tokens(), progress=False)
+    export_safetensors(model, tmp_path / "out", config)
+    loaded = load_checkpoint(tmp_path / "out")
+    found = logits(model, tokens()[0])
+    assert torch.equal(found, logits(loaded, tokens()[0]))
+    for block in loaded.transformer.h:
+        block.attn.q_proj.probabilities.scale = block.attn.q_proj.probabilities.scale * 1.3
+    assert not torch.equal(found, logits(loaded, tokens()[0]))
+
+
+@pytest.mark.parametrize("family", ["grok1", "chatglm3"])
 def test_models_whose_probabilities_cannot_be_reached(family: str, tmp_path: Path) -> None:
     model = made(torch_families.config_of(family))
     glob = "*query_key_value" if family == "chatglm3" else "*q_proj"

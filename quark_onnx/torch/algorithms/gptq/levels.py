@@ -1,4 +1,4 @@
-"""Steps: what the codes of a weight may be once its scales are known, element by element."""
+"""TensorLevels: what the codes of a weight may be once its scales are known, element by element."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from quark_onnx.dtypes import Integer, Scaled
 from quark_onnx.kernels.minifloat import E2M1, E4M3, E5M2, MiniFloat
-from quark_onnx.torch.config.number_formats import TwoLevel, element_of
+from quark_onnx.torch.config.number_formats import FloatScaled, TwoLevel, element_of
 from quark_onnx.torch.formats import block_formats
 from quark_onnx.torch.formats.affine import code_type
 from quark_onnx.torch.formats.quantized_tensor import Quantized, joined
@@ -67,7 +67,9 @@ class TensorLevels:
             return None if small is None else cls._of_floats(spread(quantized.scale), small, size)
         if isinstance(spec.dtype, TwoLevel):
             return cls._of_floats(spread(quantized.scale.float() * quantized.whole.float()), E2M1, size)
-        powers = spread(torch.exp2(quantized.scale.float() - block_formats.BIAS))
+        powers = spread(block_formats.scale_values(quantized.scale, spec.dtype))
+        if isinstance(spec.dtype, FloatScaled):
+            return cls._of_floats(powers, E2M1, size)
         element = element_of(spec.dtype)
         return (
             cls(powers / 64, None, -128, 127, size=size) if element is None else cls._of_floats(powers, element, size)

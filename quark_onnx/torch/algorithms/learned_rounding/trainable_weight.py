@@ -16,7 +16,7 @@ from calibrators.grid import SMALLEST_SCALE
 from quark_onnx.dtypes import Integer, Scaled
 from quark_onnx.kernels.minifloat import E4M3, MiniFloat
 from quark_onnx.torch.algorithms.gptq.levels import TensorLevels
-from quark_onnx.torch.config.number_formats import TwoLevel, element_of
+from quark_onnx.torch.config.number_formats import E5M3, FloatScaled, TwoLevel
 from quark_onnx.torch.formats import block_formats
 from quark_onnx.torch.formats.bit_packing import in_blocks
 from quark_onnx.torch.formats.quantized_tensor import Quantized
@@ -74,8 +74,8 @@ class TrainableWeight:
         if isinstance(self._spec.dtype, TwoLevel):
             self._unit = start.whole.float()
         elif not isinstance(self._spec.dtype, Scaled):
-            scale = torch.exp2(scale - block_formats.BIAS)
-            self._unit = 1.0 if element_of(self._spec.dtype) else 2.0**-6  # MXINT8 has 1/64
+            scale = block_formats.scale_values(start.scale, self._spec.dtype)
+            self._unit = 1.0 if self._element else 2.0**-6  # MXINT8 has 1/64
         self._scale = self._spread(scale)
         self._zero: Any = None if start.zero is None else self._spread(start.zero.float())
         asymmetric = isinstance(self._spec.dtype, Integer) and not self._spec.grid.symmetric
@@ -147,9 +147,10 @@ class TrainableWeight:
             codes = block_formats.code_of(values, self._element)
         else:
             codes = (values if zero is None else values + zero).to(start.codes.dtype)
-        if not isinstance(self._spec.dtype, Scaled | TwoLevel):
-            kept = torch.log2(kept) + block_formats.BIAS
-        kept = kept.reshape(start.scale.shape).to(start.scale.dtype)
+        kept = kept.reshape(start.scale.shape)
+        if not isinstance(self._spec.dtype, Scaled):
+            kept = block_formats.scale_codes(kept, self._spec.dtype)
+        kept = kept.to(start.scale.dtype)
         zero = None if zero is None else zero.reshape(start.scale.shape).to(start.zero.dtype)
         return replace(start, codes=codes, scale=kept, zero=zero)
 
@@ -169,8 +170,9 @@ class TrainableWeight:
             share = (above * self.high + below * self.low) / (self._qmax - self._qmin)
         scale = self._scale * share
         if isinstance(self._spec.dtype, TwoLevel):
-            least = 2.0 ** (E4M3.emin - E4M3.mantissa_bits)
-            return through(scale, block_formats.round_to(scale.detach(), E4M3).clamp(min=least))
+            return through(scale, block_formats.round_scale(scale.detach(), E4M3))
+        if isinstance(self._spec.dtype, FloatScaled):
+            return through(scale, block_formats.round_scale(scale.detach(), E5M3))
         if not isinstance(self._spec.dtype, Scaled) or self._spec.grid.pow2:
             power = torch.round(torch.log2(scale.detach())).clamp(-block_formats.BIAS, block_formats.BIAS)
             return through(scale, torch.exp2(power))

@@ -11,7 +11,7 @@ from quark_onnx.torch.checkpoints.layouts.base import Layout as Layout
 from quark_onnx.torch.checkpoints.layouts.compressed_tensors import CompressedTensorsLayout
 from quark_onnx.torch.checkpoints.layouts.fp8 import FinegrainedFp8Layout, Fp8Layout
 from quark_onnx.torch.checkpoints.layouts.oga import OgaLayout
-from quark_onnx.torch.checkpoints.layouts.quark import QuarkLayout
+from quark_onnx.torch.checkpoints.layouts.quark import WEIGHT_FORMATS, QuarkLayout
 from quark_onnx.torch.config.torch_config import TorchConfig
 
 LAYOUTS: dict[str, type[Layout]] = {
@@ -20,11 +20,12 @@ LAYOUTS: dict[str, type[Layout]] = {
 }
 
 
-def layout_named(name: str, pack_method: str = "reorder") -> Layout:
+def layout_named(name: str, pack_method: str = "reorder", weight_format: str = WEIGHT_FORMATS[0]) -> Layout:
     """The layout that is called so.
 
     Args:
         pack_method: how nibbles are ordered, "reorder" or "order"; the latter in AMD Quark's layout alone.
+        weight_format: "real_quantized" or "fake_quantized"; the latter in AMD Quark's layout alone.
 
     Raises:
         ConfigError: there is none, or it has an order of its own.
@@ -35,7 +36,9 @@ def layout_named(name: str, pack_method: str = "reorder") -> Layout:
     if name not in LAYOUTS:
         raise ConfigError(f"unknown layout {name!r}{nearest(name, LAYOUTS)}")
     if name == QuarkLayout.name:
-        return QuarkLayout(pack_method)
+        return QuarkLayout(pack_method, weight_format)
+    if weight_format != WEIGHT_FORMATS[0]:
+        raise ConfigError(f"weight_format is {weight_format!r}; the layout {name!r} has a place for codes alone")
     if pack_method != "reorder":
         raise ConfigError(f"pack_method is {pack_method!r}; the layout {name!r} has an order of its own, leave it out")
     return LAYOUTS[name]()

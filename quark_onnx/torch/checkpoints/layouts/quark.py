@@ -10,9 +10,10 @@ from typing import Any, ClassVar
 import torch
 
 from quark_onnx.dtypes import Integer
-from quark_onnx.errors import ConfigError
+from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.torch.checkpoints import quark_json
 from quark_onnx.torch.checkpoints.layouts.base import Layout, is_two_level, needed
+from quark_onnx.torch.checkpoints.layouts.rounded_floats import restored_floats, stored_floats
 from quark_onnx.torch.checkpoints.quark_tensors import check_shape, has_place, restored, stored
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.config.torch_config import TorchConfig
@@ -22,6 +23,8 @@ from quark_onnx.torch.formats.bit_packing import ORDERS
 from quark_onnx.torch.formats.quantized_tensor import Quantized
 from quark_onnx.torch.models.quantized_layer import Rounding
 
+#: What the tensors of weights hold: codes, or floats that have been rounded.
+WEIGHT_FORMATS = ("real_quantized", "fake_quantized")
 #: The scale of probabilities, which belong to the attention of the layer that has it.
 _PROBABILITIES = re.compile(r"(?P<attention>.*)\.[^.]+\.(?P<end>prob_output_[a-z_]+)")
 
@@ -32,16 +35,27 @@ class QuarkLayout(Layout):
 
     Attributes:
         pack_method: how nibbles are ordered, "reorder" or "order".
+        weight_format: "real_quantized" for codes, or "fake_quantized" for floats that have been rounded, with their
+            scales beside them. AMD Quark's import reads the latter; vLLM and transformers with amd-quark do not.
     """
 
     name: ClassVar[str] = "quark"
     method: ClassVar[str] = "quark"
-    parts: ClassVar[tuple[str, ...]] = ("weight", "weight_scale", "weight_zero_point", "weight_scale_2")
+    parts: ClassVar[tuple[str, ...]] = (
+        "weight",
+        "weight_scale",
+        "weight_zero_point",
+        "weight_scale_2",
+        "weight_zero_point_2",
+    )
     keeps_names: ClassVar[bool] = False
 
     pack_method: str = "reorder"
+    weight_format: str = WEIGHT_FORMATS[0]
 
     def __post_init__(self) -> None:
+        if self.weight_format not in WEIGHT_FORMATS:
+            raise ConfigError(f"weight_format is {self.weight_format!r}{nearest(self.weight_format, WEIGHT_FORMATS)}")
         if self.pack_method not in ORDERS:
             raise ConfigError(f"pack_method is {self.pack_method!r}; it must be one of: {', '.join(ORDERS)}")
 
@@ -58,7 +72,17 @@ class QuarkLayout(Layout):
     def quantization_config(
         self, quantized: Mapping[str, LayerSpec], floats: Sequence[str], config: TorchConfig
     ) -> dict[str, Any]:
-        return quark_json.to_json(config, floats, self.pack_method)
+        found = quark_json.to_json(config, floats, self.pack_method)
+        found["export"]["weight_format"] = self.weight_format
+        return found
+
+    def _second(self, spec: TensorSpec) -> str:
+        """Return the end of the name of an activation's scale: that of a tensor comes second where blocks have one."""
+        return "_2" if is_two_level(spec) and not self._is_fake else ""
+
+    @property
+    def _is_fake(self) -> bool:
+        return self.weight_format != WEIGHT_FORMATS[0]
 
     def key(self, name: str) -> str:
         """How a tensor is called, which is ``LAYER.END`` elsewhere.
@@ -70,12 +94,12 @@ class QuarkLayout(Layout):
         return f"{found['attention']}.{found['end']}" if found else name
 
     def stored(self, weight: Quantized, spec: LayerSpec) -> dict[str, Any]:
-        return stored(weight, self.pack_method)
+        return stored_floats(weight) if self._is_fake else stored(weight, self.pack_method)
 
     def stored_scale(self, side: str, rounding: Rounding) -> dict[str, Any]:
         spec = rounding.spec
         if is_two_level(spec):
-            return {f"{side}_scale_2": rounding.scale}
+            return {f"{side}_scale{self._second(spec)}": rounding.scale}
         if not isinstance(spec.dtype, Integer):
             return {f"{side}_scale": rounding.scale}
         zero = torch.zeros_like(rounding.scale) if rounding.zero is None else rounding.zero
@@ -83,10 +107,12 @@ class QuarkLayout(Layout):
 
     def restored(self, parts: Mapping[str, Any], spec: LayerSpec, shape: tuple[int, ...], dtype: Any) -> Quantized:
         assert spec.weight is not None
+        if self._is_fake:
+            return restored_floats(parts, spec.weight, shape, dtype)
         return restored(parts, spec.weight, shape, dtype, self.pack_method)
 
     def restored_scale(self, side: str, spec: TensorSpec, get: Callable[[str], Any]) -> Params:
-        end = f"{side}_scale" + "_2" * is_two_level(spec)
+        end = f"{side}_scale{self._second(spec)}"
         zero = get(f"{side}_zero_point")
         kept = None if zero is None or not bool(zero.any()) else zero.float().reshape(())
         return Params(needed(get(end), end).reshape(()), kept)
@@ -94,4 +120,5 @@ class QuarkLayout(Layout):
     @classmethod
     def read(cls, found: Mapping[str, Any]) -> tuple[TorchConfig, Layout]:
         config, method = quark_json.from_json(found)
-        return config, QuarkLayout(method)
+        weight_format = str((found.get("export") or {}).get("weight_format") or WEIGHT_FORMATS[0])
+        return config, QuarkLayout(method, weight_format)

@@ -16,7 +16,7 @@ class JsonExporterConfig(Fields):
         weight_merge_groups: None; each layer has a scale of its own.
         kv_cache_group: globs of layers that compute keys and values; those of the quantization if empty.
         min_kv_scale: the least scale of keys and values.
-        weight_format: "real_quantized": codes are written.
+        weight_format: "real_quantized" for codes, "fake_quantized" for floats that have been rounded.
         pack_method: how nibbles are ordered, "reorder" or "order".
     """
 

@@ -19,7 +19,7 @@ from quark_onnx.functions.blocks import from_rows, passing_on, to_rows
 from quark_onnx.functions.body import Body, function
 from quark_onnx.functions.mx import to_minifloat
 from quark_onnx.kernels.minifloat import E2M1, E4M3
-from quark_onnx.torch.config.number_formats import TwoLevel, element_of
+from quark_onnx.torch.config.number_formats import E5M3, FloatScaled, TwoLevel, element_of
 from quark_onnx.torch.config.spec import TensorSpec
 
 #: Where the functions live.
@@ -49,6 +49,9 @@ def rounding(spec: TensorSpec, opset: int) -> FunctionProto:
     if isinstance(spec.dtype, TwoLevel):
         rows = to_rows(body, "x", spec.group)
         from_rows(body, _two_levels(body, rows.values, measured=spec.measured), rows, spec.group)
+    elif isinstance(spec.dtype, FloatScaled):
+        rows = to_rows(body, "x", spec.group)
+        from_rows(body, _float_scales(body, rows.values), rows, spec.group)
     elif spec.measured:
         _affine(body, "x", "scale", "zero", spec)
     elif spec.dtype.scaled and spec.group:
@@ -132,6 +135,17 @@ def _two_levels(body: Body, values: str, *, measured: bool) -> str:
     scale = body.op("Min", scale, body.constant(E4M3.largest))
     scale = body.op("Cast", body.op("Cast", scale, to=TensorProto.FLOAT8E4M3FN), to=TensorProto.FLOAT)
     scale = body.op("Mul", body.op("Where", body.op("Greater", scale, none), scale, one), whole)
+    ends = body.constant(-E2M1.largest), body.constant(E2M1.largest)
+    elements = to_minifloat(body, body.op("Clip", body.op("Div", values, scale), *ends), E2M1)
+    return body.op("Mul", elements, scale)
+
+
+def _float_scales(body: Body, values: str) -> str:
+    """Blocks of AMD's FP4, one a column, with a scale of E5M3 each."""
+    top = body.op("ReduceMax", body.op("Abs", values), body.ints(0))
+    scale = body.op("Min", body.op("Div", top, body.constant(E2M1.largest)), body.constant(E5M3.largest))
+    scale = to_minifloat(body, scale, E5M3)
+    scale = body.op("Max", scale, body.constant(2.0 ** (E5M3.emin - E5M3.mantissa_bits)))
     ends = body.constant(-E2M1.largest), body.constant(E2M1.largest)
     elements = to_minifloat(body, body.op("Clip", body.op("Div", values, scale), *ends), E2M1)
     return body.op("Mul", elements, scale)

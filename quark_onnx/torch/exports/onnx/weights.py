@@ -13,8 +13,8 @@ from quark_onnx.dtypes import DType, Integer, Scaled
 from quark_onnx.errors import ConfigError
 from quark_onnx.graph import Graph
 from quark_onnx.kernels.nbits import BLOCK_SIZES, NBitsWeight, from_codes
-from quark_onnx.torch.config.number_formats import TwoLevel, format_named
-from quark_onnx.torch.formats.block_formats import BIAS, Shared, decode
+from quark_onnx.torch.config.number_formats import FloatScaled, TwoLevel, format_named
+from quark_onnx.torch.formats.block_formats import BIAS, Shared, decode, scale_codes, scale_values
 from quark_onnx.torch.formats.quantized_tensor import Quantized
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer
 
@@ -146,9 +146,9 @@ def _dequantized(graph: Graph, name: str, quantized: Quantized, turned: bool, ki
 def _looked_up(graph: Graph, name: str, quantized: Quantized, turned: bool, kind: int) -> str:
     """Codes of blocks, read through a table of what each stands for, times the scales of the blocks."""
     spec, codes = quantized.spec, quantized.codes
-    two_levels = isinstance(spec.dtype, TwoLevel)
+    two_levels, unsigned = isinstance(spec.dtype, TwoLevel), isinstance(spec.dtype, FloatScaled)
     every = torch.arange(1 << max(4, spec.dtype.bits), dtype=torch.uint8).view(codes.dtype)[None, None]
-    one = torch.ones((1, 1)) if two_levels else torch.full((1, 1), BIAS, dtype=torch.uint8)
+    one = scale_codes(torch.ones((1, 1)), spec.dtype)
     table = array_of(decode(Shared(every, one, torch.ones(())), spec)).reshape(-1)
     stored = array_of(codes.view(torch.uint8), format_named("uint4") if len(table) == 16 else None)
     values = _gathered(graph, graph.add_constant(f"{name}.weight", stored), f"{spec.dtype.name}_values", table)
@@ -156,6 +156,8 @@ def _looked_up(graph: Graph, name: str, quantized: Quantized, turned: bool, kind
     if two_levels:
         whole = graph.add_constant(f"{name}.weight_scale_2", array_of(quantized.whole.float()).reshape(()))
         scales = _result(graph, "Mul", _cast(graph, scales, _FLOAT, always=True), whole)
+    elif unsigned:
+        scales = _gathered(graph, scales, "e5m3_values", array_of(scale_values(torch.arange(256), spec.dtype)))
     else:
         with np.errstate(over="ignore"):
             powers = np.ldexp(np.float32(1), np.arange(256) - BIAS).astype(np.float32)

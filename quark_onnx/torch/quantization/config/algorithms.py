@@ -185,6 +185,12 @@ ALGORITHMS: dict[str, type[AlgoConfig]] = {
 }
 
 
+#: Algorithms of AMD Quark that are not offered, and why.
+_REFUSED = {
+    "svdquant": "neither vLLM nor transformers has layers with a low-rank branch beside the codes; choose awq or gptaq",
+    "twobitscalar": "no client loads its codes; choose the scheme uint2_wo_32 with gptaq",
+}
+
 #: What older JSON files call rotations that are computed as the model runs.
 _ONLINE = "online-had"
 
@@ -198,6 +204,8 @@ def algorithm_named(name: str) -> type[AlgoConfig]:
     >>> algorithm_named("awq")().name
     'awq'
     """
+    if name in _REFUSED:
+        raise ConfigError(f"the algorithm {name!r} is not offered: {_REFUSED[name]}")
     if name not in ALGORITHMS:
         raise ConfigError(f"unknown algorithm {name!r}{nearest(name, ALGORITHMS)}")
     return ALGORITHMS[name]

@@ -342,7 +342,7 @@ class FP8E5M3PerTensorSpec(FP8E4M3PerTensorSpec, dtype="fp8_e5m3"):
 
 @dataclass
 class AmdFP4Spec(_Floats, dtype="fp4", scale_format="e5m3", scale_type="float8_e5m3"):
-    """FP4 with scales in E5M3. It is an error to quantize by it."""
+    """FP4 with a scale in E5M3 (8 bits, no sign) for 16 or 32 values."""
 
     ch_axis: int
     group_size: int
@@ -362,7 +362,10 @@ class TQTSpec(QATSpec):
 
 @dataclass
 class ProgressiveSpec(Fields):
-    """Two stages: the second one quantizes the codes of the first. It is an error to quantize by it."""
+    """Two stages: the second one quantizes the codes of the first.
+
+    FP8 for a tensor and then int4 for a channel is what can be quantized (the scheme int4_fp8).
+    """
 
     first_stage: DataTypeSpec
     second_stage: DataTypeSpec

@@ -22,7 +22,7 @@ _COMPUTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "qat_spec": ((None,), "training is not done"),
     "round_method": ((None, RoundType.half_even), "values are rounded to the nearest, ties to even"),
     "zero_point_type": ((ZeroPointType.int32,), "zero points are integers"),
-    "scale_format": ((None, "e8m0", "float32"), "blocks have scales in e8m0 or as floats"),
+    "scale_format": ((None, "e8m0", "e5m3", "float32"), "blocks have scales in e8m0, in e5m3 or as floats"),
     "block_size": ((None,), "blocks of two axes are not computed"),
 }
 
@@ -113,7 +113,7 @@ def spec_of(given: QTensorConfig | Sequence[QTensorConfig], where: str) -> Tenso
     for each in stages:
         _check(each, where)
     first = stages[0]
-    if len(stages) == 1 and first.dtype in _IN_BLOCKS and first.scale_format != "e8m0":
+    if len(stages) == 1 and first.dtype in _IN_BLOCKS and first.scale_format not in ("e8m0", "e5m3"):
         raise ConfigError(
             f"{where}: scale_format is {first.scale_format!r}; blocks of {_name(first.dtype)} have scales in 'e8m0' "
             "(OCP_MX... specs), or in two stages (ScaleQuantSpec)"
@@ -124,7 +124,7 @@ def spec_of(given: QTensorConfig | Sequence[QTensorConfig], where: str) -> Tenso
         raise ConfigError(f"{where}, {_name(stages[0].dtype)}: {error}") from error
     assert found is not None
     observer: Any = first.observer_cls
-    if isinstance(found.dtype, Integer) and first.symmetric is None:
+    if isinstance(found.dtype, Integer) and stages[-1].symmetric is None:
         raise ConfigError(f"{where}: symmetric is None; for {found.dtype.name} it must be True or False")
     if first.symmetric is False and not isinstance(found.dtype, Integer):
         raise ConfigError(f"{where}: symmetric is False, but {found.dtype.name} has no zero point")

@@ -348,7 +348,8 @@ def test_keys_may_be_rounded_after_they_are_rotated(model: Any, batches: list[An
 @pytest.mark.parametrize(
     ("settings", "call", "message"),
     [
-        ({"weight_format": "fake_quantized"}, {}, "loaders need codes"),
+        ({"weight_format": "fake"}, {}, "weight_format is 'fake'"),
+        ({"weight_format": "fake_quantized"}, {"custom_mode": "awq"}, "the layout 'awq' has a place for codes alone"),
         ({"weight_merge_groups": [["a"]]}, {}, "weight_merge_groups is set"),
         ({"kv_cache_group": ["*k_proj"]}, {}, "but the model was quantized with float keys"),
         ({"min_kv_scale": 1.0}, {}, "keys and values are float"),

@@ -30,6 +30,7 @@ from quark_onnx.torch.quantization.config.algorithms import (
     GPTQConfig,
     SmoothQuantConfig,
     algorithm_for,
+    algorithm_named,
     load_quant_algo_config_from_file,
 )
 from quark_onnx.torch.quantization.config.config import QConfig, QLayerConfig
@@ -157,3 +158,13 @@ def test_helpers_of_scripts(hub: str, tmp_path: Path) -> None:
     assert llm.create_model_skeleton(tmp_path / "saved").lm_head.weight.device.type == "meta"
     with pytest.raises(ConfigError, match="data_type is 'fp16'"):
         llm.get_model(hub, data_type="fp16")
+
+
+@pytest.mark.parametrize(("name", "why"), [("svdquant", "low-rank branch"), ("twobitscalar", "uint2_wo_32 with gptaq")])
+def test_algorithms_that_are_not_offered_say_why(name: str, why: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"'{name}' is not offered: .*{why}"):
+        algorithm_named(name)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"name": name, "bits": 2}), encoding="utf-8")
+    with pytest.raises(ConfigError, match=f"config.json: the algorithm '{name}' is not offered"):
+        load_quant_algo_config_from_file(path)

@@ -13,6 +13,7 @@ pytest.importorskip("torch")
 from calibrators import MinMSE, Percentile
 from quark_onnx.errors import ConfigError
 from quark_onnx.torch.checkpoints.quark_json import layer_to_json
+from quark_onnx.torch.config.schemes import scheme
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.quantization import (
     Int8PerTensorSpec,
@@ -164,7 +165,7 @@ def test_misspelt_names(make: Any, message: str) -> None:
         ("weight", "Int4PerGroupSpec", {"ch_axis": 0, "group_size": 32}, "ch_axis is 0; .* -1 or 1"),
         ("weight", "Uint4PerChannelSpec", {"ch_axis": 0, "zero_point_type": "float32"}, "zero points are integers"),
         ("weight", "MX6Spec", {"ch_axis": -1, "block_size": 32}, "blocks of 32; those of mx6 have 16"),
-        ("weight", "AmdFP4Spec", {"ch_axis": -1, "group_size": 16}, "scale_format is 'e5m3'"),
+        ("weight", "AmdFP4Spec", {"ch_axis": -1, "group_size": 64}, "those with scales in E5M3 have 16 or 32"),
         ("weight", "FP8E5M3PerTensorSpec", {}, "unknown number format 'fp8_e5m3'"),
         ("weight", "FP4PerGroupSpec", {"ch_axis": -1, "group_size": 16}, "or in two stages"),
         ("input_tensors", "OCP_MXFP4Spec", {"ch_axis": -1, "is_dynamic": False}, "are computed by each run"),
@@ -201,6 +202,23 @@ def test_two_stages_of_codes_are_not_computed() -> None:
     stages = config.ProgressiveSpec(Int8PerTensorSpec(), config.Int4PerChannelSpec(ch_axis=0)).to_quantization_spec()
     with pytest.raises(ConfigError, match=r"stages \['int8', 'int4'\]"):
         QLayerConfig(weight=stages).spec()
+
+
+def test_fp8_and_then_int4_are_two_factors_of_scales() -> None:
+    spec = config.ProgressiveSpec(
+        config.FP8E4M3PerTensorSpec(scale_type="float32"), config.Int4PerChannelSpec(ch_axis=0, scale_type="float32")
+    ).to_quantization_spec()
+    read = config.FP8E4M3PerTensorSpec(scale_type="float32", is_dynamic=True).to_quantization_spec()
+    assert QLayerConfig(weight=spec, input_tensors=read).spec() == scheme("int4_fp8")
+
+
+@pytest.mark.parametrize(("size", "name"), [(16, "amdfp4"), (32, "amdfp4_g32")])
+def test_fp4_with_float_scales(size: int, name: str) -> None:
+    weight, read = (
+        config.AmdFP4Spec(ch_axis=-1, group_size=size, is_dynamic=dynamic).to_quantization_spec()
+        for dynamic in (False, True)
+    )
+    assert QLayerConfig(weight=weight, input_tensors=read).spec() == scheme(name)
 
 
 def test_a_helper_is_no_config() -> None:

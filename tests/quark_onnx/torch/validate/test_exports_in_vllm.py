@@ -94,6 +94,7 @@ def exported(source: Path, output: Path, scheme: str, data: Any = None, layout: 
 
 #: Schemes of AMD Quark that vLLM 0.33 has nothing for.
 _REFUSED = {"int4_wo_per_channel", "uint4_wo_per_channel", "int4_wa_64", "uint4_int8", "bf16", "fp16"}
+_REFUSED |= {"amdfp4", "amdfp4_g32", "int4_fp8"}  # int4_fp8 is for experts alone
 _REFUSED |= {name for name in SCHEMES if name.startswith(("int3_", "uint2_", "uint3_"))}
 
 

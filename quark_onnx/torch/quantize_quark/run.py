@@ -1,0 +1,294 @@
+"""The recipes of ``quantize_quark.py``: quantize, write, read again, evaluate."""
+
+from __future__ import annotations
+
+import csv
+from argparse import Namespace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from calibrators.scratch import ScratchFolder
+from quark_onnx.errors import ConfigError, DataError, MissingDependency
+from quark_onnx.torch.calibration.eval_tasks import Tasks
+from quark_onnx.torch.calibration.perplexity import perplexity
+from quark_onnx.torch.calibration.text import read_windows
+from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
+from quark_onnx.torch.checkpoints.load import load_checkpoint
+from quark_onnx.torch.checkpoints.recast import recast
+from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.export.params import load_params, save_params
+from quark_onnx.torch.exports.kinds import exported
+from quark_onnx.torch.models.quantized_layer import QuantizedLayer
+from quark_onnx.torch.pipelines.file_to_file import Writing
+from quark_onnx.torch.pipelines.in_memory import quantize_model
+from quark_onnx.torch.pipelines.ptq import Text, ptq, tokenizer_of
+from quark_onnx.torch.pipelines.report import TorchReport
+from quark_onnx.torch.quantization.api import COMPLETED
+from quark_onnx.torch.quantize_quark.arguments import notes_on, parse
+from quark_onnx.torch.quantize_quark.settings import batch_of, can_be_stored, exports_of, model_folder, torch_config
+
+#: The data set that AMD Quark's script evaluates on, and the part of it that was not seen in calibration.
+_USUAL_TEXT = {None: "wikitext_test", "wikitext": "wikitext_test"}
+#: AMD Quark's variants of that set, with the prompt of one family of models around it.
+_VARIANTS = ("wikitext_gpt_oss_120b", "wikitext_gpt_oss_20b")
+_PERPLEXITY = "perplexity"
+
+#: Values by the name of a metric: before and after, or one.
+Metrics = dict[str, tuple[float, ...]]
+
+
+@dataclass
+class Results:
+    """Results of a run.
+
+    Attributes:
+        headline: what was done, in a sentence; empty if nothing was quantized.
+        metrics: perplexity, and metrics of tasks.
+        notes: what a user should know.
+    """
+
+    headline: str = ""
+    metrics: Metrics = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+class Evaluation:
+    """Evaluation of a model: the perplexity of a text, and tasks of lm-eval.
+
+    Args:
+        args: of the script.
+        notes: a note is added to it where the usual text is not there.
+
+    Raises:
+        ConfigError: a text or a task is unknown.
+        MissingDependency: lm-eval is not installed.
+    """
+
+    def __init__(self, args: Namespace, notes: list[str]) -> None:
+        self.text = None if args.skip_evaluation else _text(args, notes)
+        limit = None if args.num_eval_data < 0 else args.num_eval_data
+        self.tasks: Tasks | None = None
+        if args.tasks:
+            self.tasks = Tasks(
+                args.tasks,
+                shots=args.num_fewshot,
+                limit=limit,
+                batch=batch_of(args),
+                most=args.max_eval_batch_size,
+                chat=args.apply_chat_template,
+            )
+
+    def of(self, model: Any, folder: Path, trust_code: bool) -> dict[str, float]:
+        """Return the metrics of a model in memory.
+
+        Args:
+            model: of transformers, float or quantized.
+            folder: has its tokenizer.
+            trust_code: run Python files that the tokenizer brings along.
+
+        Raises:
+            DataError: the text or a task cannot be read.
+        """
+        found = dict[str, float]()
+        if self.text is not None:
+            tokenizer = tokenizer_of(folder, trust_code)
+            windows = read_windows(self.text.source, tokenizer, self.text.length, self.text.count)
+            found[_PERPLEXITY] = perplexity(model, windows)
+        if self.tasks is not None:
+            scores = self.tasks.scores_of(model, folder, trust_code=trust_code)
+            found |= {f"{task}: {name}": value for task, row in scores.items() for name, value in row.items()}
+        return found
+
+
+def run(args: Namespace) -> Results:
+    """Do what the arguments ask for.
+
+    Raises:
+        QuarkError: an argument is refused, or the model, the data or a setting is wrong.
+    """
+    results = Results(notes=list(notes_on(args)))
+    evaluation = Evaluation(args, results.notes)
+    if args.model_reload or args.import_model_dir or args.params_load:
+        _reload(args, evaluation, results)
+    elif args.skip_quantization:
+        _evaluate_float(args, evaluation, results)
+    else:
+        with _source(args) as source:
+            _quantize(args, source, evaluation, results)
+    if args.save_metrics_to_csv:
+        _write_csv(Path(args.metrics_output_dir), results.metrics)
+    return results
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Run the script and print its results.
+
+    Args:
+        words: the command line; that of the process if None.
+
+    Raises:
+        QuarkError: an argument is refused, or the model, the data or a setting is wrong.
+    """
+    results = run(parse(words))
+    if results.headline:
+        print(results.headline)
+    for note in results.notes:
+        print(f"note: {note}")
+    for name, values in results.metrics.items():
+        colon = " " if ": " in name else ": "
+        words_of = ("before", "after") if len(values) == 2 else ("",)
+        parts = [f"{value:.4f} {word}".rstrip() for value, word in zip(values, words_of, strict=True)]
+        print(f"{name}{colon}{', '.join(parts)}")
+    if results.headline:
+        print(COMPLETED)
+
+
+def _text(args: Namespace, notes: list[str]) -> Text | None:
+    """Return the text to evaluate on, or None if the default text is not available.
+
+    Raises:
+        ConfigError: the text is a variant that is not supported.
+    """
+    asked = args.evaluation_dataset
+    if asked in _VARIANTS:
+        raise ConfigError(
+            f"--evaluation_dataset {asked} is not supported: it puts the prompt of gpt-oss around wikitext; write that "
+            "text into a file and name the file"
+        )
+    text = Text(_USUAL_TEXT.get(asked, asked), length=args.seq_len)
+    if asked is not None:
+        return text
+    try:
+        read_windows(text.source, _characters, 2, 1)
+    except (DataError, MissingDependency) as error:
+        notes.append(f"no perplexity is computed: {error}")
+        return None
+    return text
+
+
+def _characters(text: str, **_: Any) -> dict[str, list[int]]:
+    """Return characters as tokens: a tokenizer that finds out whether a text is there."""
+    return {"input_ids": [ord(character) for character in text]}
+
+
+@contextmanager
+def _source(args: Namespace) -> Iterator[FloatCheckpoint]:
+    """Context manager: the float model, with its tensors in the type that was asked for."""
+    folder, output = model_folder(args), Path(args.output_dir)
+    if args.data_type == "auto":
+        yield FloatCheckpoint(folder, trust_code=args.trust_remote_code)
+        return
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with ScratchFolder(output.parent, f"{output.name}.{args.data_type}") as scratch:
+        changed = recast(folder, scratch / "float", args.data_type)
+        yield FloatCheckpoint(changed, trust_code=args.trust_remote_code)
+
+
+def _quantize(args: Namespace, source: FloatCheckpoint, evaluation: Evaluation, results: Results) -> None:
+    """Quantize into files, or in memory if nothing is written or the layout does not support the scheme."""
+    config = torch_config(args, source)
+    kinds = exports_of(args, results.notes)
+    writing = Writing(args.pack_method, layout=args.custom_mode, weight_format=args.export_weight_format)
+    stored = args.custom_mode != "quark" or can_be_stored(writing.form, config)
+    if kinds is None and (not stored or args.params_save):
+        if not stored:
+            results.notes.append(
+                f"no checkpoint layout supports {args.quant_scheme}: the model is evaluated, and not written"
+            )
+        _quantize_in_memory(args, source, config, evaluation, results)
+        return
+    output = Path(args.output_dir)
+    text = Text(args.dataset, args.num_calib_data, args.seq_len)
+    notes = list[str]()
+    with exported(kinds or ["hf_format"], source, config, output, notes) as folder:
+        outcome = ptq(
+            source,
+            folder,
+            config,
+            text=text,
+            evaluate=evaluation.text,
+            writing=writing,
+            announce=lambda expected: print(f"this takes {expected}", flush=True),
+        )
+        scores: Mapping[str, Mapping[str, tuple[float, float]]] = {}
+        if evaluation.tasks is not None:
+            scores = evaluation.tasks.compared(source.folder, folder, trust_code=source.trust_code)
+        if args.params_save:
+            _save_params(args, load_checkpoint(folder, trust_code=source.trust_code))
+    if outcome.before is not None and outcome.after is not None:
+        results.metrics[_PERPLEXITY] = (outcome.before, outcome.after)
+    for task, row in scores.items():
+        results.metrics |= {f"{task}: {name}": values for name, values in row.items()}
+    results.headline = _headline(outcome.report)
+    results.notes += outcome.report.notes + notes
+
+
+def _quantize_in_memory(
+    args: Namespace, source: FloatCheckpoint, config: TorchConfig, evaluation: Evaluation, results: Results
+) -> None:
+    """Quantize a model that is not written as a checkpoint, and evaluate it before and after."""
+    trusted = source.trust_code
+    model = load_checkpoint(source.folder, trust_code=trusted)
+    data = None
+    if config.needs_data:
+        tokenizer = tokenizer_of(source.folder, trusted)
+        data = [row[None] for row in read_windows(args.dataset, tokenizer, args.seq_len, args.num_calib_data)]
+    before = evaluation.of(model, source.folder, trusted)
+    report = quantize_model(model, config, data)
+    after = evaluation.of(model, source.folder, trusted)
+    results.metrics |= {name: (before[name], value) for name, value in after.items()}
+    results.headline = _headline(report)
+    results.notes += report.notes
+    if args.params_save:
+        _save_params(args, model)
+
+
+def _evaluate_float(args: Namespace, evaluation: Evaluation, results: Results) -> None:
+    """Evaluate the float model."""
+    folder = model_folder(args)
+    found = evaluation.of(load_checkpoint(folder, trust_code=args.trust_remote_code), folder, args.trust_remote_code)
+    results.metrics |= {name: (value,) for name, value in found.items()}
+
+
+def _reload(args: Namespace, evaluation: Evaluation, results: Results) -> None:
+    """Evaluate a quantized model of files.
+
+    Raises:
+        ConfigError: a file is not named, or something is to be written.
+    """
+    if args.model_export is not None:
+        raise ConfigError("--model_export is given, but a model that is read again is evaluated alone; leave it out")
+    if args.params_load:
+        folder = model_folder(args)
+        model = load_checkpoint(folder, trust_code=args.trust_remote_code)
+        model = load_params(model, json_path=args.json_path or "", safetensors_path=args.safetensors_path or "")
+    else:
+        if args.import_model_dir is None:
+            raise ConfigError("--import_model_dir is missing; name the folder of the quantized model")
+        folder = Path(args.import_model_dir)
+        model = load_checkpoint(folder, trust_code=args.trust_remote_code)
+    count = sum(isinstance(module, QuantizedLayer) for module in model.modules())
+    results.notes.append(f"{count} layers of {folder} are quantized")
+    found = evaluation.of(model, folder, args.trust_remote_code)
+    results.metrics |= {name: (value,) for name, value in found.items()}
+
+
+def _headline(report: TorchReport) -> str:
+    return f"{len(report.quantized)} layers are quantized, {len(report.kept)} stay float"
+
+
+def _save_params(args: Namespace, model: Any) -> None:
+    save_params(model, model.config.model_type, export_dir=args.save_dir, reorder=args.pack_method == "reorder")
+
+
+def _write_csv(folder: Path, metrics: Metrics) -> None:
+    """Write metrics.csv: a row for each metric, with its value before and after."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "metrics.csv").open("w", newline="", encoding="utf-8") as file:
+        rows = csv.writer(file)
+        rows.writerow(("metric", "before", "after"))
+        for name, values in metrics.items():
+            rows.writerow((name, *values))

@@ -1,0 +1,188 @@
+"""What the arguments of ``quantize_quark.py`` ask for, in this package's terms."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from quark_onnx.errors import ConfigError, DataError
+from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
+from quark_onnx.torch.checkpoints.layouts import check_config
+from quark_onnx.torch.checkpoints.safetensors_io import read_json
+from quark_onnx.torch.config.schemes import scheme
+from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
+from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.quantization.config.algorithms import (
+    ALGORITHMS,
+    AlgoConfig,
+    algorithm_named,
+    load_quant_algo_config_from_file,
+)
+from quark_onnx.torch.quantization.config.template import LLMTemplate
+
+#: Earlier names of a checkpoint in the layout of Hugging Face.
+_CHECKPOINTS = ("quark_format", "quark_safetensors", "vllm_adopted_safetensors")
+#: What Ryzen AI's pages write for no layers.
+_NOTHING = "[]"
+_FORMAT = "fp8"
+
+
+def model_folder(args: Namespace) -> Path:
+    """Return the folder of the model; one of the Hub is downloaded.
+
+    Raises:
+        ConfigError: there is no model of this name.
+    """
+    if args.model_dir is None:
+        raise ConfigError("--model_dir is missing; name the folder of the float model")
+    folder = Path(args.model_dir)
+    if folder.is_dir():
+        return folder
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(args.model_dir, revision=args.revision))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise ConfigError(f"--model_dir {args.model_dir} is no folder, and not found on the Hub: {error}") from error
+
+
+def torch_config(args: Namespace, source: FloatCheckpoint) -> TorchConfig:
+    """Return the configuration that the arguments describe.
+
+    Raises:
+        ConfigError: a name is unknown, or a format is not supported.
+    """
+    if args.quant_scheme is None:
+        known = ", ".join(LLMTemplate.get_supported_schemes())
+        raise ConfigError(f"--quant_scheme is missing; it must be one of: {known}. Or give --skip_quantization")
+    for name in ("kv_cache_dtype", "attention_dtype"):
+        if getattr(args, name) not in (None, _FORMAT):
+            raise ConfigError(f"--{name} is {getattr(args, name)!r}; checkpoints support {_FORMAT!r} alone")
+    names, settings = _algorithms(args)
+    config = _template(source).get_config(
+        args.quant_scheme,
+        algorithm=names or None,
+        kv_cache_scheme=args.kv_cache_dtype,
+        min_kv_scale=args.min_kv_scale,
+        attention_scheme=args.attention_dtype,
+        layer_config=dict(args.layer_quant_scheme),
+        exclude_layers=_excluded(args),
+        algo_configs=settings,
+        group_size=args.group_size,
+    )
+    config.kv_cache_post_rope = args.kv_cache_post_rope
+    found = config.torch_config()
+    own = tuple((glob, _of_size(args, int(size))) for glob, size in args.group_size_per_layer)
+    found = found.with_(layers=(*own, *found.layers))
+    if args.scale_calculation_mode is not None:
+        found = _with_exponents(found, args.scale_calculation_mode)
+    return found
+
+
+def exports_of(args: Namespace, notes: list[str]) -> list[str] | None:
+    """Return what to write, by the present names; None where the arguments do not say.
+
+    Args:
+        notes: what a user should know is added to it.
+    """
+    if args.model_export is None:
+        return None
+    kinds = list[str]()
+    for kind in args.model_export:
+        if kind in _CHECKPOINTS:
+            notes.append(f"--model_export {kind}: a checkpoint is written as hf_format")
+        kinds.append("hf_format" if kind in _CHECKPOINTS else kind)
+    return list(dict.fromkeys(kinds))
+
+
+def can_be_stored(layout: Any, config: TorchConfig) -> bool:
+    """Return whether a layout supports a configuration."""
+    try:
+        check_config(layout, config)
+    except ConfigError:
+        return False
+    return True
+
+
+def batch_of(args: Namespace) -> int | str:
+    """Return how many questions run together.
+
+    Raises:
+        DataError: it is no number of questions.
+    """
+    size: int | str = args.eval_batch_size
+    if isinstance(size, int) and size < 1:
+        raise DataError(f"--eval_batch_size is {size}; it must be at least 1, or auto")
+    return size
+
+
+def _template(source: FloatCheckpoint) -> LLMTemplate:
+    """Return AMD Quark's template of the model, or one that follows from the structure of the model."""
+    kind = str(read_json(source.folder / "config.json").get("model_type", ""))
+    if kind not in LLMTemplate.list_available():
+        floats = list(source.usually_float())
+        LLMTemplate.register_template(LLMTemplate(kind, ["*k_proj", "*v_proj"], exclude_layers_name=floats))
+    return LLMTemplate.get(kind)
+
+
+def _excluded(args: Namespace) -> list[str] | None:
+    """Return the patterns of excluded layers, or None for the default ones."""
+    if args.exclude_layers is None:
+        return None
+    return [pattern for pattern in args.exclude_layers if pattern != _NOTHING]
+
+
+def _of_size(args: Namespace, size: int) -> LayerSpec:
+    """Return the scheme with another group size."""
+    found = scheme(args.quant_scheme, args.group_size)
+    if found.weight is None or not found.weight.block_size:
+        raise ConfigError(f"--group_size_per_layer: the scheme {args.quant_scheme} has no groups whose size is open")
+    return found.with_(weight=found.weight.with_(block_size=size))
+
+
+def _algorithms(args: Namespace) -> tuple[list[str], dict[str, AlgoConfig]]:
+    """Return names of algorithms in their order, and settings by these names.
+
+    Raises:
+        ConfigError: a file is for an algorithm that is not named.
+    """
+    names = [name.lower() for name in (*(args.pre_quantization_optimization or ()), *(args.quant_algo or ()))]
+    found = dict[str, AlgoConfig]()
+    for path, config in _files(args):
+        own = [name for name in names if isinstance(config, algorithm_named(name))]
+        if not own:
+            raise ConfigError(f"{path} is for {config.name!r}, which --quant_algo does not name; add it there")
+        found[own[0]] = config
+    return names, found
+
+
+def _files(args: Namespace) -> Iterator[tuple[str, AlgoConfig]]:
+    """Yield the settings of algorithms, with their files. Names of algorithms between the files are not needed."""
+    words = [*(args.quant_algo_config_file or ()), *(args.pre_optimization_config_file_path or ())]
+    for word in words:
+        if word.lower() not in ALGORITHMS:
+            yield word, load_quant_algo_config_from_file(word)
+
+
+def _with_exponents(config: TorchConfig, rule: str) -> TorchConfig:
+    """Return a configuration whose shared exponents follow another rule."""
+
+    def changed(spec: LayerSpec) -> LayerSpec:
+        return replace(spec, weight=_with_rule(spec.weight, rule), input=_with_rule(spec.input, rule))
+
+    return _mapped(config, changed)
+
+
+def _with_rule(spec: TensorSpec | None, rule: str) -> TensorSpec | None:
+    return None if spec is None else spec.with_(exponent=rule)
+
+
+def _mapped(config: TorchConfig, change: Callable[[LayerSpec], LayerSpec]) -> TorchConfig:
+    """Return a configuration with all specs of layers changed."""
+    layers = tuple((glob, change(spec)) for glob, spec in config.layers)
+    types = tuple((name, change(spec)) for name, spec in config.types)
+    return config.with_(default=change(config.default), layers=layers, types=types)

@@ -1,0 +1,265 @@
+"""Have transformers load checkpoints in AMD Quark's layout without the package ``amd-quark``.
+
+    import quark_onnx.torch.transformers
+    model = AutoModelForCausalLM.from_pretrained(folder, device_map="auto")
+
+transformers has a quantizer for ``quant_method: quark``, which imports the package ``quark``. Importing this module
+replaces that quantizer where the package is missing; ``register(replace=True)`` does so in any case.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.quantizers import auto
+from transformers.quantizers.base import HfQuantizer
+from transformers.utils import is_quark_available
+from transformers.utils.quantization_config import QuantizationConfigMixin, QuantizationMethod
+
+from quark_onnx.errors import ModelError
+from quark_onnx.torch.checkpoints.layouts.quark import QuarkLayout
+from quark_onnx.torch.checkpoints.load import quantized_layers, read_layer
+from quark_onnx.torch.checkpoints.meta_model import dtype_of
+from quark_onnx.torch.checkpoints.parameter_sources import Sources, fill, missing_of
+from quark_onnx.torch.checkpoints.safetensors_io import Reader
+from quark_onnx.torch.config.spec import LayerSpec
+from quark_onnx.torch.models.attention import hand_over_again
+from quark_onnx.torch.models.experts import UNFUSED, unfuse_experts
+from quark_onnx.torch.models.structure import set_module, within
+
+__all__ = ["QuarkCheckpointConfig", "QuarkCheckpointQuantizer", "is_registered", "register", "unregister"]
+
+logger = logging.getLogger(__name__)
+
+METHOD = "quark"
+#: Tensors that belong to the attention of a layer, and not to the layer itself.
+_OF_ATTENTION = r"\.prob_output_(scale|zero_point)$"
+
+
+class QuarkCheckpointConfig(QuantizationConfigMixin):
+    """The ``quantization_config`` of a checkpoint in AMD Quark's layout, as the file has it.
+
+    Args:
+        entries: the keys of the JSON object and their values.
+    """
+
+    def __init__(self, **entries: Any) -> None:
+        self.quant_method = QuantizationMethod.QUARK
+        self.entries = copy.deepcopy(entries) | {"quant_method": METHOD}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return copy.deepcopy(self.entries)
+
+
+class QuarkCheckpointQuantizer(HfQuantizer):
+    """The loader of checkpoints in AMD Quark's layout that transformers calls.
+
+    Before transformers reads the weights, the layers to quantize are taken out of the model, so that it reads the float
+    tensors alone. Afterwards they are put back with their codes, as ``load_checkpoint`` reads them.
+
+    Args:
+        quantization_config: of the checkpoint.
+        settings: those of ``HfQuantizer``.
+
+    Raises:
+        ConfigError: the checkpoint is quantized in a way that cannot be read.
+    """
+
+    requires_calibration = True  # transformers quantizes nothing by this method: see quark_onnx.torch.ModelQuantizer
+
+    def __init__(self, quantization_config: QuarkCheckpointConfig, **settings: Any) -> None:
+        super().__init__(quantization_config, **settings)
+        self._config, self._layout = QuarkLayout.read(quantization_config.to_dict())
+        self._sources: Sources | None = None
+        self._layers = dict[str, LayerSpec]()
+        self._waiting = dict[str, _Waiting]()
+
+    def _process_model_before_weight_loading(self, model: Any, checkpoint_files: Any = None, **_: Any) -> Any:
+        with torch.device("cpu"):  # transformers has set "meta"
+            unfuse_experts(model)
+            self._sources = Sources(Reader(_folder_of(checkpoint_files, model)), model)
+            self._layers = quantized_layers(model, self._config, self._layout, self._sources)
+        stacks = [name for name, module in model.named_modules() if isinstance(module, UNFUSED)]
+        single = [name for name in self._layers if not any(within(name, stack) for stack in stacks)]
+        self._waiting = {name: _Waiting(model.get_submodule(name)) for name in (*stacks, *single)}
+        for name, waiting in self._waiting.items():
+            set_module(model, name, waiting)
+        known = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
+        model._keys_to_ignore_on_load_unexpected = _Patterns({*known, *_patterns(self._waiting), _OF_ATTENTION})
+        return model
+
+    def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
+        sources, dtype = self._sources, dtype_of(model.config)
+        assert sources is not None
+        devices = dict[str, Any]()
+        for name, waiting in self._waiting.items():
+            devices[name] = waiting.device
+            module = waiting.release()
+            _compute_buffers(module, model)
+            set_module(model, name, module)
+        for name, spec in self._layers.items():
+            module = model.get_submodule(name)
+            layer = read_layer(module, name, spec, sources, dtype, self._layout)
+            fill(layer, name, sources)
+            owner = next(place for place in devices if within(name, place) or name == place)
+            set_module(model, name, layer.to(devices[owner]))
+        for name, waiting in self._waiting.items():
+            module = model.get_submodule(name)
+            fill(module, name, sources)
+            if missing := missing_of(module):
+                raise ModelError(f"the checkpoint has no tensor '{name}.{missing[0]}'")
+            waiting.hook_again(module.to(devices[name]))
+        hand_over_again(model)
+        self._sources, self._waiting = None, {}
+        return model.eval()
+
+    def is_serializable(self) -> bool:
+        """Return False: ``quark_onnx.torch.export_safetensors`` writes quantized models."""
+        return False
+
+    @property
+    def is_trainable(self) -> bool:
+        """False: codes have no gradients."""
+        return False
+
+
+class _Patterns(set[str]):
+    """Regular expressions that earlier releases of transformers add to a list, and later ones unite with a set."""
+
+    def __add__(self, others: list[str]) -> list[str]:
+        return [*self, *others]
+
+
+class _Waiting(nn.Module):
+    """A placeholder for modules whose tensors transformers must not read.
+
+    A buffer of their size is what transformers and accelerate distribute over devices.
+
+    Args:
+        module: with parameters on the device "meta".
+    """
+
+    def __init__(self, module: Any) -> None:
+        super().__init__()
+        self._module = [module]  # in a list it is no submodule
+        size = sum(parameter.numel() for parameter in module.parameters())
+        # codes take a byte in memory, and the scales of small blocks an eighth of one
+        self.register_buffer("size", torch.empty(size + size // 8, dtype=torch.uint8, device="meta"), persistent=False)
+        for parameter in module.parameters():
+            parameter._is_hf_initialized = True
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the module: transformers initializes weights by their names."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.__dict__["_module"][0], name)
+
+    @property
+    def device(self) -> Any:
+        """The device that the module computes on."""
+        hook = self.__dict__.get("_hf_hook")
+        return self.size.device if hook is None else hook.execution_device
+
+    def release(self) -> Any:
+        """Return the module and free the buffer."""
+        self.register_buffer("size", None)
+        return self._module.pop()
+
+    def hook_again(self, module: Any) -> None:
+        """Attach a hook of accelerate to a module that moves inputs as the hook of this placeholder does."""
+        hook = self.__dict__.get("_hf_hook")
+        if hook is None:
+            return
+        from accelerate.hooks import AlignDevicesHook, add_hook_to_module
+
+        settings = {"io_same_device": hook.io_same_device, "skip_keys": hook.skip_keys}
+        add_hook_to_module(module, AlignDevicesHook(hook.execution_device, place_submodules=True, **settings))
+
+
+def _compute_buffers(module: Any, model: Any) -> None:
+    """Compute the buffers of a module that has no memory; no file has them, and transformers has not seen them.
+
+    Args:
+        module: on the device "meta".
+        model: knows how to initialize it.
+    """
+    owners = [owner for owner in module.modules() if any(tensor.is_meta for tensor in owner.buffers(recurse=False))]
+    for owner in owners:
+        filled = copy.deepcopy(owner).to_empty(device="cpu", recurse=False)
+        for parameter in filled.parameters():
+            parameter._is_hf_initialized = True  # its values are not needed
+        with torch.no_grad():
+            model._init_weights(filled)
+        for name, tensor in filled.named_buffers(recurse=False):
+            owner.register_buffer(name, tensor, persistent=name not in owner._non_persistent_buffers_set)
+
+
+def _folder_of(files: Any, model: Any) -> Path:
+    """Return the folder of a checkpoint.
+
+    Raises:
+        ModelError: the checkpoint has no files of safetensors.
+    """
+    names = [str(file) for file in files or ()]
+    if not names or not all(name.endswith(".safetensors") for name in names):
+        raise ModelError(
+            f"{model.config.name_or_path or 'the model'} is quantized by Quark, which writes *.safetensors; found "
+            f"{', '.join(names) or 'no file'}"
+        )
+    return Path(names[0]).parent
+
+
+def _patterns(names: Iterable[str]) -> set[str]:
+    """Return regular expressions for the tensors below modules, whatever precedes the names of these in a file."""
+    return {rf"(^|\.){re.escape(name)}\." for name in names}
+
+
+def _mappings() -> tuple[tuple[dict[str, Any], Any], ...]:
+    """Return transformers' tables of configurations and quantizers, with the classes of this module."""
+    return (
+        (auto.AUTO_QUANTIZATION_CONFIG_MAPPING, QuarkCheckpointConfig),
+        (auto.AUTO_QUANTIZER_MAPPING, QuarkCheckpointQuantizer),
+    )
+
+
+_ORIGINAL: Mapping[int, Any] = {id(table): table.get(METHOD) for table, _ in _mappings()}
+
+
+def register(*, replace: bool | None = None) -> bool:
+    """Replace the quantizer that transformers has for checkpoints of AMD Quark.
+
+    Args:
+        replace: whether to do so where amd-quark is installed, too; False does nothing there, as None.
+
+    Returns:
+        Whether checkpoints are loaded by this package from now on.
+    """
+    if is_quark_available() and not replace and not is_registered():
+        logger.info("amd-quark is installed and loads checkpoints; register(replace=True) replaces it")
+        return False
+    for table, own in _mappings():
+        table[METHOD] = own
+    return True
+
+
+def unregister() -> None:
+    """Give transformers its own quantizer back."""
+    for table, _ in _mappings():
+        table[METHOD] = _ORIGINAL[id(table)]
+
+
+def is_registered() -> bool:
+    """Return whether transformers loads checkpoints of AMD Quark by this package."""
+    return all(table.get(METHOD) is own for table, own in _mappings())
+
+
+register()

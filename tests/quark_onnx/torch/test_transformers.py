@@ -1,0 +1,219 @@
+"""Checkpoints of AMD Quark's layout in transformers without amd-quark: logits equal those of ``load_checkpoint``."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers.quantizers import auto
+
+import quark_onnx.torch.transformers as loading
+from quark_onnx.errors import ModelError
+from quark_onnx.torch.checkpoints.layouts.quark import QuarkLayout
+from quark_onnx.torch.checkpoints.load import load_checkpoint
+from quark_onnx.torch.config.schemes import SCHEMES, scheme
+from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
+from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.models.quantized_layer import QuantizedLayer
+from quark_onnx.torch.pipelines.file_to_file import Writing, quantize_checkpoint
+from quark_onnx.torch.pipelines.ptq import config_for
+from tests import torch_families
+from tests.torch_models import data_folder, llama, logits, made, saved, tokens
+
+ROOT = Path(__file__).parents[3]
+#: What a checkpoint has codes for.
+WRITTEN = [name for name, spec in SCHEMES.items() if not QuarkLayout().refusal(spec)]
+#: Formats of the KV cache and of attention, by what a user asks for.
+ROUNDED = {
+    "kv": {"kv_cache": "fp8"},
+    "kv after rotation": {"kv_cache": "fp8-rope"},
+    "attention": {"kv_cache": "fp8", "attention": "fp8"},
+}
+
+loading.unregister()  # other tests ask what transformers does by itself
+
+
+@pytest.fixture(autouse=True)
+def registered() -> Iterator[None]:
+    loading.register(replace=True)
+    yield
+    loading.unregister()
+
+
+def quantized(folder: Path, config: TorchConfig, model: Any, **settings: Any) -> Path:
+    """The folder of a model that has been quantized from files to files."""
+    source = saved(model, folder / "float")
+    writing = Writing(trust_code=True, **settings)
+    quantize_checkpoint(source, folder / "out", config, tokens(), writing=writing, progress=False)
+    return folder / "out"
+
+
+def loaded(folder: Path, cls: str = "AutoModelForCausalLM", **settings: Any) -> Any:
+    """The model as transformers loads it; it must report nothing."""
+    auto_class = getattr(transformers, cls)
+    model, info = auto_class.from_pretrained(folder, output_loading_info=True, **settings)
+    found = {key: info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")}
+    assert not any(found.values()), found
+    return model
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_scheme(name: str, dtype: str, tmp_path: Path) -> None:
+    model = made(llama(hidden_size=128, intermediate_size=256), getattr(torch, dtype))
+    folder = quantized(tmp_path, config_for(name), model)
+    found = loaded(folder)
+    assert torch.equal(logits(found, tokens()[0]), logits(load_checkpoint(folder), tokens()[0]))
+    assert sum(isinstance(module, QuantizedLayer) for module in found.modules()) == 14
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+def test_rounded_attention(name: str, tmp_path: Path) -> None:
+    folder = quantized(tmp_path, config_for("fp8", **ROUNDED[name]), made(llama()))
+    expected = logits(load_checkpoint(folder), tokens()[0])
+    assert torch.equal(logits(loaded(folder), tokens()[0]), expected)
+    plain = quantized(tmp_path / "plain", config_for("fp8"), made(llama()))
+    assert not torch.equal(logits(load_checkpoint(plain), tokens()[0]), expected)
+
+
+@pytest.mark.parametrize("family", torch_families.FAMILIES)
+def test_a_family(family: str, tmp_path: Path) -> None:
+    config = TorchConfig(scheme("uint4_wo_32"), exclude=(torch_families.head_of(family),))
+    folder = quantized(tmp_path, config, made(torch_families.config_of(family)))
+    expected = logits(load_checkpoint(folder, trust_code=True), tokens()[0])
+    assert torch.equal(logits(loaded(folder, trust_remote_code=True), tokens()[0]), expected)
+
+
+def test_experts_that_stay_float(tmp_path: Path) -> None:
+    """Files of Mixtral have other names for them than the model."""
+    config = TorchConfig(scheme("int8"), exclude=("lm_head", "*experts*"))
+    folder = quantized(tmp_path, config, made(torch_families.config_of("mixtral")))
+    assert torch.equal(logits(loaded(folder), tokens()[0]), logits(load_checkpoint(folder), tokens()[0]))
+
+
+@pytest.mark.parametrize("family", ["gemma3_text", "llama"])
+def test_a_quantized_embedding_and_head(family: str, tmp_path: Path) -> None:
+    """Gemma multiplies what it looks up by a buffer that no file has."""
+    weight = LayerSpec(TensorSpec("int8", per_channel=True))
+    config = TorchConfig(weight, types=(("Embedding", weight),), exclude=())
+    settings = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 16}
+    made_of = transformers.AutoConfig.for_model(family, **settings, num_attention_heads=4, num_key_value_heads=2)
+    folder = quantized(tmp_path, config, made(made_of))
+    model = loaded(folder)
+    assert isinstance(model.model.embed_tokens, QuantizedLayer) and isinstance(model.lm_head, QuantizedLayer)
+    assert torch.equal(logits(model, tokens()[0]), logits(load_checkpoint(folder), tokens()[0]))
+
+
+def test_a_layer_of_its_own_in_the_model_without_a_head(tmp_path: Path) -> None:
+    """Its layers have shorter names than those of the file."""
+    config = config_for("uint4_wo_32", layers=(("model.layers.1.mlp.down_proj", "int4_wo_32"),))
+    folder = quantized(tmp_path, config, made(llama()))
+    whole = load_checkpoint(folder)
+    # transformers reports the head, which the class has not
+    model = transformers.AutoModel.from_pretrained(folder)
+    assert model.layers[1].mlp.down_proj.spec == scheme("int4_wo_32")
+    with torch.no_grad():
+        assert torch.equal(model(tokens()[0]).last_hidden_state, whole.model(tokens()[0]).last_hidden_state)
+
+
+@pytest.mark.parametrize("name", ["auto", "cpu", "offloaded"])
+def test_devices(name: str, tmp_path: Path) -> None:
+    """One block is on the disk, and is fetched for each run; codes stay on the device that computes."""
+    pytest.importorskip("accelerate")
+    folder = quantized(tmp_path, config_for("uint4_wo_32"), made(llama()))
+    places: Any = name
+    if name == "offloaded":
+        names = ("model.embed_tokens", "model.layers.0", "model.norm", "model.rotary_emb", "lm_head")
+        places = dict.fromkeys(names, "cpu") | {"model.layers.1": "disk"}
+    model = loaded(folder, device_map=places, offload_folder=tmp_path / "disk")
+    assert torch.equal(logits(model, tokens()[0]), logits(load_checkpoint(folder), tokens()[0]))
+
+
+def test_another_type_and_attention(tmp_path: Path) -> None:
+    folder = quantized(tmp_path, config_for("fp8", kv_cache="fp8-rope"), made(llama(), torch.bfloat16))
+    model = loaded(folder, dtype=torch.float32)
+    assert model.dtype is torch.float32
+    expected = load_checkpoint(folder, dtype=torch.float32)
+    assert torch.equal(logits(model, tokens()[0]), logits(expected, tokens()[0]))
+    eager = loaded(folder, attn_implementation="eager")
+    assert logits(eager, tokens()[0]).isfinite().all()
+    ids = model.generate(tokens()[0], max_new_tokens=3, min_new_tokens=3, do_sample=False, pad_token_id=0)
+    assert torch.equal(
+        ids, expected.generate(tokens()[0], max_new_tokens=3, min_new_tokens=3, do_sample=False, pad_token_id=0)
+    )
+
+
+def test_several_files(tmp_path: Path) -> None:
+    folder = quantized(tmp_path, config_for("int8"), made(llama()), max_shard=40_000)
+    assert len(list(folder.glob("*.safetensors"))) > 2
+    assert torch.equal(logits(loaded(folder), tokens()[0]), logits(load_checkpoint(folder), tokens()[0]))
+
+
+def test_the_configuration_is_kept(tmp_path: Path) -> None:
+    folder = quantized(tmp_path, config_for("mxfp4"), made(llama()))
+    model = loaded(folder)
+    content = json.loads((folder / "config.json").read_text("utf-8"))["quantization_config"]
+    assert model.config.quantization_config.to_dict() == content
+    assert json.loads(model.config.to_json_string(use_diff=False))["quantization_config"] == content
+    with pytest.raises(ValueError, match="is not serializable"):
+        model.save_pretrained(tmp_path / "again")
+
+
+def test_a_missing_tensor_is_an_error(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = quantized(tmp_path, config_for("int8"), made(llama()))
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    del tensors["model.layers.0.mlp.up_proj.input_scale"]
+    save_file(tensors, file, {"format": "pt"})
+    with pytest.raises(ModelError, match=r"the scale of the input of model.layers.0.mlp.up_proj .* cannot be read"):
+        loaded(folder)
+
+
+def test_registration() -> None:
+    """Where amd-quark is installed nothing is replaced, unless a script asks for it."""
+    assert loading.is_registered() and loading.register()
+    loading.unregister()
+    assert auto.AUTO_QUANTIZER_MAPPING["quark"].__name__ == "QuarkHfQuantizer"
+    assert auto.AUTO_QUANTIZATION_CONFIG_MAPPING["quark"].__name__ == "QuarkConfig"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loading, "is_quark_available", lambda: True)
+        assert not loading.register() and not loading.is_registered()
+        assert loading.register(replace=True) and loading.is_registered()
+
+
+def test_an_import_is_all_that_a_script_needs(tmp_path: Path) -> None:
+    folder = quantized(tmp_path, config_for("nvfp4"), made(llama(), torch.bfloat16))
+    torch.save(tokens()[0], tmp_path / "tokens.pt")
+    script = """
+import sys, torch
+from transformers import AutoModelForCausalLM
+from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
+import quark_onnx.torch
+assert AUTO_QUANTIZER_MAPPING["quark"].__module__.startswith("transformers.")
+import quark_onnx.torch.transformers
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1])
+with torch.no_grad():
+    torch.save(model(torch.load(sys.argv[2] + "/tokens.pt")).logits.float(), sys.argv[2] + "/logits.pt")
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", script, str(folder), str(tmp_path)], check=True, env=environment)
+    assert torch.equal(torch.load(tmp_path / "logits.pt"), logits(load_checkpoint(folder), tokens()[0]))
+
+
+@pytest.mark.realdata
+@pytest.mark.parametrize("name", ["fp8", "int8", "uint4_wo_128"])
+def test_exports_of_amd_quark(name: str) -> None:
+    folder = data_folder() / "golden" / "quark_exports" / name
+    batch = torch.arange(16)[None]
+    found = logits(loaded(folder), batch)
+    assert found.isfinite().all() and torch.equal(found, logits(load_checkpoint(folder), batch))
