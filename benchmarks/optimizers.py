@@ -170,7 +170,7 @@ def child(model: str, folder: str, output: str, preset: str, *optimizers: str) -
     start = time.perf_counter()
     result = quantize(model, Samples(Path(folder)), config_of(preset, optimizers), output)
     seconds = time.perf_counter() - start
-    found = {"seconds": seconds, "peak_mb": peak_mb(), "sqnr": result.report.min_output_sqnr}
+    found = {"seconds": seconds, "peak_mb": peak_mb(), "sqnr": result.report.worst_sqnr}
     note = raised(model, result.report.notes)
     print(json.dumps(found | ({"note": note} if note else {})))
 

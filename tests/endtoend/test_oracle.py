@@ -194,7 +194,7 @@ def on_the_grid(model: ModelProto) -> ModelProto:
 )
 def test_random_networks_keep_their_signal(preset: str, floor: float) -> None:
     for depth in (1, 4):
-        assert quantize(conv_net(depth), samples(conv_net(depth), 40), preset).report.min_output_sqnr >= floor
+        assert quantize(conv_net(depth), samples(conv_net(depth), 40), preset).report.worst_sqnr >= floor
 
 
 def test_sixteen_bits_cost_nothing_beside_the_weights() -> None:
@@ -202,15 +202,15 @@ def test_sixteen_bits_cost_nothing_beside_the_weights() -> None:
     for depth in (1, 4):
         model = conv_net(depth)
         data = samples(model, 10)  # too few to hold any out: nothing that is measured lies beyond the range
-        weights_alone = quantize(model, data, WIDE.with_(activation=None)).report.min_output_sqnr
-        assert quantize(model, data, WIDE).report.min_output_sqnr >= weights_alone - 0.1
-        assert quantize(on_the_grid(model), data, WIDE).report.min_output_sqnr >= 70
+        weights_alone = quantize(model, data, WIDE.with_(activation=None)).report.worst_sqnr
+        assert quantize(model, data, WIDE).report.worst_sqnr >= weights_alone - 0.1
+        assert quantize(on_the_grid(model), data, WIDE).report.worst_sqnr >= 70
 
 
 def test_more_freedom_is_never_worse() -> None:
     model = residual()
     data = samples(model, 10)
-    sqnr = {name: quantize(model, data, config).report.min_output_sqnr for name, config in ALL.items()}
+    sqnr = {name: quantize(model, data, config).report.worst_sqnr for name, config in ALL.items()}
     assert sqnr["wide"] > sqnr["channel"] > sqnr["pow2"] and sqnr["tensor"] > sqnr["pow2"]
 
 
@@ -224,8 +224,8 @@ def test_one_scale_for_all_channels_ruins_the_small_ones() -> None:
         w=w,
         k=np.float32([1, 10, 100, 1000]).reshape(1, 4, 1, 1),
     )
-    channel = quantize(model, samples(model), WIDE).report.min_output_sqnr
-    tensor = quantize(model, samples(model), WIDE.with_(per_channel=False)).report.min_output_sqnr
+    channel = quantize(model, samples(model), WIDE).report.worst_sqnr
+    tensor = quantize(model, samples(model), WIDE.with_(per_channel=False)).report.worst_sqnr
     assert tensor < 7 and channel > 35, "6 dB: one of four channels is lost"
 
 

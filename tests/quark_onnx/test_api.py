@@ -104,7 +104,7 @@ def test_batches_and_dynamic_dimensions_may_differ() -> None:
     model = parse("g (float[N,C,H,W] x) => (float[N,2,H,W] y) { y = Conv (x, w) }", w=weight(2, 3, 1, 1))
     data = [{"x": normal(n, 3, h, w, seed=n)} for n, h, w in ((1, 4, 4), (3, 5, 7), (2, 9, 1))]
     for calibrator in ("minmax", "percentile", "entropy", "minmse"):
-        assert quantize(model, data, QConfig().with_(calibrator=calibrator)).report.min_output_sqnr > 25
+        assert quantize(model, data, QConfig().with_(calibrator=calibrator)).report.worst_sqnr > 25
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_weights_alone() -> None:
     model = residual()
     result = quantize(model, samples(model), QConfig(activation=None))
     assert "QuantizeLinear" not in kinds(result.model) and kinds(result.model).count("DequantizeLinear") == 3
-    assert result.report.min_output_sqnr > 35
+    assert result.report.worst_sqnr > 35
 
 
 @pytest.mark.parametrize("pattern", ["conv1", "con*1", "re:^conv1$"])
@@ -158,7 +158,7 @@ def test_an_excluded_layer_stays_float(pattern: str) -> None:
 def test_a_single_row_is_enough_for_other_layers(optimizer: str) -> None:
     """One sample with one row is all that a Gemm may get to see: nothing would judge it, so it is left alone."""
     result = quantize(residual(), samples(residual(), 1), QConfig.of("A8W8").with_(optimizers=optimizer))
-    assert result.report.min_output_sqnr > 20
+    assert result.report.worst_sqnr > 20
 
 
 def test_mixed_precision() -> None:
@@ -166,7 +166,7 @@ def test_mixed_precision() -> None:
     wide = TENSOR.activation.with_(dtype="uint16")
     mixed = quantize(model, samples(model), TENSOR.with_(overrides=(Override(op_types=("Gemm",), activation=wide),)))
     types = {t.data_type for t in mixed.model.graph.initializer if t.name.endswith("_zero_point")}
-    assert {onnx.TensorProto.UINT8, onnx.TensorProto.UINT16} <= types and mixed.report.min_output_sqnr > 25
+    assert {onnx.TensorProto.UINT8, onnx.TensorProto.UINT16} <= types and mixed.report.worst_sqnr > 25
 
 
 def test_no_scale_in_a_model_is_degenerate() -> None:
@@ -221,7 +221,7 @@ def test_a_folder_is_no_output(tmp_path: Path) -> None:
 
 def test_a_result_that_is_too_bad_is_not_written(tmp_path: Path) -> None:
     model = residual()
-    reached = quantize(model, samples(model), TENSOR).report.min_output_sqnr
+    reached = quantize(model, samples(model), TENSOR).report.worst_sqnr
     with pytest.raises(AccuracyError, match=rf"output 'y' has {reached:.2f} dB SQNR, below the 90 dB asked for"):
         quantize_static(model, samples(model), TENSOR.with_(min_sqnr=90), tmp_path / "out.onnx")
     assert not list(tmp_path.iterdir())

@@ -37,7 +37,7 @@ def test_ranking(cli: Any) -> None:
 
 def test_json(cli: Any) -> None:
     document = cli(*ANALYZE, "--limit", "3", "--json").json
-    assert list(document)[:5] == ["schema", "command", "reference", "other", "min_output_sqnr"]
+    assert list(document)[:5] == ["schema", "command", "reference", "other", "worst_sqnr"]
     assert (document["command"], document["samples"]) == ("analyze", 3)
     assert {"outputs", "tensors", "weights", "unmatched", "ranking"} <= document.keys()
     assert document["tensors"][0]["name"] == "image"

@@ -78,7 +78,7 @@ def test_a_smaller_range_is_a_better_model() -> None:
         for each in ((), ("bias_absorption",))
     )
     assert "bias_absorption: 1" in better.report.notes
-    assert better.report.min_output_sqnr > plain.report.min_output_sqnr + 3
+    assert better.report.worst_sqnr > plain.report.worst_sqnr + 3
 
 
 def test_settings() -> None:

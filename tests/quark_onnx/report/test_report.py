@@ -75,8 +75,8 @@ def test_dictionary() -> None:
 
 
 def test_the_worst_output_counts() -> None:
-    assert REPORT.min_output_sqnr == 31.256
-    assert Report("", 1, 0, 1, 1, {}, {}, {}).min_output_sqnr == math.inf
+    assert REPORT.worst_sqnr == 31.256
+    assert Report("", 1, 0, 1, 1, {}, {}, {}).worst_sqnr == math.inf
 
 
 def test_a_real_run() -> None:
@@ -102,7 +102,7 @@ def test_raised_scales_are_counted() -> None:
     model = tiny_weight_big_bias()
     for config in (TENSOR, CHANNEL):
         report = quantize(model, samples(model), config).report
-        assert "scale of 2 channels of 'w' raised to hold its bias" in report.notes and report.min_output_sqnr > 50
+        assert "scale of 2 channels of 'w' raised to hold its bias" in report.notes and report.worst_sqnr > 50
 
 
 def test_without_data() -> None:

@@ -110,7 +110,7 @@ def test_the_report_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     model = batch_norm_net()
     report = quantize(model, samples(model), TENSOR).report
     assert "negate changed the outputs and was rolled back" in report.notes
-    assert "fold_batch_norm: 1" in report.notes and report.min_output_sqnr > 25
+    assert "fold_batch_norm: 1" in report.notes and report.worst_sqnr > 25
 
 
 def test_a_model_that_does_not_run_is_the_users() -> None:

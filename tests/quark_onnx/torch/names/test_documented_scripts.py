@@ -171,7 +171,7 @@ def vllm_script(hub: str, algorithm: bool) -> tuple[Any, Any, Any, Any, str]:
 def vllm_export(model: Any, tokenizer: Any, calib_dataloader: Any, quant_config: Any, MODEL_ID: str) -> str:
     """The export of that page; the folder it goes to."""
     from quark_onnx.torch import ModelExporter, ModelQuantizer
-    from quark_onnx.torch.checkpoints.export import ExporterConfig, JsonExporterConfig
+    from quark_onnx.torch.export import ExporterConfig, JsonExporterConfig
 
     # Apply quantization.
     quantizer = ModelQuantizer(quant_config)

@@ -26,8 +26,8 @@ from quark_onnx.torch import (  # noqa: E402
     import_model_from_safetensors,
 )
 from quark_onnx.torch.algorithms.gptq.gptq import Qronos  # noqa: E402
-from quark_onnx.torch.checkpoints.export import ExporterConfig, JsonExporterConfig  # noqa: E402
 from quark_onnx.torch.checkpoints.load import load_checkpoint  # noqa: E402
+from quark_onnx.torch.export import ExporterConfig, JsonExporterConfig  # noqa: E402
 from quark_onnx.torch.quantization import (  # noqa: E402
     AutoSmoothQuantConfig,
     AWQConfig,
