@@ -46,7 +46,7 @@ def run(options: Namespace) -> Answer:
         "samples": found.samples,
         "bytes_before": found.bytes_before,
         "bytes_after": found.bytes_after,
-        "min_output_sqnr": found.sqnr,
+        "worst_sqnr": found.sqnr,
         "outputs": [asdict(output) for output in found.outputs],
     }
     return Answer("\n".join(lines), document, _missed(found.outputs, options.min_sqnr))

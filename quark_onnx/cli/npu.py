@@ -225,7 +225,7 @@ def _deploy(options: Namespace) -> Answer:
         "kind": found.kind,
         **({} if choice is None else {"recipe": choice.recipe.name, "reason": choice.reason}),
         "notes": list(found.notes),
-        "min_output_sqnr": None if found.report is None else found.report.min_output_sqnr,
+        "worst_sqnr": None if found.report is None else found.report.worst_sqnr,
         "warnings": [str(finding) for finding in found.check.findings],
         **{name: value for name, value in _forecast(found.forecast).items() if name != "nodes"},
     }

@@ -46,10 +46,10 @@ def say(text: str, stream: TextIO | None) -> None:
 def to_json(document: Mapping[str, Any]) -> str:
     """The text of a JSON document, in ASCII; infinities become the strings "inf" and "-inf", NaN null, paths strings.
 
-    >>> print(to_json({"min_output_sqnr": math.inf}))
+    >>> print(to_json({"worst_sqnr": math.inf}))
     {
       "schema": 1,
-      "min_output_sqnr": "inf"
+      "worst_sqnr": "inf"
     }
     """
     return json.dumps(_plain({"schema": SCHEMA, **document}), indent=2, allow_nan=False)

@@ -87,7 +87,7 @@ def run(options: Namespace) -> Answer:
         "model": options.model,
         "output": options.output,
         "seconds": round(seconds, 3),
-        "min_output_sqnr": report.min_output_sqnr,
+        "worst_sqnr": report.worst_sqnr,
         **report.to_dict(),
         "config": to_dict(config),
     }

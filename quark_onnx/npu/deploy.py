@@ -75,7 +75,7 @@ class Bundle:
     tail: ModelProto | None = None
 
     def __str__(self) -> str:
-        quality = [] if self.report is None else [f"worst output: {self.report.min_output_sqnr:.1f} dB"]
+        quality = [] if self.report is None else [f"worst output: {self.report.worst_sqnr:.1f} dB"]
         head = f"{self.kind} model for {self.forecast.target.name} in {self.folder}"
         return "\n".join(
             [head, *(printable(f"legalized: {n}") for n in self.notes), *quality, str(self.check), str(self.forecast)]

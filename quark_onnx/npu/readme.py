@@ -54,7 +54,7 @@ def readme(forecast: Preflight, kind: str, *, report: Report | None, others: Col
         others: what stands in front of the model and behind it: "preprocess", "postprocess".
     """
     target = forecast.target
-    quality = "" if report is None else f" Worst output against the float model: {report.min_output_sqnr:.1f} dB."
+    quality = "" if report is None else f" Worst output against the float model: {report.worst_sqnr:.1f} dB."
     overlay = " Phoenix and Hawk Point need the overlay that release 1.7.1 installs." if target.xclbin else ""
     return _TEXT.format(
         summary=target.summary,

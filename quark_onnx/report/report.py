@@ -50,7 +50,7 @@ class Report:
         return sum(done for done, _ in self.operators.values())
 
     @property
-    def min_output_sqnr(self) -> float:
+    def worst_sqnr(self) -> float:
         """The least signal-to-noise ratio of any float output, in dB; infinite if there is none."""
         return least_sqnr(self.outputs, math.inf)
 
