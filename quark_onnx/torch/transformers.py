@@ -30,7 +30,7 @@ from quark_onnx.torch.checkpoints.meta_model import dtype_of
 from quark_onnx.torch.checkpoints.parameter_sources import Sources, fill, missing_of
 from quark_onnx.torch.checkpoints.safetensors_io import Reader
 from quark_onnx.torch.config.spec import LayerSpec
-from quark_onnx.torch.models.attention import hand_over_again
+from quark_onnx.torch.models.attention import reinstall_attention_hooks
 from quark_onnx.torch.models.experts import UNFUSED, unfuse_experts
 from quark_onnx.torch.models.structure import set_module, within
 
@@ -117,7 +117,7 @@ class QuarkCheckpointQuantizer(HfQuantizer):
             if missing := missing_of(module):
                 raise ModelError(f"the checkpoint has no tensor '{name}.{missing[0]}'")
             waiting.hook_again(module.to(devices[name]))
-        hand_over_again(model)
+        reinstall_attention_hooks(model)
         self._sources, self._waiting = None, {}
         return model.eval()
 

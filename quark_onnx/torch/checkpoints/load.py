@@ -18,7 +18,7 @@ from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.config.torch_config import TorchConfig
 from quark_onnx.torch.formats.affine import Params
 from quark_onnx.torch.formats.quantized_tensor import Quantized
-from quark_onnx.torch.models.attention import hand_over_again
+from quark_onnx.torch.models.attention import reinstall_attention_hooks
 from quark_onnx.torch.models.checkpoint_names import DiskNames
 from quark_onnx.torch.models.fused_groups import experts_of
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer, kind_of, outputs_first
@@ -47,7 +47,7 @@ def load_checkpoint(folder: Path | str, *, dtype: Any = None, trust_code: bool =
     compute_unsaved(model, sources)
     if quantized is not None and layout is not None:
         put_layers(model, quantized, layout, sources, defaultdict(lambda: kept))
-        hand_over_again(model)
+        reinstall_attention_hooks(model)
     fill(model, "", sources, dtype=dtype)
     if hasattr(model, "tie_weights"):
         model.tie_weights()

@@ -101,8 +101,8 @@ def notes_of(model: Any, layers: Layers, config: TorchConfig, kept: Iterable[str
     return notes
 
 
-def hand_over_again(model: Any) -> None:
-    """As ``hand_over``, for the layers of a model that is quantized already."""
+def reinstall_attention_hooks(model: Any) -> None:
+    """As ``install_attention_hooks``, for the layers of a model that is quantized already."""
     install_attention_hooks(model, {name: (layer, layer.spec) for name, layer in _quantized(model).items()})
 
 
@@ -119,7 +119,7 @@ def set_attention(model: Any, implementation: str) -> None:
                 f"which takes {_EAGER!r}; leave it out"
             )
     model.set_attn_implementation(implementation)
-    hand_over_again(model)
+    reinstall_attention_hooks(model)
 
 
 def _quantized(model: Any) -> dict[str, Any]:

@@ -105,6 +105,4 @@ def test_smoothquant_never_makes_the_model_worse(alpha: float | str) -> None:
     """All of the range goes into weights that have one scale for each output: with alpha 1 rows of w drown."""
     plain = quantize(model(30.0), samples(), config())
     found = quantize(model(30.0), samples(), config(SmoothQuant(alpha)))
-    assert (
-        found.report.worst_sqnr >= plain.report.worst_sqnr - 0.5
-    )  # the samples of the report judged it as well
+    assert found.report.worst_sqnr >= plain.report.worst_sqnr - 0.5  # the samples of the report judged it as well
