@@ -60,7 +60,7 @@ def params_for(range_: Range, grid: Grid, axis: int | None = None, *, short: int
 def round_scale(scale: Floats, grid: Grid) -> Floats:
     """Positive scales as the numbers that are stored: the nearest float32, or the float16 that is no smaller.
 
-    >>> stored(np.array([0.1]), Grid(0, 15, half=True))
+    >>> round_scale(np.array([0.1]), Grid(0, 15, half=True))
     array([0.10003662])
     """
     if not grid.half:

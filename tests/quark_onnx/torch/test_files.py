@@ -97,21 +97,22 @@ KILLED = """
 import os, sys, torch
 from pathlib import Path
 from tests.torch_models import tokens
-from quark_onnx.torch import blockjournal, state as kept
+from quark_onnx.torch.checkpoints import atomic_file as kept
+from quark_onnx.torch.pipelines import resume
 from quark_onnx.torch.pipelines.file_to_file import Writing, quantize_checkpoint
 from quark_onnx.torch.config.torch_config import TorchConfig
 from quark_onnx.torch.pipelines.in_memory import quantize_model
 from quark_onnx.torch.config.schemes import scheme
 from quark_onnx.torch.config.spec import LayerSpec
 source, output, state, moment = sys.argv[1:]
-replace, count = blockjournal.put_in_place, [0]
+replace, count = resume.put_in_place, [0]
 def counted(path, write):
     count[0] += 1
     if count[0] == int(moment):
         path.with_suffix(".tmp").write_bytes(b"half")
         os.kill(os.getpid(), 9)
     replace(path, write)
-blockjournal.put_in_place = kept.put_in_place = counted
+resume.put_in_place = kept.put_in_place = counted
 config = TorchConfig(scheme("fp8"), exclude=("lm_head",))
 quantize_checkpoint(source, output, config, tokens(), writing=Writing(resume=Path(state)), progress=False)
 """

@@ -20,7 +20,7 @@ TOLD = ("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")
 #: what half of them had came back once they were gone.
 SCRIPT = """
 import ctypes
-from quark_onnx.torch import memory
+from quark_onnx.torch.runtime import memory
 memory.set_large_apart()
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
