@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
+from threading import RLock
 from typing import Any, Generic, TypeVar
 
 from quark_onnx.errors import ConfigError, nearest
@@ -23,19 +24,21 @@ class Registry(Generic[T]):
     def __init__(self, kind: str, home: str = "") -> None:
         self.kind = kind
         self._home = home
+        self._lock = RLock()
         self._registered: dict[str, T] = {}
         self._elsewhere: dict[str, str] = {}
 
     @property
     def _values(self) -> dict[str, T]:
         """All values; imports ``home`` first."""
-        home, self._home = self._home, ""  # emptied first: the module registers its values here
-        if home:
-            try:
-                import_module(home)
-            except ImportError:
-                self._home = home
-                raise
+        with self._lock:  # other threads wait until all values are registered; the import itself may look up values
+            home, self._home = self._home, ""
+            if home:
+                try:
+                    import_module(home)
+                except ImportError:
+                    self._home = home
+                    raise
         return self._registered
 
     def add(self, name: str, value: T) -> T:

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,16 +69,14 @@ def onnx_hashes() -> Iterator[tuple[str, str]]:
         result = quark_onnx.quantize_static(model, models.samples(model, count=4), config)
         return digest(result.SerializeToString(deterministic=True))
 
-    def with_optimizer(name: str, text: str) -> str:
-        return quantized(name, PRESETS["A8W8"].with_(optimizers=(text,)))
-
     for name in models.MODELS:
         for preset in PRESETS:
-            yield f"onnx/{name}/{preset}", outcome(lambda name=name, preset=preset: quantized(name, PRESETS[preset]))
+            yield f"onnx/{name}/{preset}", outcome(partial(quantized, name, PRESETS[preset]))
     for name in OPTIMIZED:
         for optimizer in OPTIMIZERS:
             text = SETTINGS.get(optimizer, optimizer)
-            yield f"onnx/{name}/A8W8+{text}", outcome(lambda name=name, text=text: with_optimizer(name, text))
+            config = PRESETS["A8W8"].with_(optimizers=(text,))
+            yield f"onnx/{name}/A8W8+{text}", outcome(partial(quantized, name, config))
 
 
 def torch_hashes() -> Iterator[tuple[str, str]]:
@@ -102,14 +101,14 @@ def torch_hashes() -> Iterator[tuple[str, str]]:
             return digest_folder(Path(folder) / "out")
 
     for scheme in SCHEMES:
-        yield f"torch/{scheme}", outcome(lambda scheme=scheme: exported(scheme))
+        yield f"torch/{scheme}", outcome(partial(exported, scheme))
     for name in ALGORITHMS:
         for scheme in SCHEMES_OF_ALGORITHMS:
             key = f"torch/{scheme}+{name}"
-            yield key, outcome(lambda scheme=scheme, name=name: exported(scheme, (name,)))
+            yield key, outcome(partial(exported, scheme, (name,)))
     for layout, scheme in LAYOUTS.items():
         key = f"torch/layout/{layout}"
-        yield key, outcome(lambda layout=layout, scheme=scheme: exported(scheme, layout=layout))
+        yield key, outcome(partial(exported, scheme, layout=layout))
 
 
 PARTS = {"onnx": onnx_hashes, "torch": torch_hashes}

@@ -27,7 +27,7 @@ from quark_onnx.report.measure import OutputError, Total
 
 
 @dataclass
-class TensorError:
+class ObservedPair:
     """A pair of tensors under observation.
 
     Attributes:
@@ -47,7 +47,7 @@ class Measured:
     """What the samples showed."""
 
     samples: int
-    tensors: dict[str, TensorError]
+    tensors: dict[str, ObservedPair]
     outputs: list[OutputError]
 
 
@@ -124,7 +124,7 @@ def measure_tensors(
     return Measured(count, watched, [total.result(name) for name, total in totals.items()])
 
 
-def _watch(reference: Reading, other: Reading, pair: Pair) -> TensorError:
+def _watch(reference: Reading, other: Reading, pair: Pair) -> ObservedPair:
     view = other.view(pair.raw)
     axis = view.grid.axis if view.grid is not None and view.grid.granularity == "channel" else None
     if axis is None:
@@ -133,7 +133,7 @@ def _watch(reference: Reading, other: Reading, pair: Pair) -> TensorError:
         rank = len(shape) if shape is not None else 0
         sequence = rank == 3 and (producer is None or "Conv" not in producer.op_type)
         axis = None if rank < 2 else rank - 1 if sequence else 1
-    return TensorError(pair, view, TensorStatistic(view.grid, axis))
+    return ObservedPair(pair, view, TensorStatistic(view.grid, axis))
 
 
 def replaced(model: ModelProto, inputs: Mapping[str, str]) -> ModelProto:
@@ -152,21 +152,21 @@ def replaced(model: ModelProto, inputs: Mapping[str, str]) -> ModelProto:
     return result
 
 
-def _replaceable(watch: TensorError, reading: Reading) -> bool:
+def _replaceable(watch: ObservedPair, reading: Reading) -> bool:
     """Whether a tensor can be replaced: it is float, and no subgraph reads it behind our back."""
     raw = watch.view.raw
     floating = reading.graph.elem_type(raw) == TensorProto.FLOAT and watch.view.scale is None
     return floating and not reading.graph.captured(raw)
 
 
-def _fed(watch: TensorError, expected: Mapping[str, Any], found: Mapping[str, Any]) -> Any:
+def _fed(watch: ObservedPair, expected: Mapping[str, Any], found: Mapping[str, Any]) -> Any:
     """What replaces a tensor: the float values, unless the quantized model has them on other scales or shapes."""
     value, own = expected[watch.pair.tensor], found[watch.view.raw]
     alike = getattr(value, "shape", None) == getattr(own, "shape", None) and value.dtype == np.float32
     return value if alike and not watch.reason and not watch.statistic.rescaled else own
 
 
-def _observe(watch: TensorError, reading: Reading, expected: Any, found: Mapping[str, Any]) -> str:
+def _observe(watch: ObservedPair, reading: Reading, expected: Any, found: Mapping[str, Any]) -> str:
     """Take in one sample; why that is impossible, or an empty text."""
     seen = found[watch.view.value]
     if not isinstance(expected, np.ndarray) or not isinstance(seen, np.ndarray):
@@ -183,13 +183,13 @@ def _observe(watch: TensorError, reading: Reading, expected: Any, found: Mapping
     return ""
 
 
-def _observe_alone(watch: TensorError, expected: NDArray[Any], alone: Mapping[str, Any]) -> None:
+def _observe_alone(watch: ObservedPair, expected: NDArray[Any], alone: Mapping[str, Any]) -> None:
     """Take in a sample on which all that a tensor is computed of was float."""
     rounded = alone.get(watch.view.value)
     watch.statistic.observe_alone(expected, _computed(watch, expected, alone), rounded)
 
 
-def _computed(watch: TensorError, expected: NDArray[Any], found: Mapping[str, Any]) -> NDArray[Any] | None:
+def _computed(watch: ObservedPair, expected: NDArray[Any], found: Mapping[str, Any]) -> NDArray[Any] | None:
     """What the grid was applied to, if that is the result of the same operator."""
     fused = watch.pair.fused
     if watch.view.scale is not None or watch.view.raw not in found or fused not in ("", "Relu", "Clip", *FOLDED):

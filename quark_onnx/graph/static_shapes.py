@@ -1,4 +1,4 @@
-"""A static interface: sizes in the place of dimensions that are known only at run time, and no constants to be fed."""
+"""Give a graph static input shapes, and remove inputs that have default values."""
 
 from __future__ import annotations
 

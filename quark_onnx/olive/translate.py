@@ -171,7 +171,7 @@ def _common(parameters: Parameters, model: str | Path) -> dict[str, Any]:
     excluded = list(parameters.get("nodes_to_exclude") or ())
     types = parameters.get("op_types_to_exclude") or ()
     if types and not parameters.get("op_types_to_quantize"):
-        excluded += [node.name for node in _nodes(model) if node.op_type in types]
+        excluded += _named(types, model)
     return {
         "model_input": str(model),
         "op_types_to_quantize": parameters.get("op_types_to_quantize"),
@@ -179,6 +179,18 @@ def _common(parameters: Parameters, model: str | Path) -> dict[str, Any]:
         "nodes_to_exclude": excluded,
         "per_channel": bool(parameters.get("per_channel")),
     }
+
+
+def _named(types: Sequence[str], model: str | Path) -> list[str]:
+    """Return the names of the nodes of some operator types; warn of nodes that cannot be excluded by name."""
+    names = [node.name for node in _nodes(model) if node.op_type in types]
+    unnamed = names.count("")
+    if unnamed:
+        logger.warning(
+            "op_types_to_exclude: %d nodes of these types have no name and are quantized; name them first",
+            unnamed,
+        )
+    return [name for name in names if name]
 
 
 def _nodes(model: str | Path) -> Sequence[Any]:

@@ -281,8 +281,11 @@ def mixed_tensors(draft: Draft, tensors: Any) -> None:
 
 
 def quantize_bias(draft: Draft, wanted: Any) -> None:
-    """Leave biases float, or keep the format that they have."""
-    draft.bias = bool(wanted) and (draft.bias or True)
+    """Leave biases float, or quantize them in the format that is set."""
+    if not wanted:
+        draft.bias = False
+    elif not draft.bias:
+        draft.bias = True
 
 
 def int16_bias(draft: Draft, wanted: Any) -> None:

@@ -1,4 +1,4 @@
-"""The values of attention heads: from the layer that projects them to the one that reads their weighted sums.
+"""Attention values: the path of a head from the layer that projects its values to the layer that reads their sum.
 
 Weighing mixes tokens, not the channels of a head, so a rotation of these passes through.
 """

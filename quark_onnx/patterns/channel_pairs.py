@@ -1,4 +1,4 @@
-"""Pairs of layers between which channels may be divided by positive factors and multiplied back.
+"""Pairs of layers between which channels can be scaled: divided after the first and multiplied in the second.
 
 Where what a layer computes reaches the next ones through operators that commute with a positive factor, a channel may
 be divided by any factor in the first and multiplied by it in the others; the model computes the same.

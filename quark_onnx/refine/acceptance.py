@@ -1,4 +1,4 @@
-"""worth: whether the codes that optimizers chose layer by layer bring the outputs nearer to those of the float model.
+"""Accept layer-wise optimization only if it lowers the model's output error on held-out samples.
 
 Each layer computes what it should more closely than with the nearest codes; where errors of layers had made up for each
 other, or few samples stand for many, the model as a whole may not.

@@ -1,4 +1,4 @@
-"""benefit: whether a rewrite of the float graph brings the quantized model nearer to the float one.
+"""Estimate whether a rewrite of the float graph lowers the quantized model's output error.
 
 An optimizer of the float graph keeps what the model computes, which says nothing of what rounding makes of it: factors
 that serve one layer may cost another more. So both graphs are quantized as the configuration says, as far as that is

@@ -1,4 +1,4 @@
-"""rows: what a layer learns from, put together from the rows of several samples."""
+"""Collect the rows that a layer's optimization reads, from several samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""problems: the layers whose codes an optimizer may choose, and what each of them reads and should compute."""
+"""Layers whose codes an optimizer may choose, each with its inputs and its target outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""walk: run a graph over all samples piece by piece, as far as one asks, so that what is behind may still change.
+"""Run a graph over all samples segment by segment, so that later segments may still change.
 
 Between two pieces only the tensors are kept that what comes later reads, in memory up to a limit and in files beyond.
 All pieces together cost one inference of the graph. Every session has one thread, and the samples run side by side:

@@ -1,4 +1,4 @@
-"""optimize: the optimizers of the float graph, each verified by running the model, and kept only where it helps."""
+"""Run the optimizers of the float graph; verify each by running the model, and keep it only if it helps."""
 
 from __future__ import annotations
 

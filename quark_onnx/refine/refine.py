@@ -1,4 +1,4 @@
-"""refine: let optimizers choose the codes and biases of the layers, one layer after the other.
+"""Let optimizers choose the codes and biases of the layers, one layer at a time.
 
 A layer is shown what it reads in the model whose layers before it are quantized and optimized already, and what it
 should compute by the float model. Both models are run once in all, piece by piece.

@@ -1,4 +1,4 @@
-"""journal: what was found for a layer, kept by what it was found from, so that an interrupted run goes on."""
+"""Store the solution of each layer under a hash of its problem, so that an interrupted run can be resumed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kept: what of a tensor a walk keeps between two pieces: its codes, where it is nothing but those and a scale."""
+"""Stored activations: integer codes and a scale where these determine the tensor, the tensor itself otherwise."""
 
 from __future__ import annotations
 

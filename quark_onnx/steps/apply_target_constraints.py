@@ -1,4 +1,4 @@
-"""settle: power-of-two scales that the integer engine of the target can compute with.
+"""Move power-of-two scales until the integer engine of the target can compute with all of them.
 
 Only scales move, here and in front of everything that chooses codes: the codes of weights follow from the float values
 under the scale that came out of it.

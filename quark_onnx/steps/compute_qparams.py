@@ -1,4 +1,4 @@
-"""solve: from ranges to scales and zero points, with the int32 range of the biases minded."""
+"""Compute scales and zero points from ranges, within the int32 range of the biases."""
 
 from __future__ import annotations
 

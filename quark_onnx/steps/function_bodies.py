@@ -1,4 +1,4 @@
-"""Bodies of standard operators for a vendor's, so that onnxruntime runs models with them, whoever wrote those."""
+"""Define a vendor's operators as functions of standard operators, so that onnxruntime runs any model with them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""apart: where a Q/DQ pair must not touch an operator, as onnxruntime 1.31 makes of both what is wrong or not there.
+"""Fusion barriers: operators that must not touch a Q/DQ pair, because onnxruntime 1.31 fuses both incorrectly.
 
 Between Q/DQ pairs it makes operators integer ones, drops a Relu, and moves rearrangements about, also for types of
 codes and shapes that these do not work for. What each function here knows was found by running it.

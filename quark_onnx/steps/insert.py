@@ -197,7 +197,7 @@ class _Writer:
         return self._apart(plain, use, scale, result) if apart else result
 
     def _apart(self, source: str, use: Use, scale: _Scale, result: str) -> str:
-        """A node that does nothing, as no value is above what the greatest code stands for; see ``steps.apart``."""
+        """Write a Min that changes no value and prevents a fusion; see ``steps.fusion_barriers``."""
         reached = calibrators.covered(scale.params, scale.dtype.grid(symmetric=False))
         with np.errstate(over="ignore"):
             end = np.float32(max(np.abs(reached.lo).max(), np.abs(reached.hi).max()))

@@ -1,4 +1,4 @@
-"""insides: write the plans of the bodies of If, Loop and Scan into a quantized graph."""
+"""Insert the planned Q/DQ pairs into the bodies of If, Loop and Scan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""guard: leave float what one shared scale is known to ruin.
+"""Keep operators in float that one shared scale is known to degrade.
 
 A detector joins box coordinates (hundreds) with scores (below one) into one output; with one scale for both, the scores
 become zero. Nothing downstream can mend that, so the decoding part that such a join belongs to stays float.

@@ -1,4 +1,4 @@
-"""mixed: which nodes get more bits, or fewer, found by measuring what each of them does to the outputs."""
+"""Raise or lower the bits of nodes, ranked by the output error that each node causes alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""tolerate: which non-finite values each input may hold without harm to anything that is measured."""
+"""Find the non-finite values that each input may hold without reaching a measured tensor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""read: the calibration data as a stream of samples that fit the model."""
+"""Open the calibration data as a stream of samples that fit the inputs of the model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""probe: one sample made up, where there is no data, to check by running that nothing was broken."""
+"""Draw one random sample for models without data, to verify rewrites by running the model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""search: settle scales by the errors that they cause in the layers behind them, and check them at the outputs.
+"""Search the scales by the error that they cause in later layers, and check the result at the outputs.
 
 A power-of-two scale moves by octaves, so the one with the least error on the tensor itself is often not the one that
 serves the model: clipping the few large values of a layer and halving the step of all others look alike to a squared

@@ -1,4 +1,4 @@
-"""trial: how far the outputs of a model are from those of the float model, for one choice of scales after another."""
+"""Measure the output error against the float model for one choice of scales after another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""inside: the bodies of If, Loop and Scan, each with a plan of its own."""
+"""Plans for the bodies of If, Loop and Scan, one for each body."""
 
 from __future__ import annotations
 

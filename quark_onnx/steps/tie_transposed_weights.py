@@ -1,4 +1,4 @@
-"""share: a table that is the weight of another layer, turned round, is stored once.
+"""Tie transposed weights: store a table once that is another layer's weight, transposed.
 
 Folding turns such a weight into a constant of its own, so that it gets the scales that suit it. Where they are those of
 the table, or both stay float, its values are the table's; a Transpose brings them into the form that is read, which

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from time import sleep
+
 import pytest
 
 from quark_onnx.errors import ConfigError
@@ -35,3 +38,25 @@ def test_an_unknown_name() -> None:
     for registry, word, near in ((DTYPES, "int9", "int8"), (PRESETS, "A8W9", "A8W8"), (RULES, "Convv", "Conv")):
         with pytest.raises(ConfigError, match=f"unknown {registry.kind} '{word}'; did you mean '{near}'"):
             registry[word]
+
+
+def test_the_home_module_is_imported_once_and_other_threads_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry: Registry[int] = Registry("number", "numbers_of_a_plugin")
+    imported: list[str] = []
+
+    def slow_import(name: str) -> None:
+        imported.append(name)
+        sleep(0.05)
+        registry.add("one", 1)
+
+    monkeypatch.setattr("quark_onnx.registry.import_module", slow_import)
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(registry.__getitem__, ["one"] * 4)) == [1] * 4
+    assert imported == ["numbers_of_a_plugin"]
+
+
+def test_a_home_that_cannot_be_imported_is_tried_again() -> None:
+    registry: Registry[int] = Registry("number", "no_such_module")
+    for _ in range(2):
+        with pytest.raises(ModuleNotFoundError, match="no_such_module"):
+            registry["one"]

@@ -1,4 +1,4 @@
-"""Walk: the blocks of a model, one after the other, over all the data; what a block computes is what the next reads.
+"""BlockStream: run the blocks of a model in order over all calibration data; each reads the output of the last.
 
 Only hidden states are kept, in the type of the model; logits are never computed. What blocks read beside them (masks,
 rotary embeddings) is recorded while every block is skipped.

@@ -1,4 +1,4 @@
-"""HiddenStates: what blocks hand on, for all samples; in memory, or in files that are mapped when they are read."""
+"""HiddenStates: the outputs of a block for all samples, in memory or in memory-mapped files."""
 
 from __future__ import annotations
 

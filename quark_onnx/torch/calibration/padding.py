@@ -1,4 +1,4 @@
-"""Padding: tokens that a mask hides are taken out of calibration data; nothing may learn from them."""
+"""Remove padding tokens from calibration data, so that no statistic includes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""State: what a long piece of work has reached, in a file, so that it goes on from there when it is begun again."""
+"""Store the state of a long computation in a file atomically, so that it can be resumed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Converted: parameters that transformers splits or joins from differently named tensors of a checkpoint."""
+"""Parameters that transformers splits or joins from differently named tensors of a checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FloatCheckpoint: a folder of a float language model, opened once for all that asks about it."""
+"""FloatCheckpoint: the folder of a float language model, opened once."""
 
 from __future__ import annotations
 

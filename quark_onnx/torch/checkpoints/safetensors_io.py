@@ -1,4 +1,4 @@
-"""Checkpoints: folders of safetensors, read and written tensor by tensor."""
+"""Read and write folders of safetensors, tensor by tensor."""
 
 from __future__ import annotations
 

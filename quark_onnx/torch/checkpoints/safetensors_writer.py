@@ -1,4 +1,4 @@
-"""TensorFile: a safetensors file that is written tensor by tensor, none of which is held.
+"""TensorFile: a safetensors file that is written tensor by tensor, without holding any of them.
 
 The library that defines the format writes a file from all of its tensors at once. A header with every tensor's place
 comes first, so the values are gathered in a file of their own, which is copied behind it. Values are aligned: tensors

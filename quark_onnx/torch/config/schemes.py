@@ -1,4 +1,4 @@
-"""Schemes: what the layers of a language model become, by the names that AMD Quark gives them."""
+"""Schemes: the number formats of a layer's tensors, under the names of AMD Quark."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 DEFAULT_TYPES = ("Linear", "Conv1D", "Conv2d", "ConvTranspose2d")
 #: All types of layers that can be quantized.
 TYPES = (*DEFAULT_TYPES, "Embedding", "EmbeddingBag")
-#: Operators between layers that can be quantized in exported graphs (``graph_mode``), by their names in ATen.
+#: Operators between layers that can be quantized in exported graphs (``pipelines.graph``), by their names in ATen.
 OPERATORS = (
     *("add", "sub", "mul", "cat", "avg_pool2d", "adaptive_avg_pool2d", "max_pool2d"),
     *("relu", "relu6", "hardtanh"),

@@ -1,4 +1,4 @@
-"""DiskNames: how checkpoints call the tensors of a model of transformers, which has other names for some in memory.
+"""DiskNames: the names of tensors in checkpoints where transformers has other names in memory.
 
 They are those that its ``save_pretrained`` writes, and that vLLM looks for: Mixtral's router is
 ``block_sparse_moe.gate`` in files, ``mlp.gate`` in memory.

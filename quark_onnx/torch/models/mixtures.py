@@ -1,4 +1,4 @@
-"""Mixtures of experts, found by their structure: stacks of experts, and the routers that choose among them."""
+"""Mixtures of experts: stacks of experts and their routers, found by structure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rotations in torch: of tensors along an axis, and of what a layer reads as the model runs."""
+"""Rotations in torch: of tensors along an axis, and of activations at run time."""
 
 from __future__ import annotations
 

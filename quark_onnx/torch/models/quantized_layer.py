@@ -1,4 +1,4 @@
-"""Quantized layers: modules that hold codes and compute with what they stand for."""
+"""Quantized layers: modules that store integer codes and compute with the dequantized values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks: the layers of one become quantized layers, by what data and algorithms tell."""
+"""Quantize one block: calibrate its layers, run the algorithms, and put quantized layers in place."""
 
 from __future__ import annotations
 

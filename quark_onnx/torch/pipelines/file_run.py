@@ -1,4 +1,4 @@
-"""FileRun: the tensors of a quantized checkpoint, made of those of a float one, block by block."""
+"""FileRun: compute the tensors of a quantized checkpoint from those of a float one, block by block."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""quantize_checkpoint: from a folder of weights to a folder of codes, one block of the model in memory at a time."""
+"""quantize_checkpoint: quantize a folder of weights into another, one block of the model in memory at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""quantize_model: put quantized layers in the place of float ones, block by block."""
+"""quantize_model: replace float layers by quantized ones in memory, block by block."""
 
 from __future__ import annotations
 

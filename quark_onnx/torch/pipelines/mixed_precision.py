@@ -1,4 +1,4 @@
-"""Mixed precision: which layers of a language model get which scheme, within a budget of bits for each weight.
+"""Mixed precision: assign schemes to the layers of a language model within a budget of bits per weight.
 
 Each group of layers is quantized alone, by each scheme, and the divergence of what the model then predicts from what
 the float model predicts is measured. Divergences of groups are taken to add up; the choice begins with the fewest bits,

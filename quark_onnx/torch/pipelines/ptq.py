@@ -1,4 +1,4 @@
-"""ptq: from a float model to a checkpoint of codes and its perplexity, in one call."""
+"""ptq: quantize a float model into a checkpoint and compute its perplexity, in one call."""
 
 from __future__ import annotations
 

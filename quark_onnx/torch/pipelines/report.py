@@ -1,4 +1,4 @@
-"""TorchReport: what became of a PyTorch model."""
+"""TorchReport: the result of a quantization, layer by layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""BlockJournal: the blocks of a model that are done, on disk, so that an interrupted run goes on where it was."""
+"""BlockJournal: finished blocks of a model on disk, so that an interrupted run can be resumed."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from quark_onnx.torch.quantization.config.template import LLMTemplate
 _CHECKPOINTS = ("quark_format", "quark_safetensors", "vllm_adopted_safetensors")
 #: What Ryzen AI's pages write for no layers.
 _NOTHING = "[]"
+#: The one format of keys, values, queries and probabilities that checkpoints support.
 _FORMAT = "fp8"
 
 
@@ -171,18 +172,12 @@ def _files(args: Namespace) -> Iterator[tuple[str, AlgoConfig]]:
 def _with_exponents(config: TorchConfig, rule: str) -> TorchConfig:
     """Return a configuration whose shared exponents follow another rule."""
 
-    def changed(spec: LayerSpec) -> LayerSpec:
-        return replace(spec, weight=_with_rule(spec.weight, rule), input=_with_rule(spec.input, rule))
+    def of_tensor(spec: TensorSpec | None) -> TensorSpec | None:
+        return None if spec is None else spec.with_(exponent=rule)
 
-    return _mapped(config, changed)
+    def of_layer(spec: LayerSpec) -> LayerSpec:
+        return replace(spec, weight=of_tensor(spec.weight), input=of_tensor(spec.input))
 
-
-def _with_rule(spec: TensorSpec | None, rule: str) -> TensorSpec | None:
-    return None if spec is None else spec.with_(exponent=rule)
-
-
-def _mapped(config: TorchConfig, change: Callable[[LayerSpec], LayerSpec]) -> TorchConfig:
-    """Return a configuration with all specs of layers changed."""
-    layers = tuple((glob, change(spec)) for glob, spec in config.layers)
-    types = tuple((name, change(spec)) for name, spec in config.types)
-    return config.with_(default=change(config.default), layers=layers, types=types)
+    layers = tuple((glob, of_layer(spec)) for glob, spec in config.layers)
+    types = tuple((name, of_layer(spec)) for name, spec in config.types)
+    return config.with_(default=of_layer(config.default), layers=layers, types=types)

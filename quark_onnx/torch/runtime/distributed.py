@@ -1,4 +1,4 @@
-"""Ranks: several processes of torch.distributed share the calibration data; what they learn is summed up.
+"""Share calibration data among the processes of torch.distributed, and sum their statistics.
 
 Each process runs the model on its part of the samples. Sums of products, ranges and histograms are those of all samples
 then, so that each process chooses the same codes. Without torch.distributed, all of this does nothing.

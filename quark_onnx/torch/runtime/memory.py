@@ -1,4 +1,4 @@
-"""Memory of this process: how much it has, and giving free memory back: glibc keeps what lies between small objects.
+"""Memory of this process: its size, and returning free memory to the system, as glibc keeps fragments.
 
 It takes large arrays from the system, and gives them back at once, until the first one is freed: from then on it keeps
 all that are not larger (up to 32 MB, as weights of a layer are) among small objects, where what is free is of no use

@@ -1,4 +1,4 @@
-"""mend: a copy of a checkpoint with what can be mended without its weights; the checkpoint itself stays as it is."""
+"""Repair the headers and configuration of a checkpoint in a copy, without changing its weights."""
 
 from __future__ import annotations
 

@@ -141,6 +141,17 @@ def test_types_to_quantize_win_over_types_to_exclude(model: Path) -> None:
     assert arguments["nodes_to_exclude"] == []
 
 
+def test_nodes_without_names_are_reported(model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    graph = onnx.load(model)
+    for node in graph.graph.node:
+        if node.op_type == "Gemm":
+            node.name = ""
+    onnx.save(graph, model)
+    arguments = static_arguments(STATIC | {"op_types_to_exclude": ["Gemm"]}, model, iter(()))
+    assert arguments["nodes_to_exclude"] == []
+    assert "1 nodes of these types have no name and are quantized" in caplog.text
+
+
 def test_a_parameter_wins_over_the_extra_option(model: Path, caplog: pytest.LogCaptureFixture) -> None:
     parameters = STATIC | {"extra_options": {"MinimumRealRange": 1.0}, "min_real_range": 2.0}
     assert static_arguments(parameters, model, iter(()))["extra_options"]["MinimumRealRange"] == 2.0

@@ -1,4 +1,4 @@
-"""Clip: narrower ranges for weights, where the few that are clipped cost less than coarse steps for all others.
+"""Clip: narrow the ranges of weights where the clipping error is less than the rounding error it saves.
 
 The second half of AWQ (Lin et al. 2023, "Activation-aware Weight Quantization").
 """

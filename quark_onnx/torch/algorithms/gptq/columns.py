@@ -1,4 +1,4 @@
-"""Turns: the columns of a weight are rounded one after the other, and what one did changes those behind it.
+"""Round the columns of a weight in order, with error feedback to the columns that follow.
 
 All that is done for a column alone is done by few operations on tensors that are there already, in one thread: a column
 takes its time for each of them, however short it is.

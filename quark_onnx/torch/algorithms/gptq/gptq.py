@@ -1,4 +1,4 @@
-"""GPTQ and what came after it: codes chosen by what layers compute, and not by how near they are to the weights.
+"""GPTQ, GPTAQ and Qronos: choose codes by the output error of a layer instead of the distance to its weights.
 
 - GPTQ: Frantar et al. 2023, "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers".
 - GPTAQ: Li et al. 2025, "GPTAQ: Efficient Finetuning-Free Quantization for Asymmetric Calibration": what the layers

@@ -1,4 +1,4 @@
-"""Grams: sums of products of what layers read, over all samples, for the layers of one stage of a block."""
+"""Accumulate the Hessians X X^T of the linear layers that run in one stage of a decoder block."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TensorLevels: what the codes of a weight may be once its scales are known, element by element."""
+"""TensorLevels: the representable values of each element of a weight for given scales."""
 
 from __future__ import annotations
 

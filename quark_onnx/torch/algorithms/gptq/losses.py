@@ -1,4 +1,4 @@
-"""Losses: what codes of a weight cost, in what the layer computes."""
+"""Output error of a layer for given codes of its weight."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranges of weights, chosen by the error that rounding to the nearest causes."""
+"""Search the ranges of weights by the error of rounding to nearest."""
 
 from __future__ import annotations
 

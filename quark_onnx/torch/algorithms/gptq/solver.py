@@ -1,4 +1,4 @@
-"""GPTQ's sweep on torch tensors: column by column, what rounding did is made good by the columns still to be rounded.
+"""GPTQ's column sweep in torch: later columns compensate the rounding error of earlier ones.
 
 The counterpart of :mod:`quark_onnx.kernels.gptq` where the weights are, on a CPU or a GPU. Follows Frantar et al. 2023,
 "GPTQ", and for what happens behind the sweep Behdin et al. 2023, "QuantEase": one column after the other takes the

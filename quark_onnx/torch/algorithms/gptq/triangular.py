@@ -1,4 +1,4 @@
-"""Triangles: symmetric matrices of which one half is computed, and factors of them; in place, panel by panel."""
+"""Symmetric matrices stored as one triangle, and their factors; in place, panel by panel."""
 
 from __future__ import annotations
 

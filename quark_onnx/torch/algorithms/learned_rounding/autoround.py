@@ -1,4 +1,4 @@
-"""SignedRounding: roundings and ranges of the weights of a block, trained together on what the block computes.
+"""SignedRounding: train the rounding and the ranges of the weights of a block on its output error.
 
 Cheng et al. 2023, "Optimize Weight Rounding via Signed Gradient Descent for the Quantization of LLMs" (AutoRound).
 """

@@ -1,4 +1,4 @@
-"""Distillation: the roundings and ranges of all weights of a model, trained together on what the float model foresees.
+"""Distillation: train the rounding and the ranges of all weights on the predictions of the float model.
 
 Liu et al. 2023, "LLM-QAT: Data-Free Quantization Aware Training for Large Language Models": the float model is the
 teacher, and writes the text that is learned from. What is trained is that of ``SignedRounding``.

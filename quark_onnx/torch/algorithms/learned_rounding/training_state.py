@@ -1,4 +1,4 @@
-"""Descent: leaves of trainable weights on their way down, and the best place that was seen.
+"""Gradient descent on trainable weights, with the best state seen so far.
 
 Roundings swing about the middle between two codes, and the mean of the last steps tells on which side they are (Nagel
 et al. 2022, "Overcoming Oscillations in Quantization-Aware Training"): running means are looked at, too.

@@ -1,4 +1,4 @@
-"""ActivationStats: what layers read, boiled down to what the choice of scales depends on."""
+"""ActivationStats: the statistics of activations from which scales are chosen."""
 
 from __future__ import annotations
 

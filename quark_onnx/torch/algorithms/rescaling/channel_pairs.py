@@ -1,4 +1,4 @@
-"""Pairs: where channels may be rescaled between what computes them and what reads them, found in any decoder block.
+"""Pairs of modules in a decoder block between which channels can be rescaled.
 
 Nothing is known by its name. What could be a pair by its shape is probed: channels that one part computes are divided
 by random factors, what others read is multiplied by them, and the block must compute what it computed before.

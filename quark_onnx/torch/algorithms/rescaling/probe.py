@@ -1,4 +1,4 @@
-"""Probes of a block: runs on a short call, with channels of what its parts compute and read multiplied by factors."""
+"""Probe a block with a short call, with some channels of inputs or outputs multiplied by factors."""
 
 from __future__ import annotations
 

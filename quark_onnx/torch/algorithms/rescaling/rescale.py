@@ -1,4 +1,4 @@
-"""Rescaling: the pairs of a block get scales, however these are chosen; what the block computes stays."""
+"""Rescale the channel pairs of a block by chosen scales; the function of the block is unchanged."""
 
 from __future__ import annotations
 

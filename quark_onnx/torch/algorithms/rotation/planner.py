@@ -1,4 +1,4 @@
-"""Rotator: what rotations make of each part of a language model, found by probing and checked by running it.
+"""Plan the rotation of each weight of a language model by probing, and verify the plan by running the model.
 
 Root mean squares do not change under a rotation. Means do, so that where a layer normalization subtracts one, a
 rotation is taken that keeps the vector of ones.

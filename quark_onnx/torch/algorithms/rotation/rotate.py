@@ -1,4 +1,4 @@
-"""rotate: a language model becomes one that computes the same and is easier to round; in memory, or as it is read."""
+"""Rotate a language model without changing its function, in memory or while it is read from files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rotation: which rotations a language model gets, after QuaRot (Ashkboos et al. 2024) and SpinQuant (Liu et al. 2024).
+"""Settings of the rotations of a language model, after QuaRot (Ashkboos 2024) and SpinQuant (Liu 2024).
 
 A rotation spreads an outlier over all channels, and its inverse in the next weight takes it back. That of the residual
 stream (R1 of SpinQuant) and that of the values of attention heads (R2) are folded into weights. In front of what else

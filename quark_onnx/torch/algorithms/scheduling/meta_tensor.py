@@ -1,4 +1,4 @@
-"""Blanks: tensors whose numbers nobody needs. What is computed of one is one, too, and takes no time."""
+"""Skip computations whose results are unused, by propagating meta tensors through the block."""
 
 from __future__ import annotations
 

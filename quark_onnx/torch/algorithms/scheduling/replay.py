@@ -1,4 +1,4 @@
-"""Replay: a block is run for one stage after the other, and layers that have been run hand out what they computed.
+"""Run a block stage by stage, with the outputs of layers that have run before taken from memory.
 
 A run that stops at a stage leaves what its layers read. The next one computes of it what these layers make of it with
 their codes; all layers before are not run again: what is still read of them is kept, and where nothing is, they hand

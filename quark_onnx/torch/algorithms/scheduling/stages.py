@@ -1,4 +1,4 @@
-"""Stages: which layers of a block may be quantized side by side, because none reads what another computes."""
+"""Stages: sets of layers of a block that can be quantized together, as none reads the output of another."""
 
 from __future__ import annotations
 

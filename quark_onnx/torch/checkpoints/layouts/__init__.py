@@ -1,4 +1,4 @@
-"""The layouts of checkpoints: all there are, in one table, one file for each."""
+"""The table of checkpoint layouts, one file for each."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Weights that are stored as floats after rounding, with their scales: AMD Quark's ``fake_quantized``.
 
-Names are those of ``checkpoint_layout``. Nothing is packed or transposed: the weight has the type of the model, scales
-have the shape (outputs, groups), and zero points are int32. Shared exponents are stored as powers of two, and the block
-scales of NVFP4 as floats, multiplied by the scale of the tensor.
+Names are those of ``checkpoints.quark_tensors``. Nothing is packed or transposed: the weight has the type of the model,
+scales have the shape (outputs, groups), and zero points are int32. Shared exponents are stored as powers of two, and
+the block scales of NVFP4 as floats, multiplied by the scale of the tensor.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Activations: what rounds them in a torch model, as nodes of an ONNX graph that compute the same."""
+"""Write the rounding of activations in a torch model as nodes of an ONNX graph."""
 
 from __future__ import annotations
 
@@ -102,8 +102,8 @@ class Roundings:
         ]
         codes, plain = graph.fresh(f"{stem}_quantized"), result
         if is_small(dtype):
-            # onnxruntime makes wrong operators of such pairs and their neighbours (``steps.apart``); Min, which does
-            # nothing, as what is greater is saturated anyway, keeps them apart
+            # onnxruntime fuses such pairs with their neighbours incorrectly (``steps.fusion_barriers``); a Min that
+            # changes nothing, as greater values saturate anyway, prevents the fusion
             ends = np.abs(np.array([dtype.qmin, dtype.qmax], np.float32) - zero) * scale
             greatest = graph.add_constant(f"{stem}_greatest", ends.max())
             held, plain = graph.fresh(f"{stem}_float"), graph.fresh(f"{stem}_plain")

@@ -1,4 +1,4 @@
-"""export_onnx: a quantized PyTorch model as an ONNX model that onnxruntime runs with the same codes."""
+"""export_onnx: write a quantized PyTorch model as an ONNX model with the same codes."""
 
 from __future__ import annotations
 

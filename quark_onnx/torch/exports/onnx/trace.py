@@ -1,4 +1,4 @@
-"""Trace: the graph of a model by torch's exporter, its inputs and outputs by name, its axes dynamic where asked."""
+"""Trace a model with torch's exporter, with named inputs and outputs and dynamic axes."""
 
 from __future__ import annotations
 

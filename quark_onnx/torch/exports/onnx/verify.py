@@ -1,4 +1,4 @@
-"""Verify: onnxruntime computes what torch computes, but for the noise of rounding."""
+"""Verify that onnxruntime computes the outputs of torch up to rounding noise."""
 
 from __future__ import annotations
 

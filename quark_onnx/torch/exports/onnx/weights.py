@@ -1,4 +1,4 @@
-"""Weights: codes and scales of layers in an ONNX graph, as they are; nothing is quantized again."""
+"""Write the codes and scales of layers into an ONNX graph, without quantizing again."""
 
 from __future__ import annotations
 

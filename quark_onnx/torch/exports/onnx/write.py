@@ -1,4 +1,4 @@
-"""Write: operators of ONNX in the place of the nodes that stand for quantized layers."""
+"""Replace the placeholder nodes of quantized layers by ONNX operators."""
 
 from __future__ import annotations
 

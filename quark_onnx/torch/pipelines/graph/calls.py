@@ -1,4 +1,4 @@
-"""Calls of an exported graph: which layer or operator each is, under which name, and what it is called with."""
+"""Calls in an exported graph: the layer or operator of each, its name and its arguments."""
 
 from __future__ import annotations
 

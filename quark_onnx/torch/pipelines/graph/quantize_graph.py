@@ -1,4 +1,4 @@
-"""quantize_graph: quantize a model that torch.export has traced, operators between its layers among what is rounded."""
+"""quantize_graph: quantize a model traced by torch.export, including operators between its layers."""
 
 from __future__ import annotations
 

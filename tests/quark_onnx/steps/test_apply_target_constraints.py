@@ -1,4 +1,4 @@
-"""settle: scales move until the target can compute with them, weights are rounded under the scale that came out."""
+"""Target constraints: scales move until the target can compute with them; weights are rounded again afterwards."""
 
 from __future__ import annotations
 

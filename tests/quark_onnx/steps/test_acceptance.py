@@ -1,4 +1,4 @@
-"""worth: codes that optimizers choose are kept where they bring the outputs nearer, and all is as it was otherwise."""
+"""Acceptance: codes of optimizers are kept where they lower the output error, and rolled back otherwise."""
 
 from __future__ import annotations
 

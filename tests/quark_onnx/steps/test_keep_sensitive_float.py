@@ -1,4 +1,4 @@
-"""guard: what one shared scale would ruin stays float, and what a layer reads is quantized all the same."""
+"""Operators that one shared scale would degrade stay float; the inputs of layers are quantized all the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blanks: all that is computed of one is one, with the shape that it would have, and no other tensor changes by it."""
+"""Meta tensors: results computed from one are meta tensors of the right shape, and no other tensor changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kept: codes stand for what onnxruntime computes from them, and where there are none the tensor is kept."""
+"""Stored activations: codes where these determine the tensor, the tensor itself otherwise."""
 
 from __future__ import annotations
 
